@@ -1,0 +1,158 @@
+"""How many instructions a second the simulator gets through: `python benchmarks/simulator.py`.
+
+A 1F1B pipeline with sends, receives and gradient messages, as lowering makes them, is simulated whole
+(times, memory and critical path) by the compiled kernels and by their plain-Python twin, with and
+without overlap slow-down. Compiling (or loading from the cache) is timed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import sys
+import time
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import Mesh, Strategy
+from shardwright.planner.schedule import global_order, pipeline_order
+from shardwright.planner.simulate import simulate
+
+BAR_TASKS_PER_SECOND = 1e6
+
+
+def pipeline_program(
+    num_stages: int, num_microbatches: int, num_pieces: int
+) -> tuple[Program, NDArray[np.float64]]:
+    """Return a pipeline whose stages compute in pieces, each backward piece sending its gradient."""
+    names: dict[str, int] = {}
+    rows: list[tuple[int, int, int, int, tuple[int, ...], float, int, int]] = []
+
+    def add(
+        kind: Kind, stage: int, microbatch: int, queue: str, after: tuple[int, ...], seconds: float
+    ) -> int:
+        grows = 100 if kind == Kind.FORWARD else 0
+        shrinks = 100 if kind == Kind.BACKWARD else 0
+        resource = names.setdefault(queue, len(names))
+        rows.append((kind, stage, microbatch, resource, after, seconds, grows, shrinks))
+        return len(rows) - 1
+
+    arrived: dict[tuple[int, str, int], int] = {}
+    for stage, phase, microbatch in global_order(
+        pipeline_order("1f1b", num_stages, num_microbatches)
+    ):
+        forward = phase == "F"
+        kind, target = (Kind.FORWARD, stage + 1) if forward else (Kind.BACKWARD, stage - 1)
+        waits = tuple(arrived[key] for key in [(stage, phase, microbatch)] if key in arrived)
+        for piece in range(num_pieces):
+            last = add(kind, stage, microbatch, f"compute:{stage}", waits, 1e-3 * (1 + piece % 3))
+            waits = (last,)
+            if not forward:
+                add(Kind.MESSAGE, stage, microbatch, f"link:{stage}", waits, 5e-4)
+        if 0 <= target < num_stages:
+            queue = f"send:{stage}-{target}"
+            sent = add(Kind.SEND, stage, microbatch, queue, waits, 3e-4)
+            arrived[target, phase, microbatch] = add(
+                Kind.RECEIVE, target, microbatch, f"receive:{stage}-{target}", (sent,), 0.0
+            )
+    kinds, groups, microbatches, resources, waits_of, seconds, grows, shrinks = zip(
+        *rows, strict=True
+    )
+    program = Program(
+        strategy=Strategy(
+            meshes=tuple(
+                Mesh(axes=("data",), sizes=(1,), devices=(stage,)) for stage in range(num_stages)
+            ),
+            configs=(),
+            parameters=(),
+        ),
+        values=(),
+        segments=(),
+        messages=(),
+        loss=-1,
+        kind=np.array(kinds, dtype=np.int8),
+        group=np.array(groups, dtype=np.int32),
+        item=np.full(len(rows), -1, dtype=np.int32),
+        microbatch=np.array(microbatches, dtype=np.int32),
+        resource=np.array(resources, dtype=np.int32),
+        resource_names=tuple(names),
+        offset=np.cumsum([0, *map(len, waits_of)], dtype=np.int64),
+        predecessor=np.array([other for waits in waits_of for other in waits], dtype=np.int32),
+        free_offset=np.zeros(len(rows) + 1, dtype=np.int64),
+        free_value=np.zeros(0, dtype=np.int32),
+        allocated=np.array(grows, dtype=np.int64),
+        freed=np.array(shrinks, dtype=np.int64),
+        temporary=np.zeros(len(rows), dtype=np.int64),
+        base_bytes=(0,) * num_stages,
+    )
+    return program, np.array(seconds, dtype=np.float64)
+
+
+def time_runs(
+    program: Program, seconds: NDArray[np.float64], slowdown: float, plain: bool, repeats: int
+) -> list[float]:
+    """Return the seconds of each whole simulation, after one that is not counted."""
+    runs: list[float] = []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        simulate(program, seconds, overlap_slowdown=slowdown, plain=plain)
+        runs.append(time.perf_counter() - begin)
+    return runs[1:]
+
+
+def processor_name() -> str:
+    """Return what the operating system calls the processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
+
+
+def main() -> int:
+    """Measure, print the table, and fail when the compiled kernel is below the bar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=1_000_000, help="instructions for the kernel")
+    parser.add_argument("--stages", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    pieces = 12
+    per_microbatch = options.stages * (3 * pieces + 4)
+    table = Table(title="Simulator: tasks (instructions) per second, whole simulation")
+    for column in ("variant", "slow-down", "tasks", "min/s", "median/s", "max/s"):
+        table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=True)
+    medians: dict[tuple[bool, float], float] = {}
+    for plain, tasks in ((False, options.tasks), (True, options.tasks // 20)):
+        program, seconds = pipeline_program(options.stages, max(1, tasks // per_microbatch), pieces)
+        for slowdown in (1.0, 1.2):
+            runs = time_runs(program, seconds, slowdown, plain, options.repeats)
+            rates = sorted(program.num_instructions / run for run in runs)
+            medians[plain, slowdown] = statistics.median(rates)
+            numbers = [f"{rate:,.0f}" for rate in (rates[0], medians[plain, slowdown], rates[-1])]
+            name = "twin" if plain else "kernel"
+            table.add_row(name, f"{slowdown}", f"{program.num_instructions:,}", *numbers)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{processor_name()}; {platform.system()}; Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, Numba {numba.__version__}; {options.repeats} repeats, one thread; "
+        f"{options.stages} stages, 1F1B."
+    )
+    reached = min(medians[False, slowdown] for slowdown in (1.0, 1.2)) >= BAR_TASKS_PER_SECOND
+    console.print(
+        f"Bar of {BAR_TASKS_PER_SECOND:,.0f} a second: {'reached' if reached else 'MISSED'}"
+    )
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

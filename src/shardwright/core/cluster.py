@@ -1,0 +1,124 @@
+"""The cluster: devices on a tree of links, with rates, memory and prices.
+
+Devices hang under hosts, hosts may hang under switches. Every device, and every host or switch but
+the root, has a link to its parent; two devices talk through the links between them. All numbers are
+SI: seconds, bytes, bytes per second, flop per second, dollars per second. Units and presets are read
+at the border (``shardwright.clusterfile``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Source = Literal["measured", "published", "modelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction of a full-duplex connection to the parent."""
+
+    latency: float
+    bandwidth: float
+    source: Source = "modelled"
+
+    def __post_init__(self) -> None:
+        if not (self.latency >= 0 and self.bandwidth > 0):
+            raise ValueError(f"a link needs latency >= 0 and bandwidth > 0, not {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """What one sort of processor can do.
+
+    ``peak_flops`` maps dtype names to flop/s (dense). ``backend`` is the torch device type.
+    ``launch_seconds`` is the fixed cost of starting one operator.
+    """
+
+    name: str
+    peak_flops: tuple[tuple[str, float], ...]
+    memory_bytes: float
+    memory_bandwidth: float
+    backend: Literal["cpu", "cuda"] = "cuda"
+    launch_seconds: float = 5e-6
+    source: Source = "published"
+
+    def flops_for(self, dtype: str) -> float:
+        """Return the peak rate for a dtype, falling back to float32's, then to the slowest known."""
+        rates = dict(self.peak_flops)
+        return rates.get(dtype) or rates.get("float32") or min(rates.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A host or a switch above hosts. ``parent`` is -1 and ``link`` None for the root."""
+
+    name: str
+    parent: int = -1
+    link: Link | None = None
+    address: str = ""
+    dollars_per_second: float = 0.0
+    is_host: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One processor: its kind, its host (an index into ``switches``) and its link to that host."""
+
+    kind: int
+    host: int
+    link: Link
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices in rank order on a tree of switches.
+
+    ``overlap_slowdown`` is the factor by which computation and communication each stretch while both
+    run on one device (1 = free overlap).
+    """
+
+    name: str
+    kinds: tuple[DeviceKind, ...]
+    switches: tuple[Switch, ...]
+    devices: tuple[Device, ...]
+    overlap_slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ValueError("a cluster needs at least one device")
+        roots = [switch for switch in self.switches if switch.parent < 0]
+        if len(roots) != 1:
+            raise ValueError(f"a cluster is one tree, but {len(roots)} switches have no parent")
+        for index, switch in enumerate(self.switches):
+            if switch.parent >= index or (switch.parent >= 0) != (switch.link is not None):
+                raise ValueError(f"switch {switch.name!r} must follow its parent and have a link to it")
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        return len(self.devices)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of every number in the cluster."""
+        text = repr((self.kinds, self.switches, self.devices, self.overlap_slowdown))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def kind_of(self, device: int) -> DeviceKind:
+        """Return what a device is."""
+        return self.kinds[self.devices[device].kind]
+
+    def path_to_root(self, device: int) -> tuple[int, ...]:
+        """Return the switches above a device, host first."""
+        path = [self.devices[device].host]
+        while self.switches[path[-1]].parent >= 0:
+            path.append(self.switches[path[-1]].parent)
+        return tuple(path)
+
+    def dollars_per_second(self, devices: tuple[int, ...]) -> float:
+        """Return what renting the hosts of these devices costs."""
+        hosts = {self.devices[device].host for device in devices}
+        return sum(self.switches[host].dollars_per_second for host in hosts)

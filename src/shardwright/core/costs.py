@@ -1,0 +1,127 @@
+"""Measurements and what the planner reads of them.
+
+A ``Record`` is one measurement as the store keeps it. A ``CostTable`` is the planner's immutable view
+of the records which fit one cluster; what it lacks is modelled, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.core.cluster import Cluster, Source
+from shardwright.core.graph import Operator, OperatorGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measured duration.
+
+    ``key`` says what was measured (see ``operator_key`` and ``collective_key``). ``seconds`` is the
+    median of ``count`` runs and ``spread`` half the distance between the quartiles.
+    ``environment`` names hardware, versions and threads.
+    """
+
+    key: str
+    seconds: float
+    spread: float
+    count: int
+    environment: str
+    measured_at: str = ""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not self.environment or not self.seconds >= 0:
+            raise ValueError(f"a record needs runs, an environment and a duration: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A predicted duration with its half-width and where it comes from."""
+
+    seconds: float
+    spread: float = 0.0
+    source: Source = "modelled"
+
+
+def operator_key(
+    graph: OperatorGraph,
+    operator: Operator,
+    input_shapes: tuple[tuple[int, ...], ...],
+    output_shapes: tuple[tuple[int, ...], ...],
+    phase: str,
+    precision: str = "float32",
+) -> str:
+    """Name an operator shard by what decides its duration: kind, local shapes, dtypes, constants.
+
+    ``phase`` is ``forward`` or ``backward``. ``precision`` is the strategy's: the dtype which float32
+    tensors of the graph have when the operator runs.
+    """
+    stored = [graph.tensors[index].dtype for index in operator.inputs]
+    dtypes = [precision if dtype == "float32" else dtype for dtype in stored]
+    needs = "".join("g" if graph.tensors[index].needs_gradient else "-" for index in operator.inputs)
+    shapes = ";".join("x".join(map(str, s)) + f":{d}" for s, d in zip(input_shapes, dtypes, strict=True))
+    outputs = ";".join("x".join(map(str, shape)) for shape in output_shapes)
+    constants = ",".join(
+        f"{name}={value}" for name, value in operator.attributes if name not in SHAPE_ATTRIBUTES
+    )
+    return f"operator|{phase}|{operator.kind}|{shapes}|{needs}|{outputs}|{constants}"
+
+
+# Arguments that restate a shape: the local output shape already says it.
+SHAPE_ATTRIBUTES = frozenset({"size", "shape", "split_size", "sizes", "implicit"})
+
+
+def link_label(cluster: Cluster, devices: tuple[int, ...]) -> str:
+    """Say over which sort of link a group talks: ``loopback``, or the slowest link's bits per second.
+
+    One label, one set of measurements; the planner and the runtime both name collectives with it.
+    """
+    hosts = {cluster.devices[device].host for device in devices}
+    if len(hosts) == 1 and cluster.kind_of(devices[0]).backend == "cpu":
+        return "loopback"
+    links = [cluster.devices[device].link for device in devices]
+    if len(hosts) > 1:
+        links += [link for host in hosts if (link := cluster.switches[host].link) is not None]
+    return f"{min(link.bandwidth for link in links) * 8 / 1e9:.4g}Gbit/s"
+
+
+def collective_key(primitive: str, hosts: int, devices: int, link: str) -> str:
+    """Name a collective by its group: how many hosts and devices, over which sort of link."""
+    return f"collective|{primitive}|{hosts}x{devices}|{link}"
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Everything known about durations on one cluster.
+
+    ``operators`` maps operator keys to costs. ``collectives`` maps collective keys to points
+    (bytes, seconds, spread), ascending in bytes. ``overheads`` are named scalars measured on the
+    machine: ``segment_seconds`` (fixed cost of one segment), ``message_seconds``,
+    ``update_seconds_per_byte``, ``process_bytes`` (what an empty rank occupies).
+    """
+
+    operators: tuple[tuple[str, Cost], ...] = ()
+    collectives: tuple[tuple[str, tuple[tuple[float, float, float], ...]], ...] = ()
+    overheads: tuple[tuple[str, float], ...] = ()
+
+    @cached_property
+    def operator_map(self) -> dict[str, Cost]:
+        """Operators by key."""
+        return dict(self.operators)
+
+    @cached_property
+    def collective_map(self) -> dict[str, tuple[tuple[float, float, float], ...]]:
+        """Collective points by key."""
+        return dict(self.collectives)
+
+    @cached_property
+    def overhead_map(self) -> dict[str, float]:
+        """Scalars by name."""
+        return dict(self.overheads)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all measurements."""
+        text = repr((self.operators, self.collectives, self.overheads))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

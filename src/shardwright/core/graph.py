@@ -1,0 +1,182 @@
+"""The captured model: tensors, operators and their graph.
+
+Shapes are *global*: the whole batch, unsharded. Nothing here knows about devices. Cross references
+are dense integer indices; operator order is a topological order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+TensorRole = Literal["input", "parameter", "buffer", "constant", "activation"]
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", "complex128"})
+
+# A constant argument of an operator as JSON can hold it; sequences are tuples.
+Constant = None | bool | int | float | str | tuple["Constant", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor of the model, by its global shape.
+
+    ``name`` is the parameter's, buffer's or input's own name (``transformer.h.0.mlp.up.weight``), or
+    the producing operator's name for activations. ``producer`` is an operator index, -1 when the
+    tensor enters from outside. ``needs_gradient`` is true where a gradient flows in training:
+    trainable parameters and floating activations that depend on one. ``aliases`` lists further
+    names of a tied parameter (``lm_head.weight``).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: TensorRole
+    producer: int = -1
+    needs_gradient: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"tensor {self.name!r} has unknown dtype {self.dtype!r}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"tensor {self.name!r} has a negative size in {self.shape}")
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole tensor in bytes."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether a gradient could exist for it."""
+        return self.dtype in FLOATING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One node of the captured graph.
+
+    ``kind`` is the ATen name without overload where that is unambiguous for rules, with it otherwise
+    (``aten.linear.default``). ``inputs`` are tensor indices in argument order with ``input_names``
+    the schema names (``input``, ``weight``, ``bias``; list arguments give ``tensors.0``,
+    ``tensors.1``). ``attributes`` holds every other argument by schema name. ``module`` is the path
+    of the owning module, ``block`` the index of the repeated block it belongs to or -1.
+    ``flops`` counts the forward pass.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[int, ...]
+    input_names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    attributes: tuple[tuple[str, Constant], ...] = ()
+    module: str = ""
+    block: int = -1
+    flops: float = 0.0
+
+    def attribute(self, name: str, default: Constant = None) -> Constant:
+        """Return a constant argument by its schema name."""
+        for key, value in self.attributes:
+            if key == name:
+                return value
+        return default
+
+    def input_named(self, name: str) -> int:
+        """Return the position of a tensor argument by schema name, or -1 when it is absent."""
+        return self.input_names.index(name) if name in self.input_names else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A repeated piece of the model, such as one transformer layer.
+
+    Blocks cover the operators contiguously and in order: block ``i`` holds operators
+    ``start <= index < stop``. Blocks with equal ``signature`` have equal operators, shapes and inner
+    wiring, so that they can share one decision and one cost.
+    """
+
+    name: str
+    start: int
+    stop: int
+    signature: str
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """Operators in topological order, their tensors, and the loss.
+
+    ``loss`` is the index of the scalar tensor that is minimised. ``notes`` are sentences about what
+    capture changed or could not see (decompositions, batch statistics, opaque operators).
+    """
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+    operators: tuple[Operator, ...]
+    blocks: tuple[Block, ...]
+    loss: int
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        seen = {index for index, tensor in enumerate(self.tensors) if tensor.producer < 0}
+        for index, operator in enumerate(self.operators):
+            if not seen.issuperset(operator.inputs):
+                raise ValueError(f"operator {operator.name!r} reads a tensor made after it")
+            if len(operator.inputs) != len(operator.input_names):
+                raise ValueError(f"operator {operator.name!r} has unnamed inputs")
+            if any(self.tensors[out].producer != index for out in operator.outputs):
+                raise ValueError(f"an output of {operator.name!r} does not name it as producer")
+            seen.update(operator.outputs)
+        if not 0 <= self.loss < len(self.tensors):
+            raise ValueError("the loss is not a tensor of the graph")
+        edges = [edge for block in self.blocks for edge in (block.start, block.stop)]
+        covered = not edges or (edges[0] == 0 and edges[-1] == len(self.operators))
+        if not covered or edges[1:-1:2] != edges[2::2]:
+            raise ValueError("blocks must cover the operators contiguously and in order")
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, the operators which read it, in order."""
+        readers: list[list[int]] = [[] for _ in self.tensors]
+        for index, operator in enumerate(self.operators):
+            for tensor in dict.fromkeys(operator.inputs):
+                readers[tensor].append(index)
+        return tuple(map(tuple, readers))
+
+    @cached_property
+    def parameters(self) -> tuple[int, ...]:
+        """Tensor indices of the parameters, in order."""
+        return tuple(i for i, tensor in enumerate(self.tensors) if tensor.role == "parameter")
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """Tensor indices of the batch."""
+        return tuple(i for i, tensor in enumerate(self.tensors) if tensor.role == "input")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of everything that a plan depends on (names, shapes, dtypes, wiring)."""
+        digest = hashlib.sha256()
+        for tensor in self.tensors:
+            digest.update(repr((tensor.name, tensor.shape, tensor.dtype, tensor.role)).encode())
+        for op in self.operators:
+            digest.update(repr((op.kind, op.inputs, op.outputs, op.attributes)).encode())
+        digest.update(str(self.loss).encode())
+        return digest.hexdigest()[:16]
+
+    @property
+    def num_parameters(self) -> int:
+        """Total parameter elements, tied parameters counted once."""
+        return sum(self.tensors[index].numel for index in self.parameters)

@@ -1,0 +1,201 @@
+"""The Program: the ordered instructions of every device for one training step.
+
+It is the only description of what a strategy does. The simulator runs it with a clock, the runtime
+runs it with tensors. Devices that do the same work form a *group* (one mesh), and the Program is
+stored once per group: its size does not grow with data-parallel width.
+
+Reading guide. A *value* is one tensor as it lies on one mesh. *Segments* are straight-line pieces of
+local computation, *messages* change a value's layout or place. *Instructions* are columns (NumPy
+arrays) which say in which order segments and messages run, for which microbatch, waiting for what.
+Instruction order is a topological order, and every device executes its own instructions in index
+order, so that no order of sends and receives can deadlock.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.layout import Layout
+from shardwright.core.strategy import Mesh, Strategy
+
+Scope = Literal["step", "microbatch"]
+ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master"]
+Primitive = Literal[
+    "slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "transfer", "copy"
+]
+
+
+class Kind(enum.IntEnum):
+    """What one instruction does. ``item`` indexes segments or messages accordingly."""
+
+    FORWARD = 0  # run a segment; keep its autograd graph if the segment is to have a backward
+    RECOMPUTE = 1  # run a segment again, keeping the graph this time
+    BACKWARD = 2  # vector-Jacobian product of a segment
+    MESSAGE = 3  # change layout within one mesh (collective or local slice)
+    SEND = 4  # post a transfer to another mesh (does not block)
+    RECEIVE = 5  # the other half, on the receiving mesh; same message index
+    CLIP = 6  # global gradient norm over all groups, and scaling
+    UPDATE = 7  # optimizer step on this mesh's master shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One tensor as it lies on one mesh.
+
+    ``shape`` is the local shape on each device, for one microbatch where ``scope`` is
+    ``microbatch`` (the runtime then keeps one instance per microbatch in flight). ``tensor`` indexes
+    the graph. ``gradient`` is the index of the value that accumulates this value's gradient, -1
+    where none flows. ``alias`` names a value with the same data (no instruction makes an alias; it
+    exists because its gradient is kept apart). Roles:
+
+    * ``input``: sliced from the batch by the runtime, in whatever layout is asked for;
+    * ``buffer``: a buffer or constant of the module, likewise;
+    * ``parameter``: resident at rest when ``resident``, else filled by a message and released again;
+    * ``master``: the optimizer's shard where that differs from the parameter at rest;
+    * ``activation``, ``gradient``: made by instructions. Writing to a gradient accumulates.
+    """
+
+    tensor: int
+    mesh: int
+    layout: Layout
+    shape: tuple[int, ...]
+    dtype: str
+    scope: Scope
+    role: ValueRole
+    gradient: int = -1
+    alias: int = -1
+    resident: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator inside a segment, with local shapes.
+
+    ``operands`` and ``results`` are value indices, one per operator input and output (-1 for an
+    unused output). ``dims`` is the operator's config. ``partial_axes`` are the mesh axes over which
+    the result is a term of a sum; operator inputs at the positions ``once`` must be counted by the
+    device at coordinate 0 of those axes only (a bias). The result is multiplied by ``scale`` (a mean
+    over a split dim). ``offset_dim``: the tensor-1 dim whose shard offset the kernel must know (a
+    vocabulary-parallel embedding), else -1.
+    """
+
+    operator: int
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    result_shapes: tuple[tuple[int, ...], ...]
+    dims: tuple[str, ...]
+    partial_axes: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+    scale: float = 1.0
+    offset_dim: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A straight-line piece of computation on one mesh between two messages.
+
+    ``inputs`` are values read from outside (parameters and buffers among them), ``outputs`` values
+    needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
+    the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
+    beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
+    peak while it runs.
+    """
+
+    mesh: int
+    block: int
+    calls: tuple[Call, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    has_backward: bool
+    recomputed: bool = False
+    saved_bytes: int = 0
+    temporary_bytes: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A change of layout (within ``mesh``) or of place (to ``destination``).
+
+    Items travel together, one per entry of ``sources`` and ``results``. Per item ``dims`` is
+    (from_dim, to_dim): *all_gather* gathers from_dim; *reduce_scatter* and *slice* split to_dim;
+    *all_to_all* gathers from_dim and splits to_dim; -1 where unused. ``axes`` are the mesh axes that
+    the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
+    reduce_scatter, all_to_all and transfer, the full local *output* for all_gather. ``purpose``
+    says why it is sent.
+    """
+
+    primitive: Primitive
+    mesh: int
+    axes: tuple[int, ...]
+    sources: tuple[int, ...]
+    results: tuple[int, ...]
+    dims: tuple[tuple[int, int], ...]
+    bytes: int
+    purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+    destination: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """All instructions of one step, in columns of equal length ``num_instructions``.
+
+    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for CLIP
+    and UPDATE), ``microbatch`` (-1 when once per step). ``resource``: index of the queue that
+    executes it, ``resource_names`` tells which; instructions of one resource run one after another
+    in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
+    all smaller than i. ``frees``: values whose last use is instruction i,
+    ``free_value[free_offset[i]:free_offset[i+1]]``. Memory per device of the group:
+    ``allocated`` bytes appear at the start of the instruction, ``freed`` disappear at its end,
+    ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time.
+
+    ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss.
+    """
+
+    strategy: Strategy
+    values: tuple[Value, ...]
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...]
+    loss: int
+    kind: NDArray[np.int8]
+    group: NDArray[np.int32]
+    item: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    resource: NDArray[np.int32]
+    resource_names: tuple[str, ...]
+    offset: NDArray[np.int64]
+    predecessor: NDArray[np.int32]
+    free_offset: NDArray[np.int64]
+    free_value: NDArray[np.int32]
+    allocated: NDArray[np.int64]
+    freed: NDArray[np.int64]
+    temporary: NDArray[np.int64]
+    base_bytes: tuple[int, ...]
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The device groups."""
+        return self.strategy.meshes
+
+    @property
+    def num_instructions(self) -> int:
+        """How many instructions all groups have together."""
+        return len(self.kind)
+
+    def describe(self, index: int) -> str:
+        """Name an instruction as people read it, such as ``stage 1 F block 3 microbatch 2``."""
+        kind = Kind(int(self.kind[index]))
+        where = f"stage {int(self.group[index])}"
+        when = "" if self.microbatch[index] < 0 else f" microbatch {int(self.microbatch[index])}"
+        item = int(self.item[index])
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
+            return f"{where} {kind.name.lower()} segment {item} (block {self.segments[item].block}){when}"
+        if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
+            message = self.messages[item]
+            verb = message.primitive if kind == Kind.MESSAGE else kind.name.lower()
+            return f"{where} {verb} {item} ({message.purpose}, {message.bytes} bytes){when}"
+        return f"{where} {kind.name.lower()}"

@@ -1,0 +1,134 @@
+"""A point of the search space: where every operator and parameter lies.
+
+A strategy means nothing without its graph. Data, tensor, pipeline, ZeRO and recomputation are not
+kinds of strategy but what certain choices add up to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.core.layout import Layout
+
+ScheduleName = Literal["gpipe", "1f1b"]
+Precision = Literal["float64", "float32", "bfloat16"]
+SyncEvery = Literal["step", "microbatch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Devices arranged by named axes, row-major: the last axis varies fastest."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.sizes) or len(set(self.axes)) != len(self.axes):
+            raise ValueError(f"mesh axes {self.axes} and sizes {self.sizes} do not match")
+        if math.prod(self.sizes) != len(self.devices) or len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"mesh of sizes {self.sizes} needs that many different devices")
+
+    def coordinate(self, device: int) -> tuple[int, ...]:
+        """Return the position of a device on every axis."""
+        index = self.devices.index(device)
+        place: list[int] = []
+        for size in reversed(self.sizes):
+            place.append(index % size)
+            index //= size
+        return tuple(reversed(place))
+
+    def peers(self, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the devices that differ from ``device`` only on ``axes``, in mesh order."""
+        mine = self.coordinate(device)
+        fixed = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        return tuple(
+            other
+            for other in self.devices
+            if all(self.coordinate(other)[axis] == mine[axis] for axis in fixed)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorConfig:
+    """Where one operator runs and which mesh axis splits which of its dims.
+
+    ``mesh`` indexes ``Strategy.meshes`` (the pipeline stage, when there is a pipeline). ``dims`` has
+    one entry per mesh axis: the name of a dim of the operator's iteration space, or "" where every
+    device along the axis does the same work.
+    """
+
+    mesh: int
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterConfig:
+    """How one parameter is kept between its uses, on the mesh of its first use.
+
+    ``rest`` is the layout of the stored parameter, ``optimizer`` that of the master copy, the
+    optimizer state and the reduced gradient. ZeRO-1 shards ``optimizer`` only, ZeRO-2 also reduces
+    gradients in every microbatch (``sync="microbatch"``), ZeRO-3 shards ``rest`` as well.
+    """
+
+    rest: Layout
+    optimizer: Layout
+    sync: SyncEvery = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Schedule and microbatches; with one mesh and one microbatch there is no pipeline."""
+
+    schedule: ScheduleName = "1f1b"
+    num_microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_microbatches < 1:
+            raise ValueError("a pipeline needs at least one microbatch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSync:
+    """Which gradients travel together.
+
+    ``buckets`` are tuples of parameter tensor indices, in the order in which backward makes them
+    ready; parameters in no bucket travel alone. ``method`` names the rule that chose them
+    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``). ``dtype`` is the dtype on the wire.
+    """
+
+    method: str = "wfbp"
+    buckets: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A config per operator and per parameter, the pipeline, and what is recomputed.
+
+    ``parameters`` follows the order of ``OperatorGraph.parameters``. ``recompute`` lists block
+    indices whose activations are computed again in backward. ``batch_norm`` says whose batch the
+    statistics are taken over (``local``: each device's shard of each microbatch, as DDP does).
+    ``optimizer_states`` counts the tensors which the optimizer keeps per parameter (AdamW 2),
+    ``clips`` whether the gradient is clipped by its global norm before the update.
+    ``label`` is what people call it ("data parallel x 2, ZeRO-1").
+    """
+
+    meshes: tuple[Mesh, ...]
+    configs: tuple[OperatorConfig, ...]
+    parameters: tuple[ParameterConfig, ...]
+    pipeline: Pipeline = Pipeline()
+    gradient_sync: GradientSync = GradientSync()
+    recompute: tuple[int, ...] = ()
+    precision: Precision = "float32"
+    batch_norm: Literal["local", "synchronised"] = "local"
+    optimizer_states: int = 2
+    clips: bool = False
+    label: str = ""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices in use, ascending."""
+        return tuple(sorted({device for mesh in self.meshes for device in mesh.devices}))

@@ -1,0 +1,35 @@
+"""When every instruction ran, and how many bytes were alive: simulated or measured, one type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Start and end of each instruction of one training step.
+
+    ``start`` and ``end`` are seconds since the beginning of the step, one entry per instruction of
+    the Program (NaN where a measured run did not see it). ``group`` maps instructions to mesh
+    indices. ``memory`` holds, per mesh, an array of (seconds, bytes alive on each of its devices)
+    rows in time order; ``peak_bytes`` is per mesh. ``critical`` lists instruction indices of one
+    longest chain, last first (simulated timelines only).
+    """
+
+    source: Literal["simulated", "measured"]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    group: NDArray[np.int32]
+    memory: tuple[NDArray[np.float64], ...]
+    peak_bytes: tuple[float, ...]
+    step_seconds: float
+    critical: tuple[int, ...] = ()
+
+    @property
+    def worst_peak_bytes(self) -> float:
+        """The largest peak over all devices."""
+        return max(self.peak_bytes, default=0.0)

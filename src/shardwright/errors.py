@@ -1,0 +1,48 @@
+"""The complaints: one small tree of exceptions.
+
+Every message has three parts: the rule that was broken, the values that broke it, and the remedy.
+``InputError`` and its children end a command with exit code 2, ``NoPlan`` and ``RunError`` with 1.
+"""
+
+from __future__ import annotations
+
+
+class ShardwrightError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class InputError(ShardwrightError, ValueError):
+    """The user's model, batch, cluster, option or file is wrong."""
+
+
+class CaptureError(InputError):
+    """The model cannot be captured as a graph."""
+
+
+class PlanMismatch(InputError):
+    """This plan is not for this model, cluster or version."""
+
+
+class StoreError(InputError):
+    """The record store cannot be read or written."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint is damaged, incomplete or for another model."""
+
+
+class NoPlan(ShardwrightError):
+    """Nothing in the space satisfies the limits."""
+
+
+class RunError(ShardwrightError):
+    """A rank failed while training.
+
+    The fields name where: ``rank``, ``stage`` and the ``instruction`` it was executing (text).
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, stage: int = -1, instruction: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.stage = stage
+        self.instruction = instruction

@@ -1,0 +1,331 @@
+"""The border where plans and graphs become files and come back.
+
+A file is JSON: a header that pydantic checks (format, schema version, kind) around the nouns as
+``core.codec`` writes them. Nothing in a file is executed, and whatever is wrong with one ends in a
+single ``InputError`` or ``PlanMismatch`` with a remedy. Equal values give equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.codec import MAX_INTEGER, SCHEMA, decode, dumps, encode
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import Layout
+from shardwright.core.plan import Frontier, Plan
+from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError, PlanMismatch
+
+FORMAT = "shardwright"
+MAX_FILE_BYTES = 64 * 2**20
+AGAIN = "write the file again with `shardwright plan`"
+
+
+class Origin(BaseModel):
+    """Which model and batch the file was made for, so that a command can build them again."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str = Field(default="", max_length=4096)
+    seq: int | None = Field(default=None, ge=1, le=2**31)
+    optimizer: str = Field(default="adamw", max_length=64)
+
+
+class Header(BaseModel):
+    """What every file must say about itself before its content is looked at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal["shardwright"]
+    schema_version: int = Field(alias="schema", ge=0, le=2**31)
+    kind: Literal["plan", "frontier", "graph"]
+    content: dict[str, Any]
+    origin: Origin = Origin()
+    cluster: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """A plan file's content: the plan or frontier, where it came from, and its cluster if kept."""
+
+    plans: Plan | Frontier
+    origin: Origin
+    cluster: Cluster | None
+
+    @property
+    def frontier(self) -> Frontier:
+        """All plans of the file; a single plan is a frontier of one."""
+        return self.plans if isinstance(self.plans, Frontier) else Frontier(plans=(self.plans,))
+
+
+def write_plan(
+    path: str | Path,
+    plans: Plan | Frontier,
+    *,
+    origin: Origin | None = None,
+    cluster: Cluster | None = None,
+) -> Path:
+    """Write a plan or a frontier, whole or not at all. Raises InputError when the disk refuses."""
+    kind = "frontier" if isinstance(plans, Frontier) else "plan"
+    body: dict[str, Any] = {"origin": (origin or Origin()).model_dump()}
+    if cluster is not None:
+        body["cluster"] = encode(cluster)
+    return _write(path, kind, plans, body)
+
+
+def write_graph(path: str | Path, graph: OperatorGraph) -> Path:
+    """Write a captured graph, whole or not at all."""
+    return _write(path, "graph", graph, {})
+
+
+def read_plan(
+    path: str | Path, graph: OperatorGraph | None = None, cluster: Cluster | None = None
+) -> Plan | Frontier:
+    """Read a plan or frontier; with a graph or cluster, refuse one that was made for another."""
+    document = read_plan_file(path)
+    for plan in document.frontier.plans:
+        check_fits(plan, graph, cluster)
+    return document.plans
+
+
+def read_plan_file(path: str | Path) -> PlanFile:
+    """Read a plan file with its origin and cluster. Raises InputError or PlanMismatch."""
+    header = _read_header(path)
+    if header.kind == "graph":
+        raise InputError(f"{path} holds a graph, but a plan is needed; {AGAIN}")
+    try:
+        plans: Plan | Frontier
+        plans = decode(Frontier if header.kind == "frontier" else Plan, header.content, "content")
+        cluster = None if header.cluster is None else decode(Cluster, header.cluster, "cluster")
+        if cluster is not None:
+            _check_cluster(cluster)
+        document = PlanFile(plans=plans, origin=header.origin, cluster=cluster)
+        if not document.frontier.plans:
+            raise ValueError("content.plans: the frontier is empty")
+        for plan in document.frontier.plans:
+            _check_strategy(plan.strategy)
+    except (ValueError, RecursionError) as error:
+        _refuse(path, error)
+    return document
+
+
+def read_graph(path: str | Path) -> OperatorGraph:
+    """Read a captured graph. Raises InputError or PlanMismatch."""
+    header = _read_header(path)
+    if header.kind != "graph":
+        raise InputError(f"{path} holds a plan, but a graph is needed; write one with `shardwright capture`")
+    try:
+        return decode(OperatorGraph, header.content, "content")
+    except (ValueError, IndexError, RecursionError) as error:
+        _refuse(path, error)
+
+
+def check_fits(
+    plan: Plan, graph: OperatorGraph | None = None, cluster: Cluster | None = None
+) -> None:
+    """Raise PlanMismatch with a list of what differs unless the plan is for this graph and cluster."""
+    differences: list[str] = []
+    strategy = plan.strategy
+    if graph is not None and graph.fingerprint != plan.graph_fingerprint:
+        differences += _model_differences(plan, graph)
+    if cluster is not None and cluster.fingerprint != plan.cluster_fingerprint:
+        differences.append(f"cluster: plan {_cluster_text(plan)}, here {cluster.name} {cluster.fingerprint}")
+    if cluster is not None and strategy.devices[-1] >= cluster.num_devices:
+        differences.append(f"devices: plan {strategy.devices[-1] + 1}, here {cluster.num_devices}")
+    if differences:
+        raise PlanMismatch(
+            f"a plan runs only on the model and cluster it was made for, but this one differs in "
+            f"{'; '.join(differences)}; plan again with `shardwright plan`, or give the model, "
+            "batch and cluster of the plan"
+        )
+    if graph is not None:
+        try:
+            _check_against_graph(strategy, graph)
+        except ValueError as error:
+            raise PlanMismatch(f"the plan does not fit its model: {error}; {AGAIN}") from error
+
+
+def _cluster_text(plan: Plan) -> str:
+    return f"{plan.cluster_name} {plan.cluster_fingerprint}"
+
+
+def _model_differences(plan: Plan, graph: OperatorGraph) -> list[str]:
+    found = [f"graph: plan {plan.model} {plan.graph_fingerprint}, here {graph.name} {graph.fingerprint}"]
+    counts = (
+        ("operators", len(plan.strategy.configs), len(graph.operators)),
+        ("parameters", len(plan.strategy.parameters), len(graph.parameters)),
+    )
+    found += [f"{name}: plan {was}, here {now}" for name, was, now in counts if was != now]
+    sizes = {graph.tensors[index].shape[0] for index in graph.inputs if graph.tensors[index].shape}
+    if sizes and plan.global_batch not in sizes:
+        found.append(f"global batch: plan {plan.global_batch}, here {min(sizes)}")
+    return found
+
+
+def _check_strategy(strategy: Strategy) -> None:
+    """Check what a strategy must keep by itself. Raises ValueError."""
+    if not strategy.meshes or any(not mesh.devices for mesh in strategy.meshes):
+        raise ValueError("content.strategy.meshes: a strategy needs at least one device")
+    if any(device < 0 for device in strategy.devices):
+        raise ValueError("content.strategy.meshes: a device is negative")
+    if any(size < 1 for mesh in strategy.meshes for size in mesh.sizes):
+        raise ValueError("content.strategy.meshes: every axis needs a size of at least 1")
+    for config in dict.fromkeys(strategy.configs):
+        if not 0 <= config.mesh < len(strategy.meshes):
+            raise ValueError(f"content.strategy.configs: there is no mesh {config.mesh}")
+        if len(config.dims) != len(strategy.meshes[config.mesh].axes):
+            raise ValueError(f"content.strategy.configs: {config.dims} does not name one dim per axis")
+    lengths = {len(mesh.axes) for mesh in strategy.meshes}
+    for parameter in dict.fromkeys(strategy.parameters):
+        if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
+            raise ValueError("content.strategy.parameters: a layout needs one placement per mesh axis")
+    if not 0 <= strategy.optimizer_states <= 64:
+        raise ValueError("content.strategy.optimizer_states: expected 0 to 64")
+
+
+def _check_cluster(cluster: Cluster) -> None:
+    """Check the references inside a cluster. Raises ValueError."""
+    kinds, switches = range(len(cluster.kinds)), range(len(cluster.switches))
+    if any(device.kind not in kinds or device.host not in switches for device in cluster.devices):
+        raise ValueError("cluster.devices: a device names a kind or host that is not there")
+    if any(not kind.peak_flops or kind.memory_bytes <= 0 for kind in cluster.kinds):
+        raise ValueError("cluster.kinds: a kind needs peak rates and memory")
+
+
+def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
+    if len(strategy.configs) != len(graph.operators):
+        raise ValueError(f"{len(strategy.configs)} configs for {len(graph.operators)} operators")
+    if len(strategy.parameters) != len(graph.parameters):
+        raise ValueError(f"{len(strategy.parameters)} entries for {len(graph.parameters)} parameters")
+    for index, config in zip(graph.parameters, strategy.parameters, strict=True):
+        tensor = graph.tensors[index]
+        for layout in (config.rest, config.optimizer):
+            if not _is_layout_of(layout, len(tensor.shape)):
+                raise ValueError(f"{tensor.name} of shape {tensor.shape} cannot lie as {layout}")
+    known = set(graph.parameters)
+    buckets = [index for bucket in strategy.gradient_sync.buckets for index in bucket]
+    if not known.issuperset(buckets) or len(set(buckets)) != len(buckets):
+        raise ValueError("the gradient buckets must name parameters, each once")
+    if any(not 0 <= block < len(graph.blocks) for block in strategy.recompute):
+        raise ValueError(f"recompute names blocks outside 0..{len(graph.blocks) - 1}")
+
+
+def _is_layout_of(layout: Layout, rank: int) -> bool:
+    return all(-1 <= placement < rank for placement in layout)
+
+
+def _write(path: str | Path, kind: str, content: object, extra: dict[str, Any]) -> Path:
+    body = {"format": FORMAT, "schema": SCHEMA, "kind": kind, "content": encode(content), **extra}
+    return write_atomically(path, dumps(body).encode())
+
+
+def write_atomically(path: str | Path, data: bytes) -> Path:
+    """Write a file whole or not at all. Raises InputError when the disk refuses."""
+    target = Path(path)
+    spare = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, spare = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(spare, 0o644)
+        os.replace(spare, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(spare)
+        raise InputError(
+            f"cannot write {target}: {error.strerror or error}; free some space or choose another path"
+        ) from error
+    return target
+
+
+def _read_header(path: str | Path) -> Header:
+    file = Path(path)
+    try:
+        size = file.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InputError(
+                f"{path} has {size} bytes, but a plan file has at most {MAX_FILE_BYTES}; {AGAIN}"
+            )
+        data = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}; check the path, or {AGAIN}"
+        ) from error
+    try:
+        tree = _parse(data)
+        if isinstance(tree, dict) and tree.get("format") == FORMAT:
+            _check_schema(path, tree.get("schema"))
+        return Header.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        _refuse(path, ValueError(f"{place}: {first['msg']}"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        _refuse(path, error)
+
+
+def _check_schema(path: str | Path, version: object) -> None:
+    if isinstance(version, int) and not isinstance(version, bool) and version != SCHEMA:
+        shown = version if abs(version) < MAX_INTEGER else "a huge number"
+        raise PlanMismatch(
+            f"this shardwright reads schema {SCHEMA}, but {path} has schema {shown}; {AGAIN}, or use "
+            "the version that wrote it"
+        )
+
+
+def _parse(data: bytes) -> Any:
+    """Parse JSON that hides nothing: no duplicate keys, no NaN, no numbers beyond their types."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(items)
+        if len(table) != len(items):
+            raise ValueError("a key occurs twice in one object")
+        return table
+
+    def integer(text: str) -> int:
+        if len(text) > 20:
+            raise ValueError(f"an integer has {len(text)} digits")
+        return int(text)
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError("a number is not finite")
+        return value
+
+    def constant(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not a JSON number")
+
+    return json.loads(
+        data.decode("utf-8"),
+        object_pairs_hook=pairs,
+        parse_int=integer,
+        parse_float=number,
+        parse_constant=constant,
+    )
+
+
+def _refuse(path: str | Path, error: Exception) -> NoReturn:
+    """Say in one line why a file is refused."""
+    if isinstance(error, RecursionError):
+        reason = "it is nested too deeply"
+    elif isinstance(error, json.JSONDecodeError):
+        reason = f"it is not complete JSON ({error.msg} at line {error.lineno} column {error.colno})"
+    elif isinstance(error, UnicodeDecodeError):
+        reason = f"it is not UTF-8 text (byte {error.start})"
+    else:
+        reason = str(error)[:400]
+    raise InputError(f"{path} is not a plan file that can be used: {reason}; {AGAIN}") from error

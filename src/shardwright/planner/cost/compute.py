@@ -1,0 +1,294 @@
+"""Seconds of one operator shard: measured where the table knows it, else a calibrated roofline.
+
+The roofline is max(flops / (efficiency x peak), bytes / (0.8 x memory bandwidth)) plus the device's
+launch time. Where the table holds measurements of the same operator kind at other shapes, the roofline
+is scaled by their median ratio, so that measured and unmeasured shards stay comparable in a search.
+
+Efficiencies, from ``data/hardware.csv``: 80 fp16 matrix products on V100 fit
+``30 us + flops / (0.68 x peak)`` with 2 % median and 4 % mean error (51 % for the smallest); the best
+shapes reach 0.87 (A100), 0.80 (H100), 0.78 (B200) and 0.51 (MI300X) of peak, and 0.9 of that is used for an
+ordinary shape. Attention kernels reach 0.50-0.73 (A100) and 0.35-0.75 (H100): 0.5 is used. It is wrong
+for operators whose kernels are far from either roof (sorting, scans), and knows no cache effects.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+from shardwright.core.cluster import Cluster, DeviceKind
+from shardwright.core.costs import Cost, CostTable, operator_key
+from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+
+MEMORY_EFFICIENCY = 0.8
+ORDINARY_SHAPE = 0.9
+MATMUL_EFFICIENCY = (("A100", 0.87), ("H100", 0.80), ("H200", 0.80), ("H800", 0.80), ("GH200", 0.84),
+                     ("GB200", 0.73), ("B200", 0.78), ("B300", 0.79), ("MI3", 0.55), ("V100", 0.756))  # fmt: skip
+ATTENTION_EFFICIENCY = 0.5
+CPU_EFFICIENCY = 0.9
+MODEL_SPREAD = 0.25
+
+MATMUL = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
+CONVOLUTION = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
+ATTENTION = frozenset({"scaled_dot_product_attention"})
+HEAVY = MATMUL | CONVOLUTION | ATTENTION
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """What durations are read from: measurements, the device, and the dtype that float32 runs in.
+
+    ``scales`` caches, per operator kind, how far measurements lie from the roofline.
+    """
+
+    cluster: Cluster
+    table: CostTable = CostTable()
+    device: int = 0
+    precision: str = "float32"
+    scales: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict, repr=False)
+
+    @property
+    def kind(self) -> DeviceKind:
+        """The device's kind."""
+        return self.cluster.kind_of(self.device)
+
+
+def operator_cost(
+    graph: OperatorGraph,
+    operator_index: int,
+    input_local_shapes: Shapes,
+    output_local_shapes: Shapes,
+    phase: str,
+    rates: Rates,
+) -> Cost:
+    """Return the seconds of one operator on one device, ``phase`` being ``forward`` or ``backward``."""
+    operator = graph.operators[operator_index]
+    if phase == "backward" and not any(graph.tensors[i].needs_gradient for i in operator.inputs):
+        return Cost(seconds=0.0)
+    key = operator_key(
+        graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision
+    )
+    measured = rates.table.operator_map.get(key)
+    if measured is not None:
+        return measured
+    shard = _Shard(
+        kind=base_kind(operator.kind),
+        inputs=input_local_shapes,
+        outputs=output_local_shapes,
+        input_bytes=_bytes(graph, operator.inputs, input_local_shapes, rates.precision),
+        output_bytes=_bytes(graph, operator.outputs, output_local_shapes, rates.precision),
+        needs=tuple(graph.tensors[i].needs_gradient for i in operator.inputs),
+        saved=_saved_bytes(
+            graph, operator, input_local_shapes, output_local_shapes, rates.precision
+        ),
+        flops=_fallback_flops(graph, operator, input_local_shapes, output_local_shapes),
+        dtype=_compute_dtype(graph, operator, rates.precision),
+    )
+    scale, deviation = _scale(shard.kind, phase, rates)
+    seconds = _roofline(shard, phase, rates.kind) * scale
+    return Cost(seconds=seconds, spread=seconds * deviation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shard:
+    """What the roofline needs of one operator shard."""
+
+    kind: str
+    inputs: Shapes
+    outputs: Shapes
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+    needs: tuple[bool, ...]
+    saved: int
+    flops: float
+    dtype: str
+
+
+def local_flops(kind: str, inputs: Shapes, outputs: Shapes) -> float | None:
+    """Return the forward flops of a shard from its shapes, None where shapes do not say.
+
+    ``kind`` is the bare name (``linear``). A multiply-add counts two.
+    """
+    out = math.prod(outputs[0]) if outputs else 0
+    if kind in {"linear", "matmul", "mm", "bmm"}:
+        return 2.0 * out * (inputs[0][-1] if inputs[0] else 1)
+    if kind in {"addmm", "baddbmm"}:
+        return 2.0 * out * inputs[1][-1]
+    if kind == "einsum":
+        # Exact where every dim is in exactly two of the three tensors, as in a matrix product.
+        return 2.0 * math.sqrt(math.prod(map(math.prod, inputs)) * float(out))
+    if kind in CONVOLUTION:
+        return 2.0 * out * math.prod(inputs[1][1:])
+    if kind in ATTENTION:
+        query, key = inputs[0], inputs[1]
+        return (
+            2.0 * math.prod(query) * key[-2] + 2.0 * math.prod(query[:-1]) * key[-2] * inputs[2][-1]
+        )
+    return None
+
+
+def _bytes(
+    graph: OperatorGraph, indices: tuple[int, ...], shapes: Shapes, precision: str
+) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for index, shape in zip(indices, shapes, strict=True):
+        dtype = graph.tensors[index].dtype
+        dtype = precision if dtype == "float32" else dtype
+        sizes.append(math.prod(shape) * DTYPE_BYTES[dtype])
+    return tuple(sizes)
+
+
+def _compute_dtype(graph: OperatorGraph, operator: Operator, precision: str) -> str:
+    for index in (*operator.inputs, *operator.outputs):
+        if graph.tensors[index].is_floating:
+            dtype = graph.tensors[index].dtype
+            return precision if dtype == "float32" else dtype
+    return precision
+
+
+def _fallback_flops(
+    graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes
+) -> float:
+    """Scale the captured flops by the share of the largest tensor that is local."""
+    exact = local_flops(base_kind(operator.kind), inputs, outputs)
+    if exact is not None:
+        causal = operator.attribute("is_causal") is True
+        return exact * (0.5 if causal else 1.0)
+    here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
+    whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
+    return operator.flops * here / whole if whole else 0.0
+
+
+def _saved_bytes(
+    graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes, precision: str
+) -> int:
+    kept_in, kept_out, extra = saved_tensors(graph, operator)
+    sizes_in = _bytes(graph, operator.inputs, inputs, precision)
+    sizes_out = _bytes(graph, operator.outputs, outputs, precision)
+    return (
+        sum(sizes_in[i] for i in kept_in)
+        + sum(sizes_out[i] for i in kept_out)
+        + extra(inputs, outputs)
+    )
+
+
+def _efficiency(kind: str, device: DeviceKind) -> float:
+    if device.backend == "cpu":
+        return CPU_EFFICIENCY if device.source == "measured" else CPU_EFFICIENCY * 0.8
+    if kind in ATTENTION:
+        return ATTENTION_EFFICIENCY
+    best = next((value for name, value in MATMUL_EFFICIENCY if name in device.name), 0.75)
+    return best * ORDINARY_SHAPE
+
+
+def _roofline(shard: _Shard, phase: str, device: DeviceKind) -> float:
+    """Return modelled seconds of one phase of a shard, before calibration."""
+    if is_view(shard.kind):
+        return device.launch_seconds if device.backend == "cpu" else 0.0
+    flops, traffic, launches = _work(shard, phase)
+    peak = device.flops_for(shard.dtype)
+    rate = _efficiency(shard.kind, device) * peak
+    if shard.kind not in HEAVY and device.backend == "cuda":
+        # Element-wise kernels do not use matrix units.
+        rate = min(peak, device.flops_for("float32")) * 0.5
+    compute = flops / rate
+    memory = traffic / (MEMORY_EFFICIENCY * device.memory_bandwidth)
+    return max(compute, memory) + launches * device.launch_seconds
+
+
+def _work(shard: _Shard, phase: str) -> tuple[float, float, int]:
+    """Return (flops, bytes moved, kernels started) of a phase."""
+    inputs, outputs = shard.input_bytes, shard.output_bytes
+    if phase == "forward":
+        read = _touched(shard.kind, inputs, outputs)
+        return shard.flops, float(read + sum(outputs)), 1
+    wanted = sum(size for size, needed in zip(inputs, shard.needs, strict=True) if needed)
+    traffic = float(sum(outputs) + shard.saved + wanted)
+    num_wanted = sum(shard.needs)
+    if shard.kind in ATTENTION:
+        # Scores are computed again: 5 products for the forward's 2.
+        return 2.5 * shard.flops, traffic, 1
+    if shard.kind in HEAVY:
+        # One product per operand whose gradient is wanted (a bias only needs a sum).
+        start = 1 if shard.kind in {"addmm", "baddbmm"} else 0
+        products = sum(shard.needs[start : start + 2])
+        return products * shard.flops, traffic, max(products, 1)
+    return 2.0 * shard.flops, traffic, 1 if num_wanted else 0
+
+
+def _touched(kind: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
+    """Return the input bytes really read: a lookup reads only the rows it returns."""
+    if kind in {"embedding", "gather", "index_select", "index"}:
+        return min(inputs[0], sum(outputs)) + sum(inputs[1:])
+    return sum(inputs)
+
+
+def _scale(kind: str, phase: str, rates: Rates) -> tuple[float, float]:
+    """Return how much longer this kind takes than its roofline, and the ratio's relative spread.
+
+    Read off the table's records of the same kind and phase; (1, MODEL_SPREAD) without any.
+    """
+    if not rates.table.operators:
+        return 1.0, MODEL_SPREAD
+    if not rates.scales:
+        rates.scales.update(_all_scales(rates))
+    return rates.scales.get((kind, phase)) or rates.scales.get(("", phase), (1.0, MODEL_SPREAD))
+
+
+def _all_scales(rates: Rates) -> dict[tuple[str, str], tuple[float, float]]:
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for key, cost in rates.table.operators:
+        shard, phase = _parse(key)
+        if shard is None:
+            continue
+        modelled = _roofline(shard, phase, rates.kind)
+        if modelled > 0 and cost.seconds > 0:
+            group = "view" if is_view(shard.kind) else "any"
+            ratios.setdefault((shard.kind, phase), []).append(cost.seconds / modelled)
+            if group == "any":
+                ratios.setdefault(("", phase), []).append(cost.seconds / modelled)
+    return {name: _summary(values) for name, values in ratios.items()}
+
+
+def _summary(values: list[float]) -> tuple[float, float]:
+    middle = statistics.median(values)
+    deviation = statistics.median(abs(value - middle) for value in values) / middle
+    return middle, max(deviation, MODEL_SPREAD / 2)
+
+
+def _parse(key: str) -> tuple[_Shard | None, str]:
+    """Read a shard back from its operator key (see ``core.costs.operator_key``)."""
+    parts = key.split("|", 6)
+    if len(parts) != 7 or parts[0] != "operator":
+        return None, ""
+    _, phase, kind, tensors, needs, outputs, _ = parts
+    named = [item.rsplit(":", 1) for item in tensors.split(";") if item]
+    inputs = tuple(_read_shape(text) for text, _ in named)
+    results = tuple(_read_shape(text) for text in outputs.split(";"))
+    dtypes = [dtype for _, dtype in named]
+    floats = [dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))]
+    dtype = floats[0] if floats else "float32"
+    sizes = tuple(
+        math.prod(shape) * DTYPE_BYTES.get(name, 4)
+        for shape, name in zip(inputs, dtypes, strict=True)
+    )
+    bare = base_kind(kind)
+    output_bytes = tuple(math.prod(shape) * DTYPE_BYTES[dtype] for shape in results)
+    flops = local_flops(bare, inputs, results) if inputs else 0.0
+    wanted = tuple(letter == "g" for letter in needs)
+    return (
+        _Shard(
+            kind=bare, inputs=inputs, outputs=results, input_bytes=sizes, output_bytes=output_bytes,
+            needs=wanted, saved=sum(sizes), flops=flops or 0.0, dtype=dtype,
+        ),
+        phase,
+    )  # fmt: skip
+
+
+def _read_shape(text: str) -> Shape:
+    return tuple(int(size) for size in text.split("x") if size)

@@ -1,0 +1,183 @@
+"""Bytes of a segment: what autograd keeps until backward, and the transient peaks.
+
+Liveness over *storages*, not tensors: views share the storage of what they view. Counted are only
+storages made inside the segment; its inputs, outputs and parameters are values of the Program and
+counted there. Workspaces inside kernels are not known. Optimistic where an allocator fragments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.program import Call, Value
+from shardwright.planner.cost.derivatives import base_kind, is_identity, is_view, saved_tensors
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class _Storages:
+    """Which storage each value lives in, and what happens to the storages of one segment.
+
+    ``made``/``last`` are call positions of birth and last forward use, ``kept`` the storages that
+    autograd holds with the call that first keeps them, ``extra`` the nameless bytes per call.
+    """
+
+    root: dict[int, int] = field(default_factory=dict)
+    size: dict[int, int] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    released: dict[int, int] = field(default_factory=dict)
+    extra: list[int] = field(default_factory=list)
+
+
+def segment_memory(
+    graph: OperatorGraph,
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    has_backward: bool,
+) -> tuple[int, tuple[int, int]]:
+    """Return (saved bytes, (temporary bytes of forward, of backward)) of one segment.
+
+    Temporary bytes come on top of the saved bytes and of the outputs. The backward's exclude the
+    gradients of the segment's inputs, which are values of the Program.
+    """
+    storages = _trace(graph, calls, values, inputs)
+    kept_out = {storages.root[v] for v in outputs if v in storages.root}
+    shared = _bytes_beyond_outputs(storages, values, outputs, kept_out)
+    kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
+    if not has_backward:
+        return 0, (_forward_peak(storages, set(), kept_out, [0] * len(calls)), 0)
+    saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
+    forward = _forward_peak(storages, kept, kept_out, storages.extra)
+    backward = _backward_peak(graph, calls, values, inputs, storages, kept)
+    return saved, (forward, backward)
+
+
+def _trace(
+    graph: OperatorGraph, calls: Sequence[Call], values: Sequence[Value], inputs: tuple[int, ...]
+) -> _Storages:
+    storages = _Storages()
+    for value in inputs:
+        storages.root[value] = _through_alias(values, value)
+    for step, call in enumerate(calls):
+        operator = graph.operators[call.operator]
+        shares = is_view(base_kind(operator.kind)) or is_identity(graph, operator)
+        for value in call.operands:
+            root = storages.root.setdefault(value, _through_alias(values, value))
+            storages.last[root] = step
+        for value in call.results:
+            if value < 0:
+                continue
+            source = call.operands[0] if shares and call.operands else value
+            root = storages.root.get(source, value)
+            storages.root[value] = root
+            if root == value:
+                storages.made[root] = step
+                storages.size[root] = _value_bytes(values[value])
+            storages.last[root] = step
+        _keep(graph, call, values, storages, step)
+    return storages
+
+
+def _keep(
+    graph: OperatorGraph, call: Call, values: Sequence[Value], storages: _Storages, step: int
+) -> None:
+    kept_in, kept_out, extra = saved_tensors(graph, graph.operators[call.operator])
+    named = [call.operands[p] for p in kept_in] + [call.results[p] for p in kept_out]
+    for value in named:
+        if value >= 0:
+            root = storages.root[value]
+            storages.kept.setdefault(root, step)
+            # Backward runs calls in reverse: the earliest call that keeps it releases it last.
+            storages.released[root] = min(storages.released.get(root, step), step)
+    shapes: Shapes = tuple(values[v].shape for v in call.operands)
+    results: Shapes = tuple(
+        shape if v < 0 else values[v].shape
+        for v, shape in zip(call.results, call.result_shapes, strict=True)
+    )
+    storages.extra.append(extra(shapes, results))
+
+
+def _through_alias(values: Sequence[Value], value: int) -> int:
+    while values[value].alias >= 0:
+        value = values[value].alias
+    return value
+
+
+def _value_bytes(value: Value) -> int:
+    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
+
+
+def _bytes_beyond_outputs(
+    storages: _Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
+) -> int:
+    """Return what output views hold alive beyond their own size (one third of a fused product)."""
+    shown: dict[int, int] = {}
+    for value in outputs:
+        root = storages.root.get(value, value)
+        shown[root] = shown.get(root, 0) + _value_bytes(values[value])
+    return sum(
+        max(0, storages.size[root] - shown[root]) for root in kept_out if root in storages.made
+    )
+
+
+def _forward_peak(storages: _Storages, kept: set[int], kept_out: set[int], extra: list[int]) -> int:
+    """Return the most bytes alive in forward above what remains alive at its end."""
+    lasting = kept | {root for root in kept_out if root in storages.made}
+    change = [*extra, 0]
+    for root, made in storages.made.items():
+        change[made] += storages.size[root]
+        change[-1 if root in lasting else storages.last[root] + 1] -= storages.size[root]
+    peak = level = 0
+    for step in range(len(extra)):
+        level += change[step]
+        peak = max(peak, level)
+    end = sum(storages.size[root] for root in lasting) + sum(extra)
+    return max(0, peak - end)
+
+
+def _backward_peak(
+    graph: OperatorGraph,
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    inputs: tuple[int, ...],
+    storages: _Storages,
+    kept: set[int],
+) -> int:
+    """Return the most bytes of inner gradients alive while saved storages are being released.
+
+    The gradient of a value appears when the last call that reads it runs backward, and disappears
+    when the call that made it has run. A view's gradient is a view of its source's.
+    """
+    outside = set(inputs)
+    gradients: dict[int, int] = {}
+    level = peak = 0
+    for step in range(len(calls) - 1, -1, -1):
+        call = calls[step]
+        operator = graph.operators[call.operator]
+        for value in call.operands:
+            root = storages.root[value]
+            fresh = value not in outside and root in storages.made and root not in gradients
+            if fresh and graph.tensors[values[value].tensor].needs_gradient:
+                gradients[root] = storages.size[root]
+                level += gradients[root]
+        peak = max(peak, level)
+        shares = is_view(base_kind(operator.kind))
+        for value in call.results:
+            root = storages.root.get(value, -1)
+            if value >= 0 and not shares and root in gradients:
+                level -= gradients.pop(root)
+        level -= storages.extra[step]
+        level -= sum(
+            storages.size[root]
+            for root, at in storages.released.items()
+            if at == step and root in kept
+        )
+    return max(0, peak)

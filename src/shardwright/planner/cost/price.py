@@ -1,0 +1,248 @@
+"""Seconds for every instruction of a Program.
+
+Each segment and each message is priced once and gathered by the instructions' items, so the work does
+not grow with microbatches. A transfer's time lies on its SEND, which occupies the link; the RECEIVE
+waits for it and costs only the message overhead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.cluster import Cluster, Source
+from shardwright.core.costs import Cost, CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import local_bytes
+from shardwright.core.program import Call, Kind, Message, Program, Segment
+from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.collective import collective_seconds
+from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, Rates, operator_cost
+
+SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """Per instruction: seconds, half-width, and the index into ``SOURCES`` of most of the seconds."""
+
+    seconds: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    source: NDArray[np.int8]
+
+    def by_source(self) -> tuple[tuple[str, float], ...]:
+        """Return how many of all seconds rest on each sort of number."""
+        totals = np.bincount(self.source, weights=self.seconds, minlength=len(SOURCES))
+        return tuple((name, float(totals[i])) for i, name in enumerate(SOURCES) if totals[i] > 0)
+
+
+def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> Prices:
+    """Return the cost of every instruction, alone on its resource."""
+    tariff = _Tariff(program, graph, cluster, table)
+    columns = np.zeros((3, program.num_instructions))
+    forward = _columns([tariff.segment(item, "forward") for item in program.segments])
+    backward = _columns([tariff.segment(item, "backward") for item in program.segments])
+    messages = _columns([tariff.message(item) for item in program.messages])
+    started = _columns([tariff.received(item) for item in program.messages])
+    meshes = range(len(program.meshes))
+    updates = _columns([tariff.update(mesh) for mesh in meshes])
+    clips = _columns([tariff.clip(mesh) for mesh in meshes])
+    for kind, prices, index in (
+        (Kind.FORWARD, forward, program.item),
+        (Kind.RECOMPUTE, forward, program.item),
+        (Kind.BACKWARD, backward, program.item),
+        (Kind.MESSAGE, messages, program.item),
+        (Kind.SEND, messages, program.item),
+        (Kind.RECEIVE, started, program.item),
+        (Kind.UPDATE, updates, program.group),
+        (Kind.CLIP, clips, program.group),
+    ):
+        chosen = np.flatnonzero(program.kind == kind)
+        if len(chosen):
+            columns[:, chosen] = prices[:, index[chosen]]
+    return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
+
+
+def _columns(costs: list[Cost]) -> NDArray[np.float64]:
+    rows = [(cost.seconds, cost.spread, SOURCES.index(cost.source)) for cost in costs]
+    return np.array(rows, dtype=np.float64).reshape(-1, 3).T
+
+
+def _total(costs: list[Cost]) -> Cost:
+    """Add costs; half-widths add too, since one machine's errors are not independent."""
+    seconds = {source: 0.0 for source in SOURCES}
+    for cost in costs:
+        seconds[cost.source] += cost.seconds
+    source = max(SOURCES, key=lambda name: seconds[name])
+    return Cost(
+        seconds=sum(seconds.values()), spread=sum(cost.spread for cost in costs), source=source
+    )
+
+
+class _Tariff:
+    """Prices of one Program's segments and messages, remembered by what decides them."""
+
+    def __init__(
+        self, program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable
+    ) -> None:
+        self.program = program
+        self.graph = graph
+        self.cluster = cluster
+        self.table = table
+        self.overheads = table.overhead_map
+        self.calls: dict[tuple[object, ...], Cost] = {}
+        self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
+        precision = program.strategy.precision
+        # One device of each kind per mesh: the group waits for its slowest member.
+        self.rates: list[list[Rates]] = []
+        by_kind: dict[int, Rates] = {}
+        for mesh in program.meshes:
+            found: dict[int, Rates] = {}
+            for device in mesh.devices:
+                kind = cluster.devices[device].kind
+                if kind not in by_kind:
+                    by_kind[kind] = Rates(
+                        cluster=cluster, table=table, device=device, precision=precision
+                    )
+                found[kind] = by_kind[kind]
+            self.rates.append(list(found.values()))
+
+    def segment(self, segment: Segment, phase: str) -> Cost:
+        if phase == "backward" and not segment.has_backward:
+            return Cost(seconds=0.0)
+        fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
+        options: list[Cost] = []
+        for rates in self.rates[segment.mesh]:
+            costs = [self._call(call, phase, rates) for call in segment.calls]
+            options.append(_total([fixed, *costs]))
+        return max(options, key=lambda cost: cost.seconds)
+
+    def _call(self, call: Call, phase: str, rates: Rates) -> Cost:
+        shapes = tuple(self.program.values[value].shape for value in call.operands)
+        key = (call.operator, shapes, call.result_shapes, phase, rates.device)
+        if key not in self.calls:
+            self.calls[key] = operator_cost(
+                self.graph, call.operator, shapes, call.result_shapes, phase, rates
+            )
+        return self.calls[key]
+
+    def received(self, message: Message) -> Cost:
+        seconds = self.overheads.get("message_seconds", 0.0)
+        return Cost(seconds=seconds, source="measured" if seconds else "modelled")
+
+    def message(self, message: Message) -> Cost:
+        """Return the slowest group's time; merged items are also copied in and out."""
+        if message.destination >= 0:
+            return _total([self._transfer(message), self.received(message)])
+        mesh = self.program.meshes[message.mesh]
+        groups = self._groups(message.mesh, mesh, message.axes)
+        costs = [
+            collective_seconds(
+                message.primitive, message.bytes, devices, self.cluster, self.table, concurrent
+            )
+            for devices, concurrent in groups
+        ]
+        slowest = max(costs, key=lambda cost: cost.seconds)
+        parts = [slowest]
+        if message.primitive not in {"slice", "copy"}:
+            parts.append(self.received(message))
+        if len(message.sources) > 1:
+            copied = collective_seconds(
+                "copy", 2 * message.bytes, mesh.devices[:1], self.cluster, self.table
+            )
+            parts.append(copied)
+        return _total(parts)
+
+    def _transfer(self, message: Message) -> Cost:
+        """Price the pair that crosses most hosts; pairs leaving one host share its uplink."""
+        sources = self.program.meshes[message.mesh].devices
+        targets = self.program.meshes[message.destination].devices
+        hosts = self.cluster.devices
+        leaving: dict[int, int] = {}
+        for source, target in zip(sources, targets, strict=True):
+            if hosts[source].host != hosts[target].host:
+                leaving[hosts[source].host] = leaving.get(hosts[source].host, 0) + 1
+        seen: dict[tuple[int, bool], tuple[int, int]] = {}
+        for source, target in zip(sources, targets, strict=True):
+            crosses = hosts[source].host != hosts[target].host
+            share = leaving.get(hosts[source].host, 1) if crosses else 1
+            seen.setdefault((share, crosses), (source, target))
+        costs = [
+            collective_seconds("transfer", message.bytes, pair, self.cluster, self.table, share)
+            for (share, _), pair in seen.items()
+        ]
+        return max(costs, key=lambda cost: cost.seconds)
+
+    def _groups(
+        self, index: int, mesh: Mesh, axes: tuple[int, ...]
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """Return one group of each shape over hosts, with how many groups share its uplinks."""
+        if (index, axes) not in self.routes:
+            self.routes[index, axes] = peer_groups(self.cluster, mesh, axes)
+        return self.routes[index, axes]
+
+    def update(self, mesh: int) -> Cost:
+        """Bytes of this mesh's optimizer shards, at the measured or the memory-bound rate."""
+        own = self._master_bytes(mesh)
+        states = self.program.strategy.optimizer_states
+        measured = self.overheads.get("update_seconds_per_byte")
+        if measured is not None:
+            # Measured with two states: reads p, g, m, v and writes p, m, v.
+            return Cost(seconds=own * measured * (3 + 2 * states) / 7, source="measured")
+        kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
+        seconds = own * (3 + 2 * states) / (MEMORY_EFFICIENCY * kind.memory_bandwidth)
+        return Cost(seconds=seconds + kind.launch_seconds)
+
+    def clip(self, mesh: int) -> Cost:
+        """Read every gradient once, one small all-reduce, scale them."""
+        kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
+        touched = 3 * self._master_bytes(mesh) / (MEMORY_EFFICIENCY * kind.memory_bandwidth)
+        everyone = self.program.strategy.devices
+        norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
+        return _total([Cost(seconds=touched), norm])
+
+    def _master_bytes(self, mesh: int) -> int:
+        """Return the local bytes of the optimizer's shards on one mesh."""
+        home: dict[int, int] = {}
+        for value in self.program.values:
+            if value.role in ("parameter", "master"):
+                home.setdefault(value.tensor, value.mesh)
+        total = 0
+        sizes = self.program.meshes[mesh].sizes
+        for tensor, config in zip(
+            self.graph.parameters, self.program.strategy.parameters, strict=True
+        ):
+            spec = self.graph.tensors[tensor]
+            if home.get(tensor) == mesh and spec.needs_gradient:
+                total += local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
+        return total
+
+
+def peer_groups(
+    cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], int]]:
+    """Return one group of each shape over hosts, with the number of groups sharing its uplinks.
+
+    On one CPU host all groups share the memory, so all of them count.
+    """
+    kept = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
+    grid = np.array(mesh.devices).reshape(mesh.sizes).transpose(*kept, *axes)
+    length = int(np.prod([mesh.sizes[axis] for axis in axes], dtype=np.int64))
+    groups = grid.reshape(-1, length)
+    host_of = np.array([device.host for device in cluster.devices])
+    hosts = host_of[groups]
+    crossing: dict[int, int] = {}
+    for row in hosts:
+        members = set(map(int, row))
+        if len(members) > 1 or cluster.kind_of(mesh.devices[0]).backend == "cpu":
+            for host in members:
+                crossing[host] = crossing.get(host, 0) + 1
+    shapes: dict[tuple[object, ...], tuple[tuple[int, ...], int]] = {}
+    for devices, row in zip(groups, hosts, strict=True):
+        names, counts = np.unique(row, return_counts=True)
+        concurrent = max(crossing.get(int(name), 1) for name in names)
+        shape = (len(names), int(counts.max()), concurrent)
+        shapes.setdefault(shape, (tuple(map(int, devices)), concurrent))
+    return list(shapes.values())

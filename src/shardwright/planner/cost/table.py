@@ -1,0 +1,40 @@
+"""Records to the planner's CostTable. Pure: the newest record of each name wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwright.core.costs import Cost, CostTable, Record
+
+
+def build_costs(records: Iterable[Record], environment: str) -> CostTable:
+    """Collect the records made in ``environment``.
+
+    Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``; and
+    ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit.
+    """
+    newest: dict[str, Record] = {}
+    for record in records:
+        if record.environment != environment:
+            continue
+        before = newest.get(record.key)
+        if before is None or record.measured_at >= before.measured_at:
+            newest[record.key] = record
+    operators: list[tuple[str, Cost]] = []
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    overheads: list[tuple[str, float]] = []
+    for key in sorted(newest):
+        record = newest[key]
+        family, _, rest = key.partition("|")
+        if family == "operator":
+            cost = Cost(seconds=record.seconds, spread=record.spread, source="measured")
+            operators.append((key, cost))
+        elif family == "collective":
+            group, _, size = key.rpartition("|")
+            points.setdefault(group, []).append((float(size), record.seconds, record.spread))
+        elif family == "overhead":
+            overheads.append((rest, record.seconds))
+    collectives = tuple((group, tuple(sorted(found))) for group, found in sorted(points.items()))
+    return CostTable(
+        operators=tuple(operators), collectives=collectives, overheads=tuple(overheads)
+    )

@@ -1,0 +1,138 @@
+"""The backward half of a stage, derived from its forward half read in reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from shardwright.core.program import Kind
+from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.parameters import Use
+from shardwright.planner.lower.stage import Entry, Stage
+
+Transfers = dict[tuple[int, int], tuple[Step, Step]]
+
+
+def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
+    """Return the messages that bring parameters from rest to use, alike ones together."""
+    groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for use in uses:
+        value = use.value if draft.values[use.value].alias < 0 else draft.values[use.value].alias
+        key = draft.signature(use.source, draft.values[value].layout)
+        pairs = groups.setdefault(key, [])
+        if (use.source, value) not in pairs:
+            pairs.append((use.source, value))
+    return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
+
+
+def prefetch(steps: Sequence[tuple[list[Step], Step | None]]) -> list[Step]:
+    """Lay out (gathers, step) pairs so that each gather is issued one segment ahead of its use."""
+    result: list[Step] = []
+    previous_segment = 0
+    for gathers, step in steps:
+        result[previous_segment:previous_segment] = gathers
+        if step is None:
+            continue
+        result.append(step)
+        if step.kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
+            previous_segment = len(result) - 1
+    return result
+
+
+def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
+    """Flatten forward entries, with parameter gathers one segment ahead."""
+    pairs: list[tuple[list[Step], Step | None]] = []
+    for entry in entries:
+        gathers = gather_steps(draft, entry.gathers)
+        pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
+    return prefetch(pairs)
+
+
+def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
+    """Return the steps of one microbatch's backward, without gradient synchronisation."""
+    recomputed = set(draft.strategy.recompute)
+    ready: set[int] = set()
+    pairs: list[tuple[list[Step], Step | None]] = []
+    for entry in reversed(stage.forward):
+        if entry.block in recomputed and entry.block not in ready:
+            ready.add(entry.block)
+            pairs += _recompute(draft, [e for e in stage.forward if e.block == entry.block])
+        if entry.segment >= 0:
+            if draft.segments[entry.segment].has_backward:
+                again = entry.block not in recomputed
+                gathers = gather_steps(draft, entry.gathers) if again else []
+                pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
+        else:
+            pairs += [([], step) for step in _reverse(draft, entry, transfers)]
+    return prefetch(pairs)
+
+
+def _recompute(draft: Draft, entries: Sequence[Entry]) -> list[tuple[list[Step], Step | None]]:
+    """Run a block's forward again, this time keeping its graph; transfers are not repeated."""
+    pairs: list[tuple[list[Step], Step | None]] = []
+    for entry in entries:
+        if entry.segment >= 0:
+            segment = replace(draft.segments[entry.segment], recomputed=True)
+            draft.segments[entry.segment] = segment
+            step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
+            pairs.append((gather_steps(draft, entry.gathers), step))
+        elif entry.sends is None and entry.receives is None:
+            pairs += [([], replace(step)) for step in entry.steps]
+    return pairs
+
+
+def _backward(draft: Draft, index: int, mesh: int) -> Step:
+    segment = draft.segments[index]
+    outputs = [v for v in segment.outputs if draft.values[v].gradient >= 0 and v in draft.external]
+    incoming = [draft.values[value].gradient for value in outputs]
+    made = [draft.values[value].gradient for value in segment.inputs]
+    return Step(
+        kind=Kind.BACKWARD,
+        item=index,
+        resource=f"compute:{mesh}",
+        reads=(*segment.inputs, *outputs, *dict.fromkeys(incoming)),
+        writes=tuple(dict.fromkeys(gradient for gradient in made if gradient >= 0)),
+    )
+
+
+def _reverse(draft: Draft, entry: Entry, transfers: Transfers) -> list[Step]:
+    if entry.adapts is not None:
+        origin, result = entry.adapts
+        source, target = draft.values[result].gradient, draft.values[origin].gradient
+        return [] if source == target else draft.chain([(source, target)], "gradient")
+    crossing = entry.sends or entry.receives
+    if crossing is None or draft.values[crossing[0]].gradient < 0:
+        return []
+    if crossing not in transfers:
+        here, there = (draft.values[value].gradient for value in crossing)
+        transfers[crossing] = draft.transfer(there, here, "gradient")
+    send, receive = transfers[crossing]
+    return [receive] if entry.sends else [send]
+
+
+def insert_syncs(
+    draft: Draft, steps: list[Step], pending: dict[int, int], late: set[int]
+) -> list[Step]:
+    """Add gradient synchronisation right after the backward that completes each bucket."""
+    written = {value: place for place, step in enumerate(steps) for value in step.writes}
+    bucket_of = {
+        tensor: number
+        for number, bucket in enumerate(draft.strategy.gradient_sync.buckets)
+        for tensor in bucket
+    }
+    groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for source, target in pending.items():
+        if source in written and source not in late:
+            entry = draft.values[source]
+            bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
+            key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))
+            groups.setdefault(key, []).append((source, target))
+    after: dict[int, list[Step]] = {}
+    for pairs in groups.values():
+        place = max(written[source] for source, _ in pairs)
+        last_only = draft.values[pairs[0][0]].scope == "step"
+        after.setdefault(place, []).extend(draft.chain(pairs, "synchronise", last_only=last_only))
+    result: list[Step] = []
+    for place, step in enumerate(steps):
+        result += [step, *after.get(place, [])]
+    return result

@@ -1,0 +1,245 @@
+"""The mutable draft of a Program: values, segments and messages while lowering fills them in.
+
+A *step* is an instruction before it is told which microbatch it belongs to. Each stage writes its
+steps into five lists; ``assemble`` lays them out for every microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import Layout, local_bytes, local_shape
+from shardwright.core.program import Call, Kind, Message, Scope, Segment, Value, ValueRole
+from shardwright.core.strategy import Mesh, Strategy
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.redistribute import Step as Reshard
+from shardwright.planner.space.redistribute import reshard_steps
+from shardwright.planner.space.samples import Samples
+
+Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+
+
+@dataclass(slots=True)
+class Step:
+    """One instruction of a template. ``last_only``: runs with the last microbatch only."""
+
+    kind: Kind
+    item: int
+    resource: str
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    last_only: bool = False
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """A segment that is still growing. ``gathers`` are the parameters it needs brought together."""
+
+    mesh: int
+    block: int
+    scope: Scope
+    calls: list[Call] = field(default_factory=list[Call])
+    produced: set[int] = field(default_factory=set[int])
+    inputs: dict[int, None] = field(default_factory=dict[int, None])
+    gathers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+
+class Draft:
+    """Values, segments and messages of the Program being made, and the facts they are made from."""
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        strategy: Strategy,
+        samples: Samples,
+        iterations: Sequence[Iteration],
+    ) -> None:
+        self.graph = graph
+        self.strategy = strategy
+        self.samples = samples
+        self.iterations = iterations
+        self.values: list[Value] = []
+        self.segments: list[Segment] = []
+        self.messages: list[Message] = []
+        self.external: set[int] = set()
+
+    def mesh(self, index: int) -> Mesh:
+        """Return a mesh by index."""
+        return self.strategy.meshes[index]
+
+    @property
+    def master_dtype(self) -> str | None:
+        """The dtype of master parameters where it differs from the graph's, else None."""
+        return "float32" if self.strategy.precision == "bfloat16" else None
+
+    def whole_shape(self, tensor: int, scope: Scope) -> tuple[int, ...]:
+        """Return a tensor's shape before sharding, for one microbatch where the scope says so."""
+        shape = list(self.graph.tensors[tensor].shape)
+        dim = self.samples.tensor_dim[tensor]
+        if scope == "microbatch" and dim >= 0:
+            shape[dim] //= self.strategy.pipeline.num_microbatches
+        return tuple(shape)
+
+    def add_value(
+        self,
+        tensor: int,
+        mesh: int,
+        layout: Layout,
+        scope: Scope,
+        role: ValueRole,
+        *,
+        dtype: str | None = None,
+        alias: int = -1,
+        resident: bool = False,
+        gradient: int = -1,
+    ) -> int:
+        """Append a value and return its index."""
+        size_scope: Scope = scope
+        spec = self.graph.tensors[tensor]
+        if spec.role in ("parameter", "buffer", "constant"):
+            size_scope = "step"
+        shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
+        self.values.append(
+            Value(
+                tensor=tensor,
+                mesh=mesh,
+                layout=layout,
+                shape=shape,
+                dtype=dtype or spec.dtype,
+                scope=scope,
+                role=role,
+                gradient=gradient,
+                alias=alias,
+                resident=resident,
+            )
+        )
+        return len(self.values) - 1
+
+    def set_gradient(self, value: int, gradient: int) -> None:
+        """Tell a value where its gradient accumulates."""
+        self.values[value] = replace(self.values[value], gradient=gradient)
+
+    def bytes_of(self, value: int) -> int:
+        """Bytes one device needs for a value; views of other data need none."""
+        entry = self.values[value]
+        if entry.alias >= 0 or entry.role in ("input", "buffer") or entry.resident:
+            return 0
+        none = (-1,) * len(entry.layout)
+        return local_bytes(entry.shape, entry.dtype, none, self.mesh(entry.mesh).sizes)
+
+    def reshard(self, source: int, target: Layout) -> tuple[Reshard, ...]:
+        """Return the steps that bring a value to another layout."""
+        entry = self.values[source]
+        scope: Scope = "step" if entry.role in ("parameter", "master") else entry.scope
+        if self.graph.tensors[entry.tensor].role == "parameter":
+            scope = "step"
+        shape = self.whole_shape(entry.tensor, scope)
+        return reshard_steps(shape, entry.dtype, entry.layout, target, self.mesh(entry.mesh).sizes)
+
+    def chain(
+        self, pairs: Sequence[tuple[int, int]], purpose: Purpose, *, last_only: bool = False
+    ) -> list[Step]:
+        """Return message steps that bring each (source, result) pair to its result's layout.
+
+        All pairs must need the same primitives on the same axes; they travel together. A pair whose
+        layouts agree is copied (a change of dtype).
+        """
+        mesh = self.values[pairs[0][0]].mesh
+        plans = [self.reshard(source, self.values[result].layout) for source, result in pairs]
+        steps: list[Step] = []
+        current = [source for source, _ in pairs]
+        if not plans[0]:
+            return [self._copy(pairs, purpose, last_only)]
+        for depth, first in enumerate(plans[0]):
+            is_final = depth == len(plans[0]) - 1
+            targets = [
+                result if is_final else self._between(source, plan[depth].layout, result)
+                for (source, result), plan in zip(pairs, plans, strict=True)
+            ]
+            message = Message(
+                primitive=first.primitive,
+                mesh=mesh,
+                axes=first.axes,
+                sources=tuple(current),
+                results=tuple(targets),
+                dims=tuple((plan[depth].from_dim, plan[depth].to_dim) for plan in plans),
+                bytes=sum(plan[depth].bytes for plan in plans),
+                purpose=purpose,
+            )
+            steps.append(self.message_step(message, last_only=last_only))
+            current = targets
+        return steps
+
+    def _between(self, source: int, layout: Layout, result: int) -> int:
+        entry, final = self.values[source], self.values[result]
+        role: ValueRole = "gradient" if final.role == "gradient" else "activation"
+        return self.add_value(
+            entry.tensor, entry.mesh, layout, final.scope, role, dtype=final.dtype
+        )
+
+    def _copy(self, pairs: Sequence[tuple[int, int]], purpose: Purpose, last_only: bool) -> Step:
+        message = Message(
+            primitive="copy",
+            mesh=self.values[pairs[0][0]].mesh,
+            axes=(),
+            sources=tuple(source for source, _ in pairs),
+            results=tuple(result for _, result in pairs),
+            dims=((-1, -1),) * len(pairs),
+            bytes=sum(self.bytes_of(result) for _, result in pairs),
+            purpose=purpose,
+        )
+        return self.message_step(message, last_only=last_only)
+
+    def signature(self, source: int, target: Layout) -> tuple[object, ...]:
+        """Return what must agree for two pairs to share messages."""
+        entry = self.values[source]
+        steps = self.reshard(source, target)
+        return (entry.mesh, entry.dtype, *((step.primitive, step.axes) for step in steps))
+
+    def message_step(self, message: Message, *, last_only: bool = False) -> Step:
+        """Append a message within one mesh and return its step."""
+        self.messages.append(message)
+        is_local = message.primitive in ("slice", "copy")
+        axes = ".".join(self.mesh(message.mesh).axes[axis] for axis in message.axes)
+        resource = f"compute:{message.mesh}" if is_local else f"link:{message.mesh}:{axes}"
+        self.external.update(message.sources)
+        return Step(
+            kind=Kind.MESSAGE,
+            item=len(self.messages) - 1,
+            resource=resource,
+            reads=message.sources,
+            writes=message.results,
+            last_only=last_only,
+        )
+
+    def transfer(self, source: int, result: int, purpose: Purpose) -> tuple[Step, Step]:
+        """Append a transfer between meshes and return its send and receive steps."""
+        here, there = self.values[source].mesh, self.values[result].mesh
+        self.messages.append(
+            Message(
+                primitive="transfer",
+                mesh=here,
+                axes=(),
+                sources=(source,),
+                results=(result,),
+                dims=((-1, -1),),
+                bytes=local_bytes(
+                    self.values[source].shape,
+                    self.values[source].dtype,
+                    (-1,) * len(self.values[source].layout),
+                    self.mesh(here).sizes,
+                ),
+                purpose=purpose,
+                destination=there,
+            )
+        )
+        self.external.add(source)
+        item = len(self.messages) - 1
+        send = Step(kind=Kind.SEND, item=item, resource=f"send:{here}-{there}", reads=(source,))
+        receive = Step(
+            kind=Kind.RECEIVE, item=item, resource=f"receive:{here}-{there}", writes=(result,)
+        )
+        return send, receive

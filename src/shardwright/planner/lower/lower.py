@@ -1,0 +1,250 @@
+"""From graph and strategy to Program.
+
+The order of work: find where gradients lie; lower every operator forward on its mesh; derive each
+mesh's backward; add gradient synchronisation, update and the way back to rest; lay the templates
+out for all microbatches in the schedule's order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import Layout
+from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import Strategy
+from shardwright.planner.cost.memory import segment_memory
+from shardwright.planner.lower.assemble import Templates, assemble
+from shardwright.planner.lower.backward import (
+    Transfers,
+    backward_steps,
+    forward_steps,
+    gather_steps,
+    insert_syncs,
+)
+from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.gradients import place
+from shardwright.planner.lower.parameters import Parameters
+from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.space.configs import Pair
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples, State, find_samples
+
+
+def lower(graph: OperatorGraph, strategy: Strategy, samples: Samples | None = None) -> Program:
+    """Return the Program of one training step.
+
+    ``samples`` may be passed to save its analysis when many strategies of one graph are lowered.
+    Raises ValueError where the strategy is not legal for the graph (sizes that do not divide, a
+    consumer on an earlier mesh than its producer, microbatches of a loss that is not a sum).
+    """
+    samples = samples or find_samples(graph)
+    _check(graph, strategy, samples)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    return _Lowering(Draft(graph, strategy, samples, iterations)).run()
+
+
+def _check(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
+    if len(strategy.configs) != len(graph.operators):
+        raise ValueError("a strategy has one config per operator")
+    if len(strategy.parameters) != len(graph.parameters):
+        raise ValueError("a strategy has one config per parameter")
+    if strategy.pipeline.num_microbatches > 1 and samples.blocker:
+        raise ValueError(f"more than one microbatch is impossible: {samples.blocker}")
+    if any(mesh.sizes != strategy.meshes[0].sizes for mesh in strategy.meshes):
+        raise ValueError("all stages of a pipeline must have meshes of equal sizes")
+
+
+class _Lowering:
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        graph, strategy = draft.graph, draft.strategy
+        placed = place(graph, strategy, draft.samples, draft.iterations)
+        self.parameters = Parameters(draft)
+        self.stages = [
+            Stage(draft, index, placed, self.parameters, self._fetch)
+            for index in range(len(strategy.meshes))
+        ]
+        self.late: set[int] = set()
+        self.exchange: list[list[Step]] = [[] for _ in self.stages]
+
+    def run(self) -> Program:
+        graph, draft = self.draft.graph, self.draft
+        where = self._meshes_of_operators()
+        for number, block in enumerate(graph.blocks):
+            for index in range(block.start, block.stop):
+                for scope in self._scopes(index):
+                    for mesh in sorted(where[index]):
+                        self.stages[mesh].run(index, number, scope)
+        for stage in self.stages:
+            stage.close()
+        self._move_tied_parameters()
+        loss_mesh = draft.strategy.configs[graph.tensors[graph.loss].producer].mesh
+        loss = self.stages[loss_mesh].value_of(graph.loss)
+        draft.external.add(loss)
+        templates = self._templates()
+        self._finish_segments()
+        return assemble(draft, templates, loss)
+
+    # -- forward -------------------------------------------------------------------------------
+
+    def _meshes_of_operators(self) -> list[set[int]]:
+        """Say on which meshes each operator runs: work without parameters is repeated, not sent."""
+        graph, configs = self.draft.graph, self.draft.strategy.configs
+        trained = _depends_on_parameters(graph)
+        where: list[set[int]] = [set() for _ in graph.operators]
+        for index in reversed(range(len(where))):
+            outputs = graph.operators[index].outputs
+            readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
+            meshes = {mesh for reader in readers for mesh in where[reader]}
+            own = configs[index].mesh
+            where[index] = {own} if trained[index] or not meshes else meshes
+            if trained[index] and any(mesh < own for mesh in meshes):
+                raise ValueError(f"operator {graph.operators[index].name} feeds an earlier stage")
+        return where
+
+    def _scopes(self, index: int) -> tuple[str, ...]:
+        graph, samples = self.draft.graph, self.draft.samples
+        outputs = graph.operators[index].outputs
+        if index in samples.prologue:
+            readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
+            also = samples.operator_dim[index] != "" and not readers <= samples.prologue
+            return ("step", "microbatch") if also else ("step",)
+        is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
+        if is_free and not any(graph.tensors[tensor].needs_gradient for tensor in outputs):
+            trained = any(graph.tensors[t].role == "parameter" for t in graph.operators[index].inputs)
+            return ("microbatch",) if trained or self._reads_microbatch(index) else ("step",)
+        return ("microbatch",)
+
+    def _reads_microbatch(self, index: int) -> bool:
+        inputs = self.draft.graph.operators[index].inputs
+        return any(stage.has(t, "microbatch") for stage in self.stages for t in inputs)
+
+    def _fetch(self, tensor: int, layout: Layout, stage: Stage) -> int:
+        """Bring an activation from the mesh that makes it, once per microbatch."""
+        draft = self.draft
+        producer = draft.graph.tensors[tensor].producer
+        home = self.stages[draft.strategy.configs[producer].mesh]
+        if home is stage or not home.has(tensor, "microbatch"):
+            return -1
+        home.close()
+        value = home.acquire(tensor, Pair(layout, layout), "microbatch")
+        copy = draft.add_value(tensor, stage.index, layout, "microbatch", "activation")
+        if draft.graph.tensors[tensor].needs_gradient:
+            gradient = draft.add_value(tensor, stage.index, layout, "microbatch", "gradient")
+            draft.set_gradient(copy, gradient)
+        send, receive = draft.transfer(value, copy, "activation")
+        home.forward.append(Entry(-1, [send], sends=(value, copy)))
+        stage.forward.append(Entry(-1, [receive], receives=(value, copy)))
+        return copy
+
+    def _move_tied_parameters(self) -> None:
+        """Send a parameter used on several meshes from its home, and its gradients back."""
+        draft = self.draft
+        for use in list(self.parameters.uses.values()):
+            kept = self.parameters.kept[use.tensor]
+            if use.mesh == kept.mesh:
+                continue
+            home, away = self.stages[kept.mesh], self.stages[use.mesh]
+            value = draft.values[use.value]
+            trained = value.gradient >= 0
+            gradient = draft.values[value.gradient].layout if trained else value.layout
+            source = self.parameters.use(kept.mesh, use.tensor, Pair(value.layout, gradient))
+            if value.alias < 0:
+                sent = source.value
+                if source.source >= 0:
+                    sent = draft.add_value(
+                        use.tensor, kept.mesh, value.layout, "step", "parameter"
+                    )
+                    steps = draft.chain([(source.source, sent)], "parameter")
+                    home.prologue.append(Entry(-1, steps))
+                send, receive = draft.transfer(sent, use.value, "parameter")
+                home.prologue.append(Entry(-1, [send]))
+                away.prologue.append(Entry(-1, [receive]))
+            if trained:
+                target = draft.values[source.value].gradient
+                send, receive = draft.transfer(value.gradient, target, "synchronise")
+                self.exchange[use.mesh].append(send)
+                self.exchange[kept.mesh].append(receive)
+                self.late.add(target)
+
+    # -- backward and update -------------------------------------------------------------------
+
+    def _templates(self) -> Templates:
+        draft = self.draft
+        transfers: Transfers = {}
+        backward = [
+            insert_syncs(
+                draft,
+                backward_steps(draft, stage, transfers),
+                self._pending_on(stage.index),
+                self.late,
+            )
+            for stage in reversed(self.stages)
+        ][::-1]
+        return Templates(
+            prologue=[forward_steps(draft, stage.prologue) for stage in self.stages],
+            forward=[forward_steps(draft, stage.forward) for stage in self.stages],
+            backward=backward,
+            exchange=self.exchange,
+            epilogue=[self._epilogue(stage.index) for stage in self.stages],
+        )
+
+    def _pending_on(self, mesh: int) -> dict[int, int]:
+        values = self.draft.values
+        return {s: t for s, t in self.parameters.pending.items() if values[s].mesh == mesh}
+
+    def _epilogue(self, mesh: int) -> list[Step]:
+        draft = self.draft
+        steps: list[Step] = []
+        for source, target in self._pending_on(mesh).items():
+            if source in self.late:
+                steps += draft.chain([(source, target)], "synchronise")
+        kept = [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
+        reduced = tuple(k.reduced for k in kept)
+        if draft.strategy.clips:
+            steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
+        masters = tuple(k.master for k in kept)
+        steps.append(Step(Kind.UPDATE, -1, f"compute:{mesh}", reads=reduced, writes=masters))
+        return steps + self._back_to_rest(mesh)
+
+    def _back_to_rest(self, mesh: int) -> list[Step]:
+        draft = self.draft
+        block_of = {i: n for n, b in enumerate(draft.graph.blocks) for i in range(b.start, b.stop)}
+        groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        for kept in self.parameters.kept.values():
+            if kept.mesh != mesh or kept.master == kept.rest:
+                continue
+            block = block_of[draft.graph.consumers[kept.tensor][0]]
+            key = (block, *draft.signature(kept.master, draft.values[kept.rest].layout))
+            groups.setdefault(key, []).append((kept.master, kept.rest))
+        return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
+
+    # -- finishing -----------------------------------------------------------------------------
+
+    def _finish_segments(self) -> None:
+        """Keep only the outputs somebody reads, and measure what each segment saves."""
+        draft = self.draft
+        for index, segment in enumerate(draft.segments):
+            outputs = tuple(value for value in segment.outputs if value in draft.external)
+            saved, temporary = segment_memory(
+                draft.graph,
+                segment.calls,
+                draft.values,
+                segment.inputs,
+                outputs,
+                segment.has_backward,
+            )
+            draft.segments[index] = replace(
+                segment, outputs=outputs, saved_bytes=saved, temporary_bytes=temporary
+            )
+
+
+def _depends_on_parameters(graph: OperatorGraph) -> list[bool]:
+    known = [tensor.role == "parameter" for tensor in graph.tensors]
+    result: list[bool] = []
+    for operator in graph.operators:
+        result.append(any(known[tensor] for tensor in operator.inputs))
+        for tensor in operator.outputs:
+            known[tensor] = result[-1]
+    return result

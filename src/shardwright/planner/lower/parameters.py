@@ -1,0 +1,111 @@
+"""Parameters of the Program: at rest, in use, as masters, and where their gradients gather."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.core.layout import REPLICATE, Layout
+from shardwright.core.program import Scope
+from shardwright.planner.lower.draft import Draft
+from shardwright.planner.space.configs import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One parameter as one mesh uses it. ``source`` is the value it is gathered from, or -1."""
+
+    tensor: int
+    mesh: int
+    value: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One parameter between its uses: its home mesh, values at rest and master, reduced gradient."""
+
+    tensor: int
+    mesh: int
+    rest: int
+    master: int
+    reduced: int
+
+
+class Parameters:
+    """Creates every value which a parameter needs, once."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.kept: dict[int, Kept] = {}
+        self.uses: dict[tuple[int, int, Layout, Layout], Use] = {}
+        self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
+        self._rest_is_taken: set[int] = set()
+        for tensor, config in zip(draft.graph.parameters, draft.strategy.parameters, strict=True):
+            readers = draft.graph.consumers[tensor]
+            if readers:
+                mesh = min(draft.strategy.configs[reader].mesh for reader in readers)
+                self.kept[tensor] = self._keep(tensor, mesh, config.rest, config.optimizer)
+
+    def _keep(self, tensor: int, mesh: int, rest_layout: Layout, optimizer: Layout) -> Kept:
+        draft = self.draft
+        rest = draft.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
+        if not draft.graph.tensors[tensor].needs_gradient:
+            return Kept(tensor, mesh, rest, rest, -1)
+        dtype = draft.master_dtype or draft.graph.tensors[tensor].dtype
+        same = rest_layout == optimizer and dtype == draft.values[rest].dtype
+        master = rest
+        if not same:
+            master = draft.add_value(
+                tensor, mesh, optimizer, "step", "master", dtype=dtype, resident=True
+            )
+        reduced = draft.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
+        draft.set_gradient(master, reduced)
+        return Kept(tensor, mesh, rest, master, reduced)
+
+    def use(self, mesh: int, tensor: int, pair: Pair) -> Use:
+        """Return a parameter at the layouts of a use on a mesh, home or abroad."""
+        trained = self.draft.graph.tensors[tensor].needs_gradient
+        gradient = pair.gradient if trained else (REPLICATE,) * len(pair.gradient)
+        key = (mesh, tensor, pair.value, gradient)
+        if key not in self.uses:
+            self.uses[key] = self._new_use(mesh, tensor, pair.value, gradient, trained)
+        return self.uses[key]
+
+    def _new_use(self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool) -> Use:
+        draft, kept = self.draft, self.kept[tensor]
+        is_home = mesh == kept.mesh
+        twin = next((use for (m, t, held, _), use in self.uses.items() if (m, t, held) == (mesh, tensor, layout)), None)
+        source = -1
+        if is_home and draft.values[kept.rest].layout == layout:
+            if kept.rest in self._rest_is_taken or kept.master == kept.rest and trained and not self._is_reduced(kept, gradient):
+                value = draft.add_value(tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True)
+            else:
+                value = kept.rest
+                self._rest_is_taken.add(value)
+        elif twin is not None:
+            value = draft.add_value(tensor, mesh, layout, "step", "parameter", alias=twin.value)
+            source = twin.source
+        else:
+            value = draft.add_value(tensor, mesh, layout, "step", "parameter")
+            source = kept.rest if is_home else -1
+        if trained:
+            draft.set_gradient(value, self._gradient(kept, mesh, gradient))
+        return Use(tensor, mesh, value, source)
+
+    def _is_reduced(self, kept: Kept, gradient: Layout) -> bool:
+        """Whether a gradient made in this layout needs no synchronisation at all."""
+        draft = self.draft
+        reduced = draft.values[kept.reduced]
+        return reduced.layout == gradient and reduced.dtype == draft.graph.tensors[kept.tensor].dtype
+
+    def _gradient(self, kept: Kept, mesh: int, layout: Layout) -> int:
+        if mesh == kept.mesh and self._is_reduced(kept, layout):
+            return kept.reduced
+        draft = self.draft
+        position = draft.graph.parameters.index(kept.tensor)
+        every = draft.strategy.parameters[position].sync
+        scope: Scope = "microbatch" if every == "microbatch" and mesh == kept.mesh else "step"
+        gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient")
+        if mesh == kept.mesh:
+            self.pending[gradient] = kept.reduced
+        return gradient

@@ -1,0 +1,277 @@
+"""Forward lowering of one mesh: operators in order become segments, with messages between them.
+
+Every operand is *acquired* at the pair of layouts (value, gradient) its operator wants. Where the
+tensor lies otherwise, the open segment ends and messages are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardwright.core.graph import Operator
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout
+from shardwright.core.program import Call, Kind, Message, Scope, Segment
+from shardwright.planner.lower.draft import Draft, OpenSegment, Step
+from shardwright.planner.lower.parameters import Parameters, Use
+from shardwright.planner.space.configs import Pair, Placements
+from shardwright.planner.space.iteration import PLUS
+
+
+@dataclass(slots=True)
+class Entry:
+    """A forward step, with what its reversal needs.
+
+    ``steps`` run in order. A segment has ``segment`` >= 0 and lists the parameter ``gathers`` that
+    must precede it. ``adapts`` is (origin, result) where a gradient flows back from result to
+    origin; ``sends`` and ``receives`` are (value here, value there) across meshes.
+    """
+
+    block: int
+    steps: list[Step]
+    segment: int = -1
+    gathers: tuple[Use, ...] = ()
+    adapts: tuple[int, int] | None = None
+    sends: tuple[int, int] | None = None
+    receives: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """The values of one tensor on this mesh, by gradient layout, and the one that was made first."""
+
+    origin: int = -1
+    by_pair: dict[tuple[Layout, Layout], int] = field(
+        default_factory=dict[tuple[Layout, Layout], int]
+    )
+    by_layout: dict[Layout, int] = field(default_factory=dict[Layout, int])
+
+
+# Brings an activation from another mesh: (tensor, layout, receiving stage) -> value here, or -1.
+Fetch = Callable[[int, Layout, "Stage"], int]
+
+
+class Stage:
+    """One mesh: its operators, and the values it has made so far."""
+
+    def __init__(
+        self, draft: Draft, index: int, placed: list[Placements], parameters: Parameters, fetch: Fetch
+    ) -> None:
+        self.draft = draft
+        self.index = index
+        self.prologue: list[Entry] = []
+        self.forward: list[Entry] = []
+        self.uses: dict[int, Use] = {}
+        self._placed = placed
+        self._parameters = parameters
+        self._fetch = fetch
+        self._held: dict[tuple[int, Scope], _Held] = {}
+        self._open: OpenSegment | None = None
+        self._block = -1
+        self._gathers: dict[int, Use] = {}
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def run(self, index: int, block: int, scope: Scope) -> None:
+        """Lower one operator of the graph into this mesh's prologue or forward list."""
+        operator = self.draft.graph.operators[index]
+        if self._open and (self._open.block, self._open.scope) != (block, scope):
+            self.close()
+        self._block = block
+        pairs = self._placed[index]
+        gathers: dict[int, Use] = {}
+        operands = [
+            self._operand(index, position, pairs.inputs[position], scope, gathers)
+            for position in range(len(operator.inputs))
+        ]
+        if self._open is None:
+            self._open = OpenSegment(self.index, block, scope)
+        self._gathers.update(gathers)
+        results = [
+            self._produce(tensor, pair, scope)
+            for tensor, pair in zip(operator.outputs, pairs.outputs, strict=True)
+        ]
+        for value in operands:
+            if value not in self._open.produced:
+                self._open.inputs[value] = None
+        self._open.produced.update(results)
+        self._open.calls.append(self._call(index, operator, operands, results, scope))
+
+    def close(self) -> None:
+        """End the open segment and append it."""
+        segment, self._open = self._open, None
+        if segment is None:
+            return
+        index = len(self.draft.segments)
+        trained = any(self.draft.values[value].gradient >= 0 for value in segment.produced)
+        self.draft.segments.append(
+            Segment(
+                mesh=self.index,
+                block=segment.block,
+                calls=tuple(segment.calls),
+                inputs=tuple(segment.inputs),
+                outputs=tuple(sorted(segment.produced)),
+                has_backward=trained and segment.scope == "microbatch",
+            )
+        )
+        self.draft.external.update(segment.inputs)
+        step = Step(Kind.FORWARD, index, f"compute:{self.index}", reads=tuple(segment.inputs))
+        gathers, self._gathers = tuple(self._gathers.values()), {}
+        self._entries(segment.scope).append(Entry(segment.block, [step], index, gathers))
+
+    def _entries(self, scope: Scope) -> list[Entry]:
+        return self.prologue if scope == "step" else self.forward
+
+    def _produce(self, tensor: int, pair: Pair, scope: Scope) -> int:
+        draft = self.draft
+        value = draft.add_value(tensor, self.index, pair.value, scope, "activation")
+        if draft.graph.tensors[tensor].needs_gradient:
+            gradient = draft.add_value(tensor, self.index, pair.gradient, scope, "gradient")
+            draft.set_gradient(value, gradient)
+        self._hold(tensor, scope, value, pair, is_origin=True)
+        return value
+
+    def _call(
+        self, index: int, operator: Operator, operands: list[int], results: list[int], scope: Scope
+    ) -> Call:
+        draft = self.draft
+        iteration, dims = draft.iterations[index], draft.strategy.configs[index].dims
+        sizes = draft.mesh(self.index).sizes
+        sample = draft.samples.operator_dim[index] if scope == "microbatch" else ""
+        split = list(zip(dims, sizes, strict=True))
+        split += [(sample, draft.strategy.pipeline.num_microbatches)] if sample else []
+        pieces = math.prod(size for name, size in split if name in iteration.mean)
+        partial = tuple(
+            axis
+            for axis, name in enumerate(dims)
+            if sizes[axis] > 1 and name not in ("", PLUS) and iteration.is_reduction(name)
+        )
+        offset = -1
+        if iteration.offset and iteration.offset in dims:
+            offset = iteration.inputs[operator.input_named("weight")].index(iteration.offset)
+        return Call(
+            operator=index,
+            operands=tuple(operands),
+            results=tuple(results),
+            result_shapes=tuple(draft.values[value].shape for value in results),
+            dims=dims,
+            partial_axes=partial,
+            once=iteration.once if partial else (),
+            scale=1.0 / pieces,
+            offset_dim=offset,
+        )
+
+    # -- operands ------------------------------------------------------------------------------
+
+    def _operand(
+        self, index: int, position: int, pair: Pair, scope: Scope, gathers: dict[int, Use]
+    ) -> int:
+        draft = self.draft
+        tensor = draft.graph.operators[index].inputs[position]
+        role = draft.graph.tensors[tensor].role
+        if role == "parameter":
+            use = self._parameters.use(self.index, tensor, pair)
+            self.uses[use.value] = use
+            if use.source >= 0:
+                gathers[use.value] = use
+            return use.value
+        if role in ("buffer", "constant"):
+            return self._outside(tensor, pair.value, "step", "buffer")
+        if role == "input":
+            whole = draft.samples.tensor_dim[tensor] < 0
+            return self._outside(tensor, pair.value, "step" if whole else scope, "input")
+        if scope == "microbatch" and (tensor, "microbatch") not in self._held:
+            names = draft.iterations[index].inputs[position]
+            sample = draft.samples.operator_dim[index]
+            if (tensor, "step") in self._held:
+                if sample == "" or sample not in names:
+                    return self.acquire(tensor, pair, "step")
+                self._cut(tensor, names.index(sample))
+        return self.acquire(tensor, pair, scope)
+
+    def _outside(self, tensor: int, layout: Layout, scope: Scope, role: str) -> int:
+        if PARTIAL in layout:
+            raise ValueError(f"tensor {tensor} enters from outside and cannot be a partial sum")
+        held = self._held.setdefault((tensor, scope), _Held())
+        if layout not in held.by_layout:
+            kind = "input" if role == "input" else "buffer"
+            held.by_layout[layout] = self.draft.add_value(tensor, self.index, layout, scope, kind)
+        return held.by_layout[layout]
+
+    def _cut(self, tensor: int, dim: int) -> None:
+        """Slice a tensor of the prologue into microbatches along ``dim``."""
+        draft = self.draft
+        lying = draft.values[self._held[tensor, "step"].origin].layout
+        layout = tuple(REPLICATE if p in (dim, PARTIAL) else p for p in lying)
+        source = self.acquire(tensor, Pair(layout, layout), "step")
+        self._break_before(source)
+        value = draft.add_value(tensor, self.index, layout, "microbatch", "activation")
+        message = Message(
+            primitive="slice",
+            mesh=self.index,
+            axes=(),
+            sources=(source,),
+            results=(value,),
+            dims=((-1, dim),),
+            bytes=draft.bytes_of(value),
+            purpose="activation",
+        )
+        self.forward.append(Entry(self._block, [draft.message_step(message)]))
+        self._hold(tensor, "microbatch", value, Pair(layout, layout), is_origin=True)
+
+    def acquire(self, tensor: int, pair: Pair, scope: Scope) -> int:
+        """Return a value of an activation at a pair of layouts, writing messages where needed."""
+        draft = self.draft
+        if (tensor, scope) not in self._held:
+            self._fetch_from_abroad(tensor, pair.value, scope)
+        held = self._held[tensor, scope]
+        trained = draft.graph.tensors[tensor].needs_gradient
+        wanted = pair if trained else Pair(pair.value, pair.value)
+        known = held.by_pair.get((wanted.value, wanted.gradient))
+        known = held.by_layout.get(pair.value) if not trained else known
+        if known is not None:
+            return known
+        same = held.by_layout.get(pair.value, -1)
+        self._break_before(held.origin)
+        self._break_before(same)
+        value = draft.add_value(tensor, self.index, pair.value, scope, "activation", alias=same)
+        if trained:
+            home = draft.values[held.origin].gradient
+            if draft.values[home].layout != wanted.gradient:
+                home = draft.add_value(tensor, self.index, wanted.gradient, scope, "gradient")
+            draft.set_gradient(value, home)
+        steps: list[Step] = []
+        if same < 0:
+            steps = draft.chain([(held.origin, value)], "activation")
+        else:
+            draft.external.add(same)
+        adapts = (held.origin, value) if trained else None
+        self._entries(scope).append(Entry(self._block, steps, adapts=adapts))
+        self._hold(tensor, scope, value, wanted)
+        return value
+
+    def _fetch_from_abroad(self, tensor: int, layout: Layout, scope: Scope) -> None:
+        clean = tuple(REPLICATE if placement == PARTIAL else placement for placement in layout)
+        value = self._fetch(tensor, clean, self) if scope == "microbatch" else -1
+        if value < 0:
+            name = self.draft.graph.tensors[tensor].name
+            raise ValueError(f"tensor {name!r} is needed on mesh {self.index} before it exists")
+        self._hold(tensor, scope, value, Pair(clean, clean), is_origin=True)
+
+    def _hold(
+        self, tensor: int, scope: Scope, value: int, pair: Pair, *, is_origin: bool = False
+    ) -> None:
+        held = self._held.setdefault((tensor, scope), _Held())
+        if is_origin:
+            held.origin = value
+        held.by_pair[pair.value, pair.gradient] = value
+        held.by_layout.setdefault(pair.value, value)
+
+    def has(self, tensor: int, scope: Scope) -> bool:
+        """Whether this mesh already made or fetched an activation."""
+        return (tensor, scope) in self._held
+
+    def _break_before(self, value: int) -> None:
+        if self._open and value in self._open.produced:
+            self.close()

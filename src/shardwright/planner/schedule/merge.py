@@ -1,0 +1,147 @@
+"""Which gradients travel together: merging neighbours of the backward order into buckets.
+
+Gradients become ready one after another and share one channel, first in first out. A bucket leaves
+when its last gradient is ready and the channel is free. Everything is in backward order: index 0 is
+ready first. Costs may be any function of bytes: a measured table as well as a straight line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+
+MergeMethod = Literal["optimal", "mgwfbp", "wfbp", "single"]
+Cost = Callable[[float], float]
+Buckets = tuple[tuple[int, ...], ...]
+
+
+def merge_gradients(
+    ready_seconds: Sequence[float],
+    sizes_bytes: Sequence[float],
+    cost: Cost,
+    method: MergeMethod = "optimal",
+    *,
+    start_seconds: float = 0.0,
+) -> Buckets:
+    """Return buckets of consecutive gradient indices, in the order in which they are sent.
+
+    ``cost`` gives the seconds of one message from its bytes; ``start_seconds`` is when the channel
+    is first free. A gradient counts as ready no earlier than those before it. Methods:
+
+    * ``optimal``: the earliest possible finish of the last message, exactly, for any cost; of
+      equally good plans one with long last buckets (fewer messages);
+    * ``mgwfbp``: the merge rule of MG-WFBP, for comparison; not optimal (see ``_merge_by_rule``);
+    * ``wfbp``: every gradient alone; ``single``: all in one.
+    """
+    ready, sizes = _checked(ready_seconds, sizes_bytes)
+    count = len(sizes)
+    if method == "optimal":
+        return _merge_optimally(ready, sizes, cost, start_seconds)
+    if method == "mgwfbp":
+        return _merge_by_rule(ready, sizes, cost, start_seconds)
+    if method == "wfbp":
+        return tuple((index,) for index in range(count))
+    if method == "single":
+        return (tuple(range(count)),) if count else ()
+    raise ValueError(
+        f"merge method {method!r} is unknown; choose 'optimal', 'mgwfbp', 'wfbp' or 'single'"
+    )
+
+
+def finish_time(
+    buckets: Buckets,
+    ready_seconds: Sequence[float],
+    sizes_bytes: Sequence[float],
+    cost: Cost,
+    *,
+    start_seconds: float = 0.0,
+) -> float:
+    """Return when the last bucket has been sent."""
+    ready, sizes = _checked(ready_seconds, sizes_bytes)
+    free = start_seconds
+    for bucket in buckets:
+        free = max(free, ready[bucket[-1]]) + cost(sum(sizes[bucket[0] : bucket[-1] + 1]))
+    return free
+
+
+def _checked(
+    ready_seconds: Sequence[float], sizes_bytes: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return ready times made non-decreasing, and sizes, or refuse what is neither."""
+    if len(ready_seconds) != len(sizes_bytes):
+        raise ValueError(
+            f"each gradient needs a ready time and a size, but there are {len(ready_seconds)} "
+            f"times and {len(sizes_bytes)} sizes"
+        )
+    if not all(value >= 0 for value in (*ready_seconds, *sizes_bytes)):
+        raise ValueError("ready times and sizes of gradients must be 0 or more, and not NaN")
+    ready = list(accumulate((float(value) for value in ready_seconds), max))
+    return ready, [float(value) for value in sizes_bytes]
+
+
+def _merge_optimally(ready: list[float], sizes: list[float], cost: Cost, start: float) -> Buckets:
+    """Find the earliest finish by dynamic programming.
+
+    F(j) = min over i < j of max(F(i), R(j)) + T(S_j - S_i) for the first j gradients, F(0) = start,
+    S prefix bytes. Finishing earlier never hurts what follows, so one number per prefix is enough.
+    O(L^2) steps; ``cost`` is called once for each distinct size.
+    """
+    count = len(sizes)
+    prefix = np.concatenate([[0.0], np.cumsum(sizes)])
+    finish = np.full(count + 1, start)
+    first = [0] * (count + 1)
+    known: dict[float, float] = {}
+    for j in range(1, count + 1):
+        spans: list[float] = (prefix[j] - prefix[:j]).tolist()
+        for size in spans:
+            if size not in known:
+                known[size] = cost(size)
+        ends = np.maximum(finish[:j], ready[j - 1]) + [known[size] for size in spans]
+        first[j] = int(np.argmin(ends))
+        finish[j] = ends[first[j]]
+    buckets: list[tuple[int, ...]] = []
+    stop = count
+    while stop > 0:
+        buckets.append(tuple(range(first[stop], stop)))
+        stop = first[stop]
+    return tuple(reversed(buckets))
+
+
+def _merge_by_rule(ready: list[float], sizes: list[float], cost: Cost, start: float) -> Buckets:
+    """Merge a gradient into the next iff ready(next) - send_start < a (Shi, Chu, Li, INFOCOM 2019).
+
+    ``send_start`` is when the open bucket could leave if closed now; ``a`` is the latency one
+    message less would save. Each decision compares "send both" with "merge both" only and does not
+    see what follows, so that the result can be worse than sending all alone or all at once.
+    """
+    latency = _latency(sizes, cost)
+    buckets: list[tuple[int, ...]] = []
+    bucket: list[int] = []
+    free = start
+    for index, time in enumerate(ready):
+        bucket.append(index)
+        send_start = max(free, time)
+        is_last = index == len(ready) - 1
+        if is_last or ready[index + 1] - send_start >= latency:
+            free = send_start + cost(sum(sizes[position] for position in bucket))
+            buckets.append(tuple(bucket))
+            bucket = []
+    return tuple(buckets)
+
+
+def _latency(sizes: list[float], cost: Cost) -> float:
+    """Return ``a`` of the line a + b * bytes through the cost of the smallest gradient and of all.
+
+    That is the cost extrapolated to no bytes: exact for a straight line, and asked only at sizes
+    which can occur, since a measured cost knows nothing of empty messages. Never negative.
+    """
+    if not sizes:
+        return 0.0
+    small, large = min(sizes), sum(sizes)
+    if small == large:
+        return max(0.0, cost(small))
+    slope = (cost(large) - cost(small)) / (large - small)
+    return max(0.0, cost(small) - slope * small)

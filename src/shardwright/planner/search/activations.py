@@ -1,0 +1,212 @@
+"""Terms of activations: what it costs to bring them from their maker's layout to their readers'.
+
+Lowering makes one copy of a tensor per distinct (value, gradient) pair of layouts, always from the
+original. With one reader that is a table over two configs. With several readers a copy that more
+than one may want becomes a yes/no decision: the maker pays for it, readers that want it require it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.planner.search.context import num_bytes
+from shardwright.planner.search.terms import EACH, FLIGHT, NUM_COLUMNS, ONCE, TRANSIENT, Term
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.problem import Problem
+
+Key = tuple[Layout, Layout | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """One tensor of the tied graph: its root maker and output position, its root readers, and the
+    blocks in which it occurs. ``tensor`` is one occurrence.
+    """
+
+    tensor: int
+    maker: int
+    position: int
+    readers: tuple[tuple[int, int], ...]
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """Seconds of one copy, forward and backward, and the bytes it adds until backward."""
+
+    forward: float
+    backward: float
+    bytes: int
+
+
+def activation_terms(problem: Problem) -> list[Term]:
+    """Return the terms of every activation; adds the variables of shared copies to the problem."""
+    terms: list[Term] = []
+    for flow in _flows(problem):
+        terms += _Copies(problem, flow).terms()
+    return terms
+
+
+def _flows(problem: Problem) -> list[_Flow]:
+    graph, ties = problem.context.graph, problem.context.ties
+    found: dict[tuple[object, ...], list[int]] = {}
+    sample: dict[tuple[object, ...], int] = {}
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer < 0 or not graph.consumers[tensor]:
+            continue
+        readers = {
+            (ties.root[reader], position)
+            for reader in graph.consumers[tensor]
+            for position, read in enumerate(graph.operators[reader].inputs)
+            if read == tensor
+        }
+        position = graph.operators[spec.producer].outputs.index(tensor)
+        key = (ties.root[spec.producer], position, tuple(sorted(readers)))
+        found.setdefault(key, []).append(ties.block[graph.consumers[tensor][0]])
+        sample.setdefault(key, tensor)
+    return [
+        _Flow(tensor=sample[key], maker=key[0], position=key[1], readers=key[2], blocks=tuple(blocks))
+        for key, blocks in found.items()
+    ]
+
+
+class _Copies:
+    """Builds the terms of one tensor."""
+
+    def __init__(self, problem: Problem, flow: _Flow) -> None:
+        self.problem, self.flow = problem, flow
+        context = problem.context
+        graph = context.graph
+        self.spec = graph.tensors[flow.tensor]
+        self.shape = problem.shape(flow.tensor, flow.maker)
+        self.once = context.is_once(flow.maker)
+        made = [
+            context.placements(flow.maker, dims).outputs[flow.position]
+            for dims in problem.domains[flow.maker]
+        ]
+        self.sources = [self._key(pair.value, pair.gradient) for pair in made]
+        lenient = context.samples.operator_dim[flow.maker] == ""
+        self.open_axes = [
+            tuple(lenient and name == "" for name in dims) for dims in problem.domains[flow.maker]
+        ]
+        self.wanted = [
+            [
+                self._key(pair.value, pair.gradient)
+                for dims in problem.domains[reader]
+                for pair in (context.placements(reader, dims).inputs[position],)
+            ]
+            for reader, position in flow.readers
+        ]
+        first = graph.consumers[flow.tensor][0]
+        lead = context.ties.class_of(context.ties.block[first])
+        inside = {context.ties.block[r] for r in graph.consumers[flow.tensor]}
+        self.switch = problem.recompute_of.get(lead) if len(inside) == 1 else None
+
+    def _key(self, value: Layout, gradient: Layout) -> Key:
+        return (value, gradient if self.spec.needs_gradient else None)
+
+    def terms(self) -> list[Term]:
+        shared = self._shared()
+        maker = self.problem.config_of[self.flow.maker]
+        terms: list[Term] = []
+        for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
+            alone = self._table(self.sources, wanted, skip=shared)
+            terms += self._pair_terms(maker, self.problem.config_of[reader], alone)
+        for key in shared:
+            copy = self.problem.variable(2)
+            table = self._table(self.sources, [key], skip=frozenset())
+            columns = np.stack([np.zeros_like(table[..., 0]), table[..., 0]], axis=-1)
+            terms += self._switched((maker, copy), columns)
+            terms += self._requirements(copy, key)
+        return terms
+
+    def _shared(self) -> frozenset[Key]:
+        """Return the pairs which two or more readers may want and some maker does not offer."""
+        if len(self.flow.readers) < 2:
+            return frozenset()
+        count: dict[Key, int] = {}
+        for wanted in self.wanted:
+            for key in set(wanted):
+                count[key] = count.get(key, 0) + 1
+        offered = set(self.sources)
+        shared = {k for k, c in count.items() if c > 1 and not (len(offered) == 1 and k in offered)}
+        return frozenset(shared)
+
+    def _table(
+        self, sources: list[Key], wanted: list[Key], skip: frozenset[Key]
+    ) -> NDArray[np.float64]:
+        """Return columns over (maker config, reader config, recompute no/yes), with repeats shared."""
+        blocks: dict[tuple[Key, tuple[bool, ...], Key], _Crossing] = {}
+        table = np.zeros((NUM_COLUMNS, len(sources), len(wanted), 2))
+        seconds = ONCE if self.once else EACH
+        for i, (source, axes) in enumerate(zip(sources, self.open_axes, strict=True)):
+            for j, target in enumerate(wanted):
+                if source == target or target in skip:
+                    continue
+                key = (source, axes, target)
+                crossing = blocks.get(key)
+                if crossing is None:
+                    crossing = blocks[key] = self._crossing(source, axes, target)
+                both = crossing.forward + crossing.backward
+                if both == float("inf"):
+                    table[EACH, i, j] = both
+                    continue
+                table[seconds, i, j] = both, both + (0.0 if self.once else crossing.forward)
+                table[FLIGHT, i, j, 0] = crossing.bytes
+                table[TRANSIENT, i, j, 1] = crossing.bytes
+        return np.moveaxis(table, 3, -1)
+
+    def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
+        wires, context = self.problem.wires, self.problem.context
+        forward = wires.reshard(self.shape, self.spec.dtype, source[0], target[0])
+        backward = 0.0
+        if source[1] is not None and target[1] is not None:
+            # A sum over samples that no one needs here yet passes on as a partial gradient.
+            home = tuple(
+                PARTIAL if is_open and wanted == PARTIAL else placement
+                for placement, wanted, is_open in zip(source[1], target[1], axes, strict=True)
+            )
+            backward = wires.reshard(self.shape, self.spec.dtype, target[1], home)
+        size = 0
+        kept = context.saves.kept_below[self.flow.tensor] and not self.once
+        if source[0] != target[0]:
+            forward += context.segment_seconds
+            backward += context.segment_seconds if self.spec.needs_gradient else 0.0
+            if kept and forward < float("inf"):
+                local = local_shape(self.shape, target[0], self.problem.mesh.sizes)
+                size = num_bytes(local, self.spec.dtype)
+        return _Crossing(forward, backward, size)
+
+    def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:
+        """Return the term of a table over maker and reader, which may be one and the same variable."""
+        if not table.any():
+            return []
+        if maker == reader:
+            table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
+            return self._switched((maker,), table)
+        if maker > reader:
+            return self._switched((reader, maker), table.swapaxes(1, 2))
+        return self._switched((maker, reader), table)
+
+    def _switched(self, scope: tuple[int, ...], table: NDArray[np.float64]) -> list[Term]:
+        """Attach the recompute decision (the last axis) where there is one and it matters."""
+        if self.switch is None:
+            return [Term(scope, table[..., 0], self.flow.blocks)]
+        order = sorted((*scope, self.switch))
+        axes = [(*scope, self.switch).index(variable) + 1 for variable in order]
+        return [Term(tuple(order), table.transpose(0, *axes), self.flow.blocks)]
+
+    def _requirements(self, copy: int, key: Key) -> list[Term]:
+        terms: list[Term] = []
+        for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
+            columns = np.zeros((NUM_COLUMNS, len(wanted), 2))
+            columns[EACH, [k == key for k in wanted], 0] = np.inf
+            if columns.any():
+                terms.append(Term((self.problem.config_of[reader], copy), columns, self.flow.blocks))
+        return terms

@@ -1,0 +1,195 @@
+"""What every part of one search shares: facts about the graph, and prices asked for only once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.layout import Layout
+from shardwright.core.strategy import Mesh, Precision
+from shardwright.planner.cost import Rates, collective_seconds, operator_cost
+from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
+from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.search.saves import find_saves
+from shardwright.planner.search.ties import tie_blocks
+from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
+from shardwright.planner.space.configs import Placements
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.samples import State
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+LOCAL = frozenset({"slice", "copy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How the model is trained, as far as plans depend on it (see ``Strategy``)."""
+
+    precision: Precision = "float32"
+    optimizer_states: int = 2
+    clips: bool = False
+    batch_norm: Literal["local", "synchronised"] = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Forward and backward of one operator shard."""
+
+    forward: float
+    backward: float
+
+
+class Context:
+    """Facts about graph, cluster and costs, with caches. Equal questions get equal answers."""
+
+    def __init__(
+        self, graph: OperatorGraph, cluster: Cluster, table: CostTable, training: Training
+    ) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self.table = table
+        self.training = training
+        self.samples = find_samples(graph)
+        self.ties = tie_blocks(graph, self.samples)
+        self.saves = find_saves(graph, self.ties.block)
+        self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
+        self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
+        self._rates = Rates(
+            cluster=cluster, table=table, device=_slowest(cluster), precision=training.precision
+        )
+        self._iterations: dict[int, Iteration] = {}
+        self._sorts: dict[object, int] = {}
+        self._sort_of: dict[int, int] = {}
+        self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
+        self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+
+    def iteration(self, index: int) -> Iteration:
+        """Return the iteration space of an operator."""
+        root = self.ties.root[index]
+        if root not in self._iterations:
+            self._iterations[root] = iterate(self.graph, root)
+        return self._iterations[root]
+
+    def placements(self, index: int, dims: tuple[str, ...]) -> Placements:
+        """Return the layouts of an operator's tensors under one config."""
+        key = (self.ties.root[index], dims)
+        if key not in self._placements:
+            self._placements[key] = placements(self.iteration(index), dims)
+        return self._placements[key]
+
+    def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
+        """Price an operator shard; operators of one sort with equal local shapes share the price."""
+        key = (self._sort(index), inputs, outputs)
+        if key not in self._seconds:
+            cost = [
+                operator_cost(self.graph, index, inputs, outputs, phase, self._rates).seconds
+                for phase in ("forward", "backward")
+            ]
+            self._seconds[key] = Seconds(forward=cost[0], backward=cost[1])
+        return self._seconds[key]
+
+    def _sort(self, index: int) -> int:
+        """Number operators by everything but local shapes that decides their duration."""
+        if index not in self._sort_of:
+            operator = self.graph.operators[index]
+            specs = [self.graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
+            whole = tuple((s.dtype, s.needs_gradient, s.shape) for s in specs)
+            key = (operator.kind, operator.attributes, operator.input_names, whole)
+            self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
+        return self._sort_of[index]
+
+    def is_once(self, index: int) -> bool:
+        """Whether an operator runs once per step: before the microbatches, or free of the batch."""
+        if index in self.samples.prologue:
+            return True
+        operator, tensors = self.graph.operators[index], self.graph.tensors
+        is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
+        roles = {tensors[tensor].role for tensor in operator.inputs}
+        trained = any(tensors[t].needs_gradient for t in operator.outputs) or "parameter" in roles
+        return is_free and not trained
+
+    def master_dtype(self, dtype: str) -> str:
+        """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""
+        return "float32" if self.training.precision == "bfloat16" else dtype
+
+    def update_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of the optimizer on so many bytes of master parameters."""
+        share = 3 + 2 * self.training.optimizer_states
+        measured = self.table.overhead_map.get("update_seconds_per_byte")
+        if measured is not None:
+            return num_bytes * measured * share / 7
+        return num_bytes * share / (MEMORY_EFFICIENCY * self._rates.kind.memory_bandwidth)
+
+    def shape(self, tensor: int, num_microbatches: int) -> Shape:
+        """Return a tensor's shape in one of so many microbatches, before sharding."""
+        spec = self.graph.tensors[tensor]
+        dim = self.samples.tensor_dim[tensor]
+        if dim < 0 or num_microbatches == 1 or spec.role in ("parameter", "buffer", "constant"):
+            return spec.shape
+        shape = list(spec.shape)
+        shape[dim] //= num_microbatches
+        return tuple(shape)
+
+
+class Wires:
+    """Seconds of messages on one mesh, as ``planner.cost.price`` would price them."""
+
+    def __init__(self, context: Context, mesh: Mesh) -> None:
+        self.context = context
+        self.mesh = mesh
+        self._groups = {
+            axes: peer_groups(context.cluster, mesh, axes)
+            for count in range(1, len(mesh.sizes) + 1)
+            for axes in itertools.combinations(range(len(mesh.sizes)), count)
+        }
+        self._groups[()] = [((mesh.devices[0],), 1)]
+        self._messages: dict[tuple[str, tuple[int, ...], int], float] = {}
+        self._reshards: dict[tuple[Shape, str, Layout, Layout], float] = {}
+
+    def message(self, primitive: str, axes: tuple[int, ...], num_bytes: int) -> float:
+        """Price one message."""
+        key = (primitive, axes, num_bytes)
+        if key not in self._messages:
+            context = self.context
+            slowest = max(
+                collective_seconds(
+                    primitive, num_bytes, devices, context.cluster, context.table, concurrent
+                ).seconds
+                for devices, concurrent in self._groups[axes]
+            )
+            fixed = 0.0 if primitive in LOCAL else context.message_seconds
+            self._messages[key] = slowest + fixed
+        return self._messages[key]
+
+    def reshard(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
+        """Price a change of layout; infinite where there is none."""
+        if source == target:
+            return 0.0
+        key = (shape, dtype, source, target)
+        if key not in self._reshards:
+            try:
+                steps = reshard_steps(shape, dtype, source, target, self.mesh.sizes)
+                self._reshards[key] = sum(
+                    self.message(step.primitive, step.axes, step.bytes) for step in steps
+                )
+            except ValueError:
+                self._reshards[key] = float("inf")
+        return self._reshards[key]
+
+
+def num_bytes(shape: Shape, dtype: str) -> int:
+    """Return the size of a tensor."""
+    return math.prod(shape) * DTYPE_BYTES[dtype]
+
+
+def _slowest(cluster: Cluster) -> int:
+    """Return a device of the kind that computes slowest in float32: a group waits for it."""
+    return min(
+        range(cluster.num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32")
+    )

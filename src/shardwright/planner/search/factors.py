@@ -1,0 +1,128 @@
+"""Factor graphs with two costs: discrete variables, tables of seconds and bytes over a few of them.
+
+The intra-stage problem is one of these, and so is every random instance of the tests. Nothing here
+knows about operators or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Costs of the joint choices of ``scope``, a strictly ascending tuple of variables.
+
+    Both tables have one axis per variable. Forbidden choices cost infinite seconds; bytes are always
+    finite.
+    """
+
+    scope: tuple[int, ...]
+    seconds: Table
+    bytes: Table
+
+    def __post_init__(self) -> None:
+        if list(self.scope) != sorted(set(self.scope)):
+            raise ValueError(f"a factor's scope must ascend, not {self.scope}")
+        if self.seconds.shape != self.bytes.shape or self.seconds.ndim != len(self.scope):
+            raise ValueError("a factor needs one table axis per variable, equal for both costs")
+
+
+@dataclass(frozen=True, eq=False)
+class FactorGraph:
+    """Variables by domain size, and the factors whose sum is to be kept small."""
+
+    sizes: tuple[int, ...]
+    factors: tuple[Factor, ...]
+
+    @cached_property
+    def neighbours(self) -> tuple[frozenset[int], ...]:
+        """For each variable, those which share a factor with it."""
+        found: list[set[int]] = [set() for _ in self.sizes]
+        for factor in self.factors:
+            for variable in factor.scope:
+                found[variable].update(factor.scope)
+        return tuple(frozenset(near - {variable}) for variable, near in enumerate(found))
+
+    def evaluate(self, assignment: Sequence[int]) -> tuple[float, float]:
+        """Return (seconds, bytes) of one choice per variable."""
+        seconds = memory = 0.0
+        for factor in self.factors:
+            place = tuple(assignment[variable] for variable in factor.scope)
+            seconds += float(factor.seconds[place])
+            memory += float(factor.bytes[place])
+        return seconds, memory
+
+    def restrict(self, allowed: Sequence[NDArray[np.intp]]) -> FactorGraph:
+        """Return the graph in which each variable may only take the ``allowed`` choices, renumbered."""
+        factors: list[Factor] = []
+        for factor in self.factors:
+            if all(len(allowed[v]) == self.sizes[v] for v in factor.scope):
+                factors.append(factor)
+                continue
+            grid = np.ix_(*(allowed[variable] for variable in factor.scope))
+            factors.append(Factor(factor.scope, factor.seconds[grid], factor.bytes[grid]))
+        return FactorGraph(tuple(map(len, allowed)), tuple(factors))
+
+
+def merge_scopes(graph: FactorGraph) -> FactorGraph:
+    """Sum factors of equal scope, so that every solve afterwards touches fewer tables."""
+    seconds: dict[tuple[int, ...], Table] = {}
+    memory: dict[tuple[int, ...], Table] = {}
+    for factor in graph.factors:
+        if factor.scope in seconds:
+            seconds[factor.scope] = seconds[factor.scope] + factor.seconds
+            memory[factor.scope] = memory[factor.scope] + factor.bytes
+        else:
+            seconds[factor.scope], memory[factor.scope] = factor.seconds, factor.bytes
+    return FactorGraph(graph.sizes, tuple(Factor(s, seconds[s], memory[s]) for s in seconds))
+
+
+def undominated(graph: FactorGraph) -> list[NDArray[np.intp]]:
+    """Return, per variable, the choices that some frontier point may need.
+
+    A choice goes when another is nowhere worse in seconds and bytes whatever the neighbours choose
+    (of equals the first stays), and repeats until nothing goes. Exact for every weighting.
+    """
+    allowed: list[NDArray[np.intp]] = [np.arange(size) for size in graph.sizes]
+    touching: list[list[Factor]] = [[] for _ in graph.sizes]
+    for factor in graph.factors:
+        for variable in factor.scope:
+            touching[variable].append(factor)
+    pending = list(range(len(graph.sizes)))
+    while pending:
+        changed: set[int] = set()
+        for variable in pending:
+            kept = _surviving(variable, touching[variable], allowed)
+            if len(kept) < len(allowed[variable]):
+                allowed[variable] = kept
+                changed |= graph.neighbours[variable]
+        pending = sorted(changed)
+    return allowed
+
+
+def _surviving(
+    variable: int, factors: list[Factor], allowed: list[NDArray[np.intp]]
+) -> NDArray[np.intp]:
+    """Return the undominated choices of one variable, the others ranging over ``allowed``."""
+    mine = allowed[variable]
+    if len(mine) < 2 or not factors:
+        return mine[:1] if not factors else mine
+    rows: list[Table] = []
+    for factor in factors:
+        grid = np.ix_(*(allowed[other] for other in factor.scope))
+        axis = factor.scope.index(variable)
+        for table in (factor.seconds, factor.bytes):
+            rows.append(np.moveaxis(table[grid], axis, 0).reshape(len(mine), -1))
+    costs = np.concatenate(rows, axis=1)
+    better = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
+    earlier = np.tri(len(mine), k=-1, dtype=bool).T
+    loses = (better & (~better.T | earlier)).any(axis=0)
+    return mine[~loses]

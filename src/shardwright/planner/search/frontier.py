@@ -1,0 +1,131 @@
+"""Time against memory: all supported points of a factor graph, with the proof that they are all.
+
+Recursive weight bisection (phase 1 of the two-phase method for two objectives): between two
+neighbouring points minimise the weighting under which they tie; either a new point lies below their
+segment, or the segment is proved to be an edge of the convex hull. The hull is also the Lagrangian
+dual of "fastest within a memory limit", so reading it at the limit gives a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.planner.search.elimination import Elimination, Solutions
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Point:
+    """One assignment with its costs."""
+
+    seconds: float
+    bytes: float
+    assignment: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hull:
+    """Supported points, fastest first, so bytes descend.
+
+    ``edge_values`` holds, per neighbouring pair, the proved least value of
+    seconds + slope * bytes with the slope at which the pair ties; it equals the pair's own value where
+    the edge is final and lies below it where ``max_points`` stopped the bisection.
+    """
+
+    points: tuple[Point, ...]
+    edge_values: tuple[float, ...]
+
+    def bound(self, limit: float) -> float:
+        """Return seconds below which no assignment within ``limit`` bytes lies; inf if none fits."""
+        if not self.points or limit < self.points[-1].bytes * (1 - TOLERANCE):
+            return math.inf
+        best = self.points[0].seconds
+        for fast, small, value in zip(self.points, self.points[1:], self.edge_values, strict=False):
+            best = max(best, value - slope(fast, small) * limit)
+        return best
+
+    def bracket(self, limit: float) -> tuple[Point | None, Point | None]:
+        """Return the slowest point over ``limit`` bytes and the fastest within it."""
+        over = [point for point in self.points if point.bytes > limit]
+        within = [point for point in self.points if point.bytes <= limit]
+        return (over[-1] if over else None), (within[0] if within else None)
+
+
+def slope(fast: Point, small: Point) -> float:
+    """Return the seconds that one byte is worth where the two points tie."""
+    return (small.seconds - fast.seconds) / (fast.bytes - small.bytes)
+
+
+def hull(elimination: Elimination, max_points: int = 64) -> Hull:
+    """Find every supported (seconds, bytes) point, at most about ``max_points`` of them."""
+    ends = _extremes(elimination)
+    if not ends:
+        return Hull(points=(), edge_values=())
+    points = ends
+    values: dict[tuple[Point, Point], float] = {}
+    while True:
+        pairs = [pair for pair in zip(points, points[1:], strict=False) if pair not in values]
+        if not pairs:
+            break
+        weights = np.array([(1.0, slope(*pair)) for pair in pairs])
+        solved = elimination.solve(weights)
+        fresh: list[Point] = []
+        for row, pair in enumerate(pairs):
+            tied = pair[0].seconds + weights[row, 1] * pair[0].bytes
+            values[pair] = min(float(solved.values[row]), tied)
+            point = _point(solved, row)
+            below = solved.values[row] < tied - TOLERANCE * abs(tied)
+            if below and pair[0].bytes > point.bytes > pair[1].bytes:
+                fresh.append(point)
+        if not fresh or len(points) + len(fresh) > max_points:
+            break
+        points = _lower_hull([*points, *fresh])
+    edges = tuple(values[pair] for pair in zip(points, points[1:], strict=False))
+    return Hull(points=tuple(points), edge_values=edges)
+
+
+def _extremes(elimination: Elimination) -> list[Point]:
+    """Return the fastest point and the smallest point (ties broken by the other cost)."""
+    first = elimination.solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
+    if not math.isfinite(float(first.values[0])):
+        return []
+    rough = [_point(first, 0), _point(first, 1)]
+    spread = max(rough[0].bytes, rough[1].bytes, 1.0), max(rough[0].seconds, rough[1].seconds, 1e-12)
+    ratio = spread[1] / spread[0]
+    solved = elimination.solve(np.array([(1.0, 1e-9 * ratio), (1e-9 / ratio, 1.0)]))
+    fast, small = _point(solved, 0), _point(solved, 1)
+    if fast.bytes <= small.bytes or fast.seconds >= small.seconds:
+        return [fast]
+    return [fast, small]
+
+
+def _point(solved: Solutions, row: int) -> Point:
+    choice = tuple(int(value) for value in solved.assignments[row])
+    return Point(
+        seconds=float(solved.seconds[row]), bytes=float(solved.bytes[row]), assignment=choice
+    )
+
+
+def _lower_hull(points: list[Point]) -> list[Point]:
+    """Keep the points on the lower-left convex hull, fastest first."""
+    kept: list[Point] = []
+    for point in sorted(points):
+        if kept and point.bytes >= kept[-1].bytes:
+            continue
+        while len(kept) > 1 and slope(kept[-2], kept[-1]) >= slope(kept[-2], point):
+            kept.pop()
+        kept.append(point)
+    return kept
+
+
+def non_dominated(points: list[Point]) -> list[Point]:
+    """Keep the points which no other beats in both costs, fastest first, one per cost pair."""
+    kept: list[Point] = []
+    for point in sorted(points):
+        if not kept or point.bytes < kept[-1].bytes:
+            kept.append(point)
+    return kept

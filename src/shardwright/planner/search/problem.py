@@ -1,0 +1,198 @@
+"""The intra-stage problem of one mesh and one number of microbatches, as terms over decisions.
+
+Decisions: a config per (root) operator, how far each parameter is sharded further at rest, whether
+the blocks of a class are recomputed, and which re-laid-out copies of a tensor with several readers
+exist (one copy serves all readers that want the same layouts, as in lowering).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.layout import PARTIAL, local_shape
+from shardwright.core.strategy import Mesh, ParameterConfig
+from shardwright.planner.search.activations import activation_terms
+from shardwright.planner.search.context import Context, Shape, Shapes, Wires, num_bytes
+from shardwright.planner.search.parameters import parameter_config, parameter_terms
+from shardwright.planner.search.terms import (
+    EACH,
+    FLIGHT,
+    NUM_COLUMNS,
+    ONCE,
+    TRANSIENT,
+    Term,
+    Weights,
+    factor_graph,
+    per_block,
+)
+from shardwright.planner.space import choices
+from shardwright.planner.space.iteration import PLUS
+
+Dims = tuple[str, ...]
+
+
+class Problem:
+    """Variables, domains and terms. Built once; everything else only reads it."""
+
+    def __init__(self, context: Context, mesh: Mesh, num_microbatches: int) -> None:
+        self.context = context
+        self.mesh = mesh
+        self.num_microbatches = num_microbatches
+        self.wires = Wires(context, mesh)
+        self.sizes: list[int] = []
+        self.terms: list[Term] = []
+        ties = context.ties
+        self.roots = tuple(i for i, root in enumerate(ties.root) if root == i)
+        self.domains: dict[int, tuple[Dims, ...]] = {i: self._domain(i) for i in self.roots}
+        self.config_of = {i: self.variable(len(self.domains[i])) for i in self.roots}
+        self.recompute_of = {
+            lead: self.variable(2) for lead, members in ties.classes.items() if len(members) > 1
+        }
+        for index in self.roots:
+            self._operator_terms(index)
+        self.terms += activation_terms(self)
+        self.level_of: dict[int, int] = {}
+        self.terms += parameter_terms(self)
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def variable(self, size: int) -> int:
+        """Add a variable and return its index."""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def _domain(self, index: int) -> tuple[Dims, ...]:
+        """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
+        context = self.context
+        sample = context.samples.operator_dim[index]
+        cut = "" if context.is_once(index) else sample
+        options = choices(context.iteration(index), self.mesh.sizes, cut, self.num_microbatches)
+        options = tuple(dims for dims in options if not self._wants_outside_sums(index, dims))
+        if self.mesh.axes[0] != "data" or self.mesh.sizes[0] == 1:
+            return options
+        split = tuple(dims for dims in options if sample and dims[0] == sample)
+        return split or tuple(dims for dims in options if dims[0] in ("", PLUS))
+
+    def _wants_outside_sums(self, index: int, dims: Dims) -> bool:
+        """Whether a tensor that enters from outside would have to be a partial sum."""
+        tensors = self.context.graph.tensors
+        pairs = self.context.placements(index, dims).inputs
+        return any(
+            PARTIAL in pair.value and tensors[tensor].producer < 0
+            for tensor, pair in zip(self.context.graph.operators[index].inputs, pairs, strict=True)
+        )
+
+    def shape(self, tensor: int, reader: int) -> Shape:
+        """Return a tensor's shape before sharding as ``reader`` (or its maker) sees it."""
+        whole = self.context.is_once(reader)
+        return self.context.shape(tensor, 1 if whole else self.num_microbatches)
+
+    def local(self, index: int, dims: Dims) -> tuple[Shapes, Shapes]:
+        """Return the local input and output shapes of an operator."""
+        operator, placed = self.context.graph.operators[index], self.context.placements(index, dims)
+        sizes = self.mesh.sizes
+        inputs = tuple(
+            local_shape(self.shape(tensor, index), pair.value, sizes)
+            for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
+        )
+        outputs = tuple(
+            local_shape(self.shape(tensor, index), pair.value, sizes)
+            for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
+        )
+        return inputs, outputs
+
+    def with_recompute(self, index: int, kept: NDArray[np.float64], again: NDArray[np.float64]):
+        """Return scope and columns of a config's costs without and with recomputation of its block."""
+        ties = self.context.ties
+        config = self.config_of[index]
+        switch = self.recompute_of.get(ties.block[index])
+        if switch is None:
+            return (config,), kept
+        return (config, switch), np.stack([kept, again], axis=-1)
+
+    # -- terms ---------------------------------------------------------------------------------
+
+    def _operator_terms(self, index: int) -> None:
+        context, saves = self.context, self.context.saves
+        tensors, operator = context.graph.tensors, context.graph.operators[index]
+        column = ONCE if context.is_once(index) else EACH
+        kept = np.zeros((NUM_COLUMNS, len(self.domains[index])))
+        again = np.zeros_like(kept)
+        for choice, dims in enumerate(self.domains[index]):
+            inputs, outputs = self.local(index, dims)
+            seconds = context.seconds(index, inputs, outputs)
+            inner = sum(
+                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype)
+                for p in saves.inputs[index]
+            )
+            inner += sum(
+                num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
+                for p in saves.outputs[index]
+            )
+            inner += saves.extra[index](inputs, outputs)
+            across = sum(
+                num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
+                for p in saves.crossing[index]
+            )
+            kept[column, choice] = seconds.forward + seconds.backward
+            kept[FLIGHT, choice] = inner + across
+            again[column, choice] = 2 * seconds.forward + seconds.backward
+            again[FLIGHT, choice] = across
+            again[TRANSIENT, choice] = inner
+        scope, columns = self.with_recompute(index, kept, again)
+        block = context.ties.block[index]
+        self.terms.append(Term(scope, columns, context.ties.classes[block]))
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def factor_graph(self, weights: Weights):
+        """Return the two-cost factor graph under one way to pipeline."""
+        return factor_graph(tuple(self.sizes), self.terms, weights)
+
+    def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
+        """Return what an assignment costs in every block, by column."""
+        return per_block(self.terms, assignment, len(self.context.ties.ranges))
+
+    def dims(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Dims, ...]:
+        """Return every operator's dims, each block following its own assignment."""
+        ties = self.context.ties
+        return tuple(
+            self.domains[root][assignments[ties.block[index]][self.config_of[root]]]
+            for index, root in enumerate(ties.root)
+        )
+
+    def parameters(self, assignments: Sequence[tuple[int, ...]]) -> tuple[ParameterConfig, ...]:
+        """Return every parameter's config, each following the block of its first reader."""
+        context = self.context
+        dims = self.dims(assignments)
+        configs: list[ParameterConfig] = []
+        for tensor in context.graph.parameters:
+            readers = context.graph.consumers[tensor]
+            if not readers:
+                whole = (-1,) * len(self.mesh.sizes)
+                configs.append(ParameterConfig(rest=whole, optimizer=whole))
+                continue
+            reader = readers[0]
+            position = context.graph.operators[reader].inputs.index(tensor)
+            pair = context.placements(reader, dims[reader]).inputs[position]
+            root = context.ties.root[reader]
+            key = context.graph.operators[root].inputs[position]
+            variable = self.level_of.get(key)
+            level = assignments[context.ties.block[reader]][variable] if variable is not None else 0
+            shape = context.graph.tensors[tensor].shape
+            configs.append(parameter_config(shape, pair.value, self.mesh.sizes, level))
+        return tuple(configs)
+
+    def recomputed(self, assignments: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the blocks that are recomputed."""
+        ties = self.context.ties
+        return tuple(
+            block
+            for block in range(len(ties.ranges))
+            if (switch := self.recompute_of.get(ties.class_of(block))) is not None
+            and assignments[block][switch]
+        )
+

@@ -1,0 +1,87 @@
+"""Which activations live from forward to backward, and at whose expense they are counted.
+
+A storage (a tensor and all views of it) that some operator keeps for backward is charged once: to
+its only reader, as that reader lays it out, where there is just one that keeps it; otherwise to its
+producer. What one block hands to another always stays, since recomputation starts from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.core.graph import Operator, OperatorGraph
+from shardwright.planner.cost.derivatives import (
+    ExtraBytes,
+    base_kind,
+    is_identity,
+    is_view,
+    saved_tensors,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """Per operator: ``inputs`` positions and ``outputs`` positions whose bytes it pays for, and the
+    ``extra`` bytes of its statistics. ``crossing`` are output positions paid for although their own
+    block is recomputed. ``kept_below[tensor]``: whether a re-laid-out copy of the tensor would be
+    kept too.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    crossing: tuple[tuple[int, ...], ...]
+    extra: tuple[ExtraBytes, ...]
+    kept_below: tuple[bool, ...]
+
+
+def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
+    """Walk the graph once; linear in its size."""
+    storage = _storages(graph)
+    savers: list[list[tuple[int, int]]] = [[] for _ in graph.tensors]
+    own = [False] * len(graph.tensors)
+    extra: list[ExtraBytes] = []
+    for index, operator in enumerate(graph.operators):
+        kept_in, kept_out, more = saved_tensors(graph, operator)
+        extra.append(more)
+        for position in kept_in:
+            savers[storage[operator.inputs[position]]].append((index, position))
+        for position in kept_out:
+            own[storage[operator.outputs[position]]] = True
+    inputs: list[list[int]] = [[] for _ in graph.operators]
+    outputs: list[list[int]] = [[] for _ in graph.operators]
+    crossing: list[list[int]] = [[] for _ in graph.operators]
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer < 0 or storage[tensor] != tensor:
+            continue
+        readers = graph.consumers[tensor]
+        position = graph.operators[spec.producer].outputs.index(tensor)
+        leaves = spec.needs_gradient and any(block[r] != block[spec.producer] for r in readers)
+        alone = len(readers) == 1 and [readers[0]] == [index for index, _ in savers[tensor]]
+        if leaves:
+            crossing[spec.producer].append(position)
+        elif alone and not own[tensor]:
+            reader, place = savers[tensor][0]
+            inputs[reader].append(place)
+        elif savers[tensor] or own[tensor]:
+            outputs[spec.producer].append(position)
+    return Saves(
+        inputs=tuple(map(tuple, inputs)),
+        outputs=tuple(map(tuple, outputs)),
+        crossing=tuple(map(tuple, crossing)),
+        extra=tuple(extra),
+        kept_below=tuple(bool(savers[storage[tensor]]) for tensor in range(len(graph.tensors))),
+    )
+
+
+def _storages(graph: OperatorGraph) -> list[int]:
+    """Return, per tensor, the tensor whose storage it shares (itself where it is new)."""
+    storage = list(range(len(graph.tensors)))
+    for operator in graph.operators:
+        if operator.inputs and _shares(graph, operator):
+            for tensor in operator.outputs:
+                storage[tensor] = storage[operator.inputs[0]]
+    return storage
+
+
+def _shares(graph: OperatorGraph, operator: Operator) -> bool:
+    return is_view(base_kind(operator.kind)) or is_identity(graph, operator)

@@ -1,0 +1,79 @@
+"""The terms of a problem: what a few decisions cost, in seven columns.
+
+Seconds come in four kinds because they count differently: ``EACH`` microbatch or ``ONCE`` a step on
+the compute stream's path, and two kinds that can hide behind computation, parameter ``GATHER`` (each
+microbatch) and gradient ``SYNC`` (once). Bytes come in three: ``KEPT`` for the whole step, kept per
+microbatch in ``FLIGHT``, and ``TRANSIENT``, needed by one block at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.search.factors import Factor, FactorGraph
+
+EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = range(7)
+NUM_COLUMNS = 7
+Columns = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """Costs of the joint choices of ``scope`` (ascending), once in each of ``blocks``.
+
+    ``columns`` has the seven kinds first, then one axis per variable. Forbidden choices are infinite
+    in ``EACH`` and nowhere else.
+    """
+
+    scope: tuple[int, ...]
+    columns: Columns
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How the columns add up to seconds per step and bytes on a device, under one way to pipeline.
+
+    ``exposed`` is the share of ``GATHER`` and ``SYNC`` that computation does not hide.
+    """
+
+    each: float
+    once: float
+    exposed: float
+    kept: float = 1.0
+    flight: float = 1.0
+    transient: float = 1.0
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Weights of the first four columns."""
+        return np.array(
+            [self.each, self.once, self.each * self.exposed, self.once * self.exposed]
+        )
+
+
+def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) -> FactorGraph:
+    """Add the columns up; a transient of tied blocks counts once, all else per block."""
+    factors: list[Factor] = []
+    for term in terms:
+        count = len(term.blocks)
+        seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
+        kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
+        factors.append(Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1)))
+    return FactorGraph(sizes, tuple(factors))
+
+
+def per_block(
+    terms: list[Term], assignment: tuple[int, ...], num_blocks: int
+) -> NDArray[np.float64]:
+    """Return the columns of an assignment, block by block: shape (7, num_blocks)."""
+    total = np.zeros((NUM_COLUMNS, num_blocks))
+    for term in terms:
+        place = tuple(assignment[variable] for variable in term.scope)
+        column = term.columns[(slice(None), *place)]
+        for block in term.blocks:
+            total[:, block] += column
+    return total

@@ -1,0 +1,132 @@
+"""The simulator in plain Python: the readable twin of ``full`` and its oracle.
+
+Both do the same floating-point operations in the same order, so that their results are equal to the
+last bit. This one looks at every queue at every event; ``full`` keeps a tree and lists instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.program import Program
+
+Times = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+
+
+def relax_plain(program: Program, seconds: NDArray[np.float64]) -> Times:
+    """Return start, end and cause of each instruction when nothing slows anything down.
+
+    The cause is what an instruction waited for longest: the one before it in its queue or, if that
+    ended earlier, its first predecessor among those that ended last; -1 if it waited for nothing.
+    """
+    resource: list[int] = program.resource.tolist()
+    duration: list[float] = seconds.tolist()
+    waits = _predecessors(program)
+    last = [-1] * len(program.resource_names)
+    start, end, cause = [0.0] * len(waits), [0.0] * len(waits), [-1] * len(waits)
+    for index, needed in enumerate(waits):
+        start[index], cause[index] = _latest([last[resource[index]], *needed], end)
+        end[index] = start[index] + duration[index]
+        last[resource[index]] = index
+    return _columns(start, end, cause)
+
+
+@dataclass(slots=True)
+class _Running:
+    """An instruction in progress: work left at time ``since``, and by what factor it stretches."""
+
+    instruction: int
+    remaining: float
+    since: float
+    finish: float
+    stretch: float = -1.0  # unset: its group's share is not settled yet
+
+    def settle(self, now: float, stretch: float) -> None:
+        """Go on at another rate from ``now``."""
+        if stretch != self.stretch:
+            self.remaining = max(0.0, self.remaining - (now - self.since) / self.stretch)
+            self.since = now
+            self.stretch = stretch
+            self.finish = now + self.remaining * stretch
+
+
+def share_plain(
+    program: Program, seconds: NDArray[np.float64], computes: NDArray[np.bool_], slowdown: float
+) -> Times:
+    """Return start, end and cause of each instruction under processor sharing.
+
+    While a group computes and communicates at once, all its running instructions advance at rate
+    1/slowdown. ``computes`` says which resources compute. Completions at one instant come before
+    starts, and starts before rates are settled, so that nothing depends on the order of queues.
+    """
+    duration: list[float] = seconds.tolist()
+    waits = _predecessors(program)
+    count = len(waits)
+    queues: list[list[int]] = [
+        np.flatnonzero(program.resource == queue).tolist() for queue in range(len(computes))
+    ]
+    position = [0] * len(queues)
+    running: dict[int, _Running] = {}
+    start, end, cause, done = [0.0] * count, [0.0] * count, [-1] * count, [False] * count
+    now: float = 0.0
+    while True:
+        for index in [task.instruction for task in running.values() if task.finish <= now]:
+            queue = int(program.resource[index])
+            del running[queue]
+            end[index], done[index] = now, True
+            position[queue] += 1
+        for queue, order in enumerate(queues):
+            if queue in running or position[queue] == len(order):
+                continue
+            index = order[position[queue]]
+            if all(done[other] for other in waits[index]):
+                before = order[position[queue] - 1] if position[queue] else -1
+                start[index], cause[index] = now, _latest([before, *waits[index]], end)[1]
+                finish = math.inf if duration[index] > 0 else now
+                running[queue] = _Running(index, duration[index], now, finish)
+        if not running:
+            return _columns(start, end, cause)
+        if all(task.finish > now for task in running.values()):
+            _settle_rates(program, running, computes, now, slowdown)
+            now = min(task.finish for task in running.values())
+
+
+def _settle_rates(
+    program: Program,
+    running: dict[int, _Running],
+    computes: NDArray[np.bool_],
+    now: float,
+    slowdown: float,
+) -> None:
+    """Give every running instruction the rate that its group's mix of work allows."""
+    kinds: dict[int, set[bool]] = {}
+    for queue, task in running.items():
+        kinds.setdefault(int(program.group[task.instruction]), set()).add(bool(computes[queue]))
+    for task in running.values():
+        overlaps = kinds[int(program.group[task.instruction])] == {True, False}
+        task.settle(now, slowdown if overlaps else 1.0)
+
+
+def _predecessors(program: Program) -> list[list[int]]:
+    """Return what each instruction waits for besides its queue."""
+    offset: list[int] = program.offset.tolist()
+    predecessor: list[int] = program.predecessor.tolist()
+    return [predecessor[first:stop] for first, stop in pairwise(offset)]
+
+
+def _latest(candidates: list[int], end: list[float]) -> tuple[float, int]:
+    """Return the latest end among instructions and the first that has it; (0, -1) for none."""
+    time, latest = 0.0, -1
+    for index in candidates:
+        if index >= 0 and (latest < 0 or end[index] > time):
+            time, latest = end[index], index
+    return time, latest
+
+
+def _columns(start: list[float], end: list[float], cause: list[int]) -> Times:
+    return np.array(start), np.array(end), np.array(cause, dtype=np.int64)

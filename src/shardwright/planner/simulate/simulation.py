@@ -1,0 +1,110 @@
+"""Run a Program with a clock: when does every instruction start and end, and what is alive then?
+
+Every resource runs its instructions in index order; an instruction starts when its resource is free
+and all its predecessors have ended. Nothing else is modelled here: durations are given.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.program import Program
+from shardwright.core.timeline import Timeline
+from shardwright.planner.simulate.memory import memory_over_time
+from shardwright.planner.simulate.plain import Times, relax_plain, share_plain
+
+
+def simulate(
+    program: Program,
+    seconds: NDArray[np.float64],
+    *,
+    overlap_slowdown: float = 1.0,
+    plain: bool = False,
+) -> Timeline:
+    """Predict the timeline of one step from the duration of every instruction.
+
+    ``overlap_slowdown`` is the factor by which a group's instructions stretch while it computes and
+    communicates at once (``Cluster.overlap_slowdown``); resources named ``compute...`` compute, all
+    others communicate. ``plain`` uses plain Python instead of compiled kernels, with equal results.
+    Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
+    """
+    seconds = _checked(program, seconds, overlap_slowdown)
+    if plain:
+        start, end, cause = _plain_times(program, seconds, overlap_slowdown)
+    else:
+        start, end, cause = _compiled_times(program, seconds, overlap_slowdown)
+    memory = memory_over_time(program, start, end)
+    return Timeline(
+        source="simulated",
+        start=start,
+        end=end,
+        group=program.group,
+        memory=memory,
+        peak_bytes=tuple(float(rows[:, 1].max()) for rows in memory),
+        step_seconds=float(end.max(initial=0.0)),
+        critical=_critical_chain(end, cause),
+    )
+
+
+def computing_resources(program: Program) -> NDArray[np.bool_]:
+    """Return which resources compute; the others communicate."""
+    return np.array([name.startswith("compute") for name in program.resource_names], dtype=np.bool_)
+
+
+def _checked(
+    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
+) -> NDArray[np.float64]:
+    """Return the durations as a plain column, or refuse what is not a duration."""
+    seconds = np.require(seconds, np.float64, "CW")
+    if seconds.shape != (program.num_instructions,):
+        raise ValueError(
+            f"a simulation needs one duration per instruction, but there are "
+            f"{program.num_instructions} instructions and durations of shape {seconds.shape}"
+        )
+    wrong = np.flatnonzero(~((seconds >= 0) & np.isfinite(seconds)))
+    if len(wrong):
+        index = int(wrong[0])
+        raise ValueError(
+            f"a duration must be finite and 0 or more, but {program.describe(index)!r} takes "
+            f"{seconds[index]} seconds; correct its cost"
+        )
+    if not 1.0 <= overlap_slowdown < np.inf:
+        raise ValueError(
+            f"overlap_slowdown must be finite and at least 1 (1: free overlap), "
+            f"not {overlap_slowdown}"
+        )
+    return seconds
+
+
+def _plain_times(program: Program, seconds: NDArray[np.float64], overlap_slowdown: float) -> Times:
+    if overlap_slowdown == 1.0:
+        return relax_plain(program, seconds)
+    return share_plain(program, seconds, computing_resources(program), overlap_slowdown)
+
+
+def _compiled_times(
+    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
+) -> Times:
+    # Late, because importing Numba takes longer than most plans do in plain Python.
+    from shardwright.planner.simulate import full  # noqa: PLC0415
+
+    wiring = full.Wiring(
+        *(np.require(column, np.int32, "CW") for column in (program.resource, program.group)),
+        np.require(program.offset, np.int64, "CW"),
+        np.require(program.predecessor, np.int32, "CW"),
+    )
+    if overlap_slowdown == 1.0:
+        return full.relax(wiring, seconds, len(program.resource_names))
+    computes = computing_resources(program)
+    return full.share(wiring, seconds, computes, len(program.meshes), float(overlap_slowdown))
+
+
+def _critical_chain(end: NDArray[np.float64], cause: NDArray[np.int64]) -> tuple[int, ...]:
+    """Follow causes back from the first instruction that ends last: a chain without slack."""
+    chain: list[int] = []
+    index = int(end.argmax()) if len(end) else -1
+    while index >= 0:
+        chain.append(index)
+        index = int(cause[index])
+    return tuple(chain)

@@ -1,0 +1,95 @@
+"""Legal configs of an operator, and the layouts that follow from a config."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout
+from shardwright.planner.space.iteration import PLUS, Iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where a tensor lies and where its gradient lies, as one operator sees them."""
+
+    value: Layout
+    gradient: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """The layouts of an operator's tensors under one config."""
+
+    inputs: tuple[Pair, ...]
+    outputs: tuple[Pair, ...]
+
+
+def placements(iteration: Iteration, dims: Sequence[str]) -> Placements:
+    """Derive all layouts from an assignment of mesh axes to dim names (see ``Iteration``)."""
+    inputs = tuple(
+        _pair([_input(iteration, position, name) for name in dims])
+        for position in range(len(iteration.inputs))
+    )
+    outputs = tuple(
+        _pair([_output(names, name) for name in dims]) for names in iteration.outputs
+    )
+    return Placements(inputs, outputs)
+
+
+def _pair(columns: list[tuple[int, int]]) -> Pair:
+    return Pair(tuple(value for value, _ in columns), tuple(gradient for _, gradient in columns))
+
+
+def _input(iteration: Iteration, position: int, name: str) -> tuple[int, int]:
+    if name == "":
+        return REPLICATE, REPLICATE
+    if name == PLUS:
+        is_linear = position in iteration.linear
+        return (PARTIAL, REPLICATE) if is_linear else (REPLICATE, PARTIAL)
+    names = iteration.inputs[position]
+    if name in names:
+        return names.index(name), names.index(name)
+    return REPLICATE, PARTIAL
+
+
+def _output(names: tuple[str, ...], name: str) -> tuple[int, int]:
+    if name == "":
+        return REPLICATE, REPLICATE
+    if name != PLUS and name in names:
+        return names.index(name), names.index(name)
+    return PARTIAL, REPLICATE
+
+
+def choices(
+    iteration: Iteration, axis_sizes: tuple[int, ...], sample: str = "", num_microbatches: int = 1
+) -> tuple[tuple[str, ...], ...]:
+    """Return every legal assignment of the mesh axes, the replicated one first.
+
+    A dim may be split by several axes while its size divides; ``sample`` names the dim that the
+    microbatches already cut. An axis of one device is always "".
+    """
+    options: list[list[str]] = []
+    for size in axis_sizes:
+        names = [""]
+        if size > 1:
+            names += [dim.name for dim in iteration.dims if dim.size % size == 0]
+            names += [PLUS] if iteration.linear else []
+        options.append(names)
+    sizes = {dim.name: dim.size for dim in iteration.dims}
+    if sample in sizes:
+        sizes[sample] //= num_microbatches
+    return tuple(
+        assignment
+        for assignment in itertools.product(*options)
+        if _divides(assignment, axis_sizes, sizes)
+    )
+
+
+def _divides(assignment: tuple[str, ...], axis_sizes: tuple[int, ...], sizes: dict[str, int]) -> bool:
+    pieces: dict[str, int] = {}
+    for name, size in zip(assignment, axis_sizes, strict=True):
+        if name not in ("", PLUS):
+            pieces[name] = pieces.get(name, 1) * size
+    return all(sizes[name] % count == 0 for name, count in pieces.items())

@@ -1,0 +1,69 @@
+"""An operator's iteration space: named dims, and how each tensor indexes them.
+
+This is the whole language in which an operator says how it may be split. ``linear`` is
+``b s k, n k, n -> b s n``. From an assignment of mesh axes to dim names everything else follows:
+
+* a tensor that has the dim is sharded along it, value and gradient alike;
+* a tensor that lacks the dim is replicated; where it is an input its gradient is a partial sum;
+* an output that lacks a dim some input has is a partial sum, and its gradient is replicated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["sample", "attribute", "parameter", "reduction"]
+
+PLUS = "+"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dim:
+    """A direction of the iteration space. ``size`` bounds into how many equal pieces it splits."""
+
+    name: str
+    size: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """The iteration space of one operator.
+
+    ``inputs`` and ``outputs`` give, per tensor and tensor dim, the name of the iteration dim it
+    follows, or "" where it may not be split. A tensor dim may be larger than its iteration dim (the
+    major factor of a merged dim: splitting ``h`` splits ``(h d)`` into equal contiguous pieces).
+
+    ``once``: input positions that a partial result must count once (a bias). ``mean``: reduction
+    dims over which the operator takes a mean, so that a split must scale the result by 1/pieces.
+    ``linear``: input positions through which a partial sum may pass (the operator is linear in them
+    jointly, the other inputs being replicated); splitting the pseudo dim ``+`` means just that.
+    ``offset``: the dim whose shard offset the kernel must know, or "".
+    """
+
+    dims: tuple[Dim, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    outputs: tuple[tuple[str, ...], ...]
+    once: tuple[int, ...] = ()
+    mean: tuple[str, ...] = ()
+    linear: tuple[int, ...] = ()
+    offset: str = ""
+
+    def __post_init__(self) -> None:
+        known = {dim.name for dim in self.dims}
+        used = {name for names in (*self.inputs, *self.outputs) for name in names if name}
+        if not used <= known:
+            raise ValueError(f"tensors use unknown dims {sorted(used - known)}")
+        for names in (*self.inputs, *self.outputs):
+            named = [name for name in names if name]
+            if len(named) != len(set(named)):
+                raise ValueError(f"a tensor uses a dim twice: {names}")
+
+    def dim(self, name: str) -> Dim:
+        """Return a dim by name."""
+        return next(dim for dim in self.dims if dim.name == name)
+
+    def is_reduction(self, name: str) -> bool:
+        """Whether some output lacks the dim, so that splitting it leaves partial sums."""
+        return any(name not in names for names in self.outputs)

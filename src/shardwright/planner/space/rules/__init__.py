@@ -1,0 +1,84 @@
+"""How every kind of operator may be split: one rule per kind.
+
+``KIND`` is the whole of it. To teach Shardwright an operator, add a word to a family's list or a
+line such as ``"aten.mm.default": equation("self n k, mat2 k m -> n m")``, and an example call to
+``tests/planner/space``, which then runs it in pieces against running it whole. A rule may only
+offer what the local kernel gives exactly; an operator without one runs replicated.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules import (
+    algebra,
+    convolution,
+    creation,
+    indexing,
+    losses,
+    normalisation,
+    pointwise,
+    reductions,
+    sequences,
+    views,
+)
+from shardwright.planner.space.rules.signature import NotUnderstood, Rule, Signature, whole
+
+KIND: dict[str, Rule] = {
+    **pointwise.RULES,
+    **algebra.RULES,
+    **views.RULES,
+    **reductions.RULES,
+    **normalisation.RULES,
+    **convolution.RULES,
+    **losses.RULES,
+    **creation.RULES,
+    **indexing.RULES,
+    **sequences.RULES,
+}
+
+
+def iterate(graph: OperatorGraph, index: int) -> Iteration:
+    """Return the iteration space of an operator. Equal calls share one answer."""
+    operator = graph.operators[index]
+    tensors = [graph.tensors[tensor] for tensor in operator.inputs]
+    results = [graph.tensors[tensor] for tensor in operator.outputs]
+    return _iterate(
+        Signature(
+            kind=operator.kind,
+            names=operator.input_names,
+            inputs=tuple([tensor.shape for tensor in tensors]),
+            outputs=tuple([tensor.shape for tensor in results]),
+            attributes=operator.attributes,
+            dtypes=tuple([tensor.dtype for tensor in (*tensors, *results)]),
+            are_parameters=tuple([tensor.role == "parameter" for tensor in tensors]),
+        )
+    )
+
+
+def has_rule(kind: str) -> bool:
+    """Whether operators of this kind may be split at all."""
+    return _rule(kind) is not None
+
+
+@lru_cache(maxsize=16384)
+def _iterate(call: Signature) -> Iteration:
+    rule = _rule(call.kind)
+    if rule is None or not call.outputs:
+        return whole(call)
+    try:
+        return rule(call)
+    except NotUnderstood:
+        return whole(call)
+
+
+@lru_cache(maxsize=1024)
+def _rule(kind: str) -> Rule | None:
+    """Find the rule; an in-place variant (``add_``) has that of the operator it is made from."""
+    if kind in KIND:
+        return KIND[kind]
+    space, _, rest = kind.partition(".")
+    name, dot, overload = rest.partition(".")
+    return KIND.get(f"{space}.{name.removesuffix('_')}{dot}{overload}")

@@ -1,0 +1,130 @@
+"""Matrix products: linear layers, batched products and einsum."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
+from shardwright.planner.space.rules.signature import (
+    Names,
+    NotUnderstood,
+    Rule,
+    Signature,
+    broadcast,
+    leading,
+    numbered,
+    space,
+)
+
+
+def matmul(call: Signature) -> Iteration:
+    """Multiply ``b.. n k`` by ``b.. k m``, either of which may be a vector or lack batch dims."""
+    left, right = call.inputs
+    if not left or not right:
+        raise NotUnderstood("matmul of a scalar")
+    rows = ("n",) if len(left) > 1 else ()
+    columns = ("m",) if len(right) > 1 else ()
+    full = call.outputs[0][: len(call.outputs[0]) - len(rows) - len(columns)]
+    batch = leading(len(full))
+    names_left = (*broadcast(left[:-2], batch, full), *rows, "k")
+    names_right = (*broadcast(right[:-2], batch, full), "k", *columns)
+    return space(call, [names_left, names_right], [(*batch, *rows, *columns)])
+
+
+def product_added_to(rule: Rule) -> Rule:
+    """Let a matrix product be added to ``self``, which is broadcast and counted once."""
+
+    def added(call: Signature) -> Iteration:
+        product = rule(call)
+        full = call.outputs[0]
+        first = broadcast(call.inputs[0], product.outputs[0], full)
+        return space(call, [first, *product.inputs[1:]], product.outputs, once=(0,))
+
+    return added
+
+
+def einsum(call: Signature) -> Iteration:
+    """Read the dims off the equation; ``...`` stands for the broadcast dims ``e0, e1, ...``."""
+    text = call.attribute("equation")
+    if not isinstance(text, str):
+        raise NotUnderstood("einsum without an equation")
+    left, arrow, right = text.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(call.inputs):
+        raise NotUnderstood(f"{text} for {len(call.inputs)} tensors")
+    spread = max(
+        (
+            len(shape) - len(term) + 3
+            for term, shape in zip(terms, call.inputs, strict=True)
+            if "..." in term
+        ),
+        default=0,
+    )
+    letters = left.replace(",", "").replace(".", "")
+    if not arrow:
+        right = "..." * ("..." in left) + "".join(
+            letter for letter in sorted(set(letters)) if letters.count(letter) == 1
+        )
+    output = _einsum_names(right, len(call.outputs[0]), spread)
+    inputs = [
+        _einsum_names(term, len(shape), spread)
+        for term, shape in zip(terms, call.inputs, strict=True)
+    ]
+    return space(call, *_splittable(call, inputs, output))
+
+
+def _einsum_names(term: str, rank: int, spread: int) -> Names:
+    """Name the dims of one operand; its ellipsis takes the last of ``spread`` names."""
+    before, dots, after = term.partition("...")
+    width = rank - len(before) - len(after) if dots else 0
+    return (*before, *numbered(spread, "e")[spread - width :], *after)
+
+
+def _splittable(
+    call: Signature, inputs: list[Names], output: Names
+) -> tuple[list[Names], list[Names]]:
+    """Blank what is broadcast (size 1 here, larger elsewhere) and what is on a diagonal."""
+    tensors = [*zip(inputs, call.inputs, strict=True), (output, call.outputs[0])]
+    size: dict[str, int] = {}
+    diagonal: set[str] = set()
+    for names, shape in tensors:
+        for name, extent in zip(names, shape, strict=True):
+            size[name] = max(size.get(name, 1), extent)
+        diagonal.update(name for name in names if names.count(name) > 1)
+    kept = [
+        tuple(
+            name if name not in diagonal and extent == size[name] else ""
+            for name, extent in zip(names, shape, strict=True)
+        )
+        for names, shape in tensors
+    ]
+    return kept[:-1], kept[-1:]
+
+
+_BMM = equation("self b n k, mat2 b k m -> b n m")
+_MM = equation("self n k, mat2 k m -> n m")
+
+RULES: dict[str, Rule] = {
+    "aten.linear.default": equation("input b.. k, weight n k, +bias n -> b.. n"),
+    "aten.matmul.default": matmul,
+    "aten.mm.default": _MM,
+    "aten.bmm.default": _BMM,
+    "aten.mv.default": equation("self n k, vec k -> n"),
+    "aten.dot.default": equation("self k, tensor k ->"),
+    "aten.vdot.default": equation("self k, other k ->"),
+    "aten.outer.default": equation("self n, vec2 m -> n m"),
+    "aten.ger.default": equation("self n, vec2 m -> n m"),
+    "aten.addmm.default": product_added_to(equation("self _.., mat1 n k, mat2 k m -> n m")),
+    "aten.addmv.default": product_added_to(equation("self _.., mat n k, vec k -> n")),
+    "aten.baddbmm.default": product_added_to(
+        equation("self _.., batch1 b n k, batch2 b k m -> b n m")
+    ),
+    "aten.addbmm.default": product_added_to(
+        equation("self _.., batch1 b n k, batch2 b k m -> n m")
+    ),
+    "aten.einsum.default": einsum,
+    "aten.bilinear.default": equation("input1 b.. i, input2 b.. k, weight n i k, +bias n -> b.. n"),
+    # Rows are sorted by expert and `offs` marks where each expert's rows end, so that neither rows
+    # nor experts split into equal pieces.
+    "transformers.grouped_mm_fallback.default": equation("input _ k, weight _ k n, offs _ -> _ n"),
+    "aten._grouped_mm.default": equation("self _ k, mat2 _ k n, offs _ -> _ n"),
+}

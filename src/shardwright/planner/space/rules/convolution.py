@@ -1,0 +1,89 @@
+"""Convolutions, pooling and resizing of images. Space (height, width) is not split."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.signature import (
+    Names,
+    NotUnderstood,
+    Rule,
+    Signature,
+    family,
+    space,
+)
+
+
+def convolution(call: Signature) -> Iteration:
+    """Split samples ``n``, filters ``f`` and, as a reduction, input channels ``k``."""
+    return _convolution(call, ("f", "k"), call.attribute("transposed") is True)
+
+
+def transposed_convolution(call: Signature) -> Iteration:
+    """Split as a convolution; the weight has the channels first."""
+    return _convolution(call, ("k", "f"), False)
+
+
+def _convolution(call: Signature, weight: Names, is_other: bool) -> Iteration:
+    data, kernel = call.inputs[:2]
+    if is_other or len(data) != len(kernel):
+        raise NotUnderstood("an unbatched or disguised transposed convolution")
+    space_dims = ("",) * (len(data) - 2)
+    names = [("n", "k", *space_dims), (*weight, *space_dims), ("f",)]
+    result = ("n", "f", *space_dims)
+    if call.integer("groups", 1) != 1:  # a piece of the channels would need another `groups`
+        names = [("n", "", *space_dims), *(("",) * len(shape) for shape in call.inputs[1:])]
+        result = ("n", "", *space_dims)
+    once = (2,) if len(call.inputs) > 2 else ()
+    return space(call, names[: len(call.inputs)], [result], once=once)
+
+
+def per_channel(spatial: int) -> Rule:
+    """Split all but the last ``spatial`` dims: samples and channels."""
+
+    def rule(call: Signature) -> Iteration:
+        free = ("n", "c") if len(call.inputs[0]) == spatial + 2 else ("c",)
+        names = free + ("",) * spatial
+        return space(call, [names], [names] * len(call.outputs))
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    **family(
+        convolution,
+        """
+        conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding
+        convolution.default
+        """,
+    ),
+    **family(
+        transposed_convolution,
+        "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
+    ),
+    **family(
+        per_channel(1),
+        """
+        avg_pool1d.default max_pool1d.default max_pool1d_with_indices.default
+        adaptive_avg_pool1d.default adaptive_max_pool1d.default upsample_nearest1d.vec
+        upsample_nearest1d.default upsample_linear1d.vec upsample_linear1d.default
+        """,
+    ),
+    **family(
+        per_channel(2),
+        """
+        avg_pool2d.default max_pool2d.default max_pool2d_with_indices.default
+        adaptive_avg_pool2d.default adaptive_max_pool2d.default upsample_nearest2d.vec
+        upsample_nearest2d.default upsample_bilinear2d.vec upsample_bilinear2d.default
+        upsample_bicubic2d.vec upsample_bicubic2d.default _upsample_nearest_exact2d.vec
+        _upsample_bilinear2d_aa.vec
+        """,
+    ),
+    **family(
+        per_channel(3),
+        """
+        avg_pool3d.default max_pool3d.default max_pool3d_with_indices.default
+        adaptive_avg_pool3d.default adaptive_max_pool3d.default upsample_nearest3d.vec
+        upsample_trilinear3d.vec
+        """,
+    ),
+}

@@ -1,0 +1,126 @@
+"""Operators that pick or place elements by index. A dim that is looked up stays whole."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
+from shardwright.planner.space.rules.signature import (
+    NotUnderstood,
+    Rule,
+    Signature,
+    blank,
+    broadcast,
+    broadcast_shape,
+    family,
+    leading,
+    numbered,
+    space,
+)
+
+_EMBEDDING = "weight v d, indices b.. -> b.. d"
+
+
+def embedding(call: Signature) -> Iteration:
+    """Look rows up; a piece of the vocabulary ``v`` gives zero rows for what it does not hold."""
+    if call.attribute("scale_grad_by_freq") is True:
+        return equation("weight _ d, indices _.. -> _.. d")(call)
+    if call.integer("padding_idx", -1) >= 0:  # the padding row's index would have to be shifted
+        return equation("weight _ d, indices b.. -> b.. d")(call)
+    return equation(_EMBEDDING, offset="v")(call)
+
+
+def gather(call: Signature) -> Iteration:
+    """Pick along ``dim``: the picks ``i`` split, and other dims which the index covers."""
+    picked, index = call.inputs
+    dim = call.tensor_dim("dim")
+    names = numbered(len(index))
+    partial = {at for at, size in enumerate(index) if at != dim and picked[at] != size}
+    of_index = tuple("i" if at == dim else name for at, name in enumerate(blank(names, partial)))
+    return space(call, [blank(names, partial | {dim}), of_index], [of_index])
+
+
+def scatter(call: Signature) -> Iteration:
+    """Place along ``dim``: other dims split where index and values cover them whole."""
+    names = numbered(len(call.inputs[0]))
+    dim = call.tensor_dim("dim")
+    columns = zip(*call.inputs, strict=True)
+    partial = {at for at, sizes in enumerate(columns) if len(set(sizes)) > 1}
+    kept = blank(names, partial | {dim})
+    # Adding is linear in what is added to and in what is added; the index is between them.
+    linear = (0, 2) if call.kind == "aten.scatter_add.default" else ()
+    return space(call, [kept] * len(call.inputs), [kept], linear=linear)
+
+
+def index_select(call: Signature) -> Iteration:
+    """Pick along ``dim`` by a vector: the picks ``i`` split, and all other dims."""
+    dim = call.tensor_dim("dim")
+    names = numbered(len(call.inputs[0]))
+    result = tuple("i" if at == dim else name for at, name in enumerate(names))
+    return space(call, [blank(names, {dim}), ("i",) * len(call.inputs[1])], [result])
+
+
+def index_place(call: Signature) -> Iteration:
+    """Place or add along ``dim`` by a vector: all other dims split."""
+    kept = blank(numbered(len(call.inputs[0])), {call.tensor_dim("dim")})
+    inputs = [kept, ("",), *([kept] * (len(call.inputs) - 2))]
+    if len(call.inputs) > 2 and len(call.inputs[2]) != len(kept):
+        raise NotUnderstood(f"{call.kind} of a scalar")
+    return space(call, inputs, [kept], linear=(0, 2) if "index_add" in call.kind else ())
+
+
+def index(call: Signature) -> Iteration:
+    """Pick by tensors ``x[i, :, j]``: the index tensors' own dims split, and dims not indexed."""
+    at, free, full = _indexed(call)
+    picks = numbered(len(full), "i")
+    is_run = at == tuple(range(at[0], at[-1] + 1))
+    first = at[0] if is_run else 0
+    rest = tuple(name for name in free if name)
+    inputs = [free, *(broadcast(shape, picks, full) for shape in call.inputs[1:])]
+    return space(call, inputs, [(*rest[:first], *picks, *rest[first:])])
+
+
+def index_put(call: Signature) -> Iteration:
+    """Place by tensors ``x[i, j] = values``: dims behind the indexed ones split."""
+    at, free, full = _indexed(call)
+    if at != tuple(range(len(at))):
+        raise NotUnderstood("an index in the middle")
+    values = call.shape_of("values")
+    whole_values = full + tuple(call.inputs[0][len(at) :])
+    names = ("",) * len(full) + free[len(at) :]
+    inputs = [
+        broadcast(shape, names, whole_values) if name == "values" else ("",) * len(shape)
+        for name, shape in zip(call.names[1:], call.inputs[1:], strict=True)
+    ]
+    is_sum = call.attribute("accumulate") is True and values == whole_values
+    linear = (0, call.position("values")) if is_sum else ()
+    return space(call, [free, *inputs], [free], linear=linear)
+
+
+def _indexed(call: Signature) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]]:
+    """Return the indexed dims, the names of dims with those blanked, and the index shape."""
+    positions = [at for at, name in enumerate(call.names) if name.startswith("indices.")]
+    if not positions or any(call.dtypes[at] not in ("int64", "int32") for at in positions):
+        raise NotUnderstood("a mask decides the shape")
+    at = tuple(int(call.names[position].partition(".")[2]) for position in positions)
+    free = blank(numbered(len(call.inputs[0])), at)
+    return at, free, broadcast_shape(call.inputs[position] for position in positions)
+
+
+def one_hot(call: Signature) -> Iteration:
+    """Split the index's dims; the classes are a new last dim."""
+    if call.integer("num_classes", -1) < 0:
+        raise NotUnderstood("the data decide the number of classes")
+    names = leading(len(call.inputs[0]))
+    return space(call, [names], [(*names, "")])
+
+
+RULES: dict[str, Rule] = {
+    "aten.embedding.default": embedding,
+    "aten.gather.default": gather,
+    **family(scatter, "scatter.src scatter.value scatter_add.default"),
+    "aten.index_select.default": index_select,
+    **family(index_place, "index_add.default index_copy.default index_fill.int_Scalar"),
+    "aten.index.Tensor": index,
+    "aten.index_put.default": index_put,
+    "aten.one_hot.default": one_hot,
+}

@@ -1,0 +1,95 @@
+"""Losses. Sums over samples leave partial sums; the class dim is needed whole."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.signature import (
+    NotUnderstood,
+    Rule,
+    Signature,
+    blank,
+    broadcast,
+    broadcast_shape,
+    family,
+    numbered,
+    space,
+    whole,
+)
+
+NONE, MEAN, SUM = 0, 1, 2  # torch's at::Reduction
+
+
+def elementwise_loss(call: Signature) -> Iteration:
+    """Compare two tensors element by element, then keep, average or add up."""
+    full = broadcast_shape(call.inputs)
+    names = numbered(len(full))
+    inputs = [broadcast(shape, names, full) for shape in call.inputs]
+    reduction = call.integer("reduction", MEAN)
+    mean = names if reduction == MEAN else ()
+    return space(call, inputs, [names if reduction == NONE else ()], mean=mean)
+
+
+def class_loss(call: Signature) -> Iteration:
+    """Compare scores ``n c d..`` with classes ``n d..``; an average depends on what is ignored."""
+    reduction = call.integer("reduction", MEAN)
+    if reduction == MEAN:
+        return whole(call)
+    return _class_loss(call, keeps=reduction == NONE)
+
+
+def class_loss_sum(call: Signature) -> Iteration:
+    """Add up the losses of scores ``n c d..`` and classes ``n d..`` over all samples."""
+    return _class_loss(call, keeps=False)
+
+
+def _class_loss(call: Signature, keeps: bool) -> Iteration:
+    scores, target = call.inputs[:2]
+    channel = 1 if len(scores) > 1 else 0
+    names = tuple("" if dim == channel else f"d{dim}" for dim in range(len(scores)))
+    samples = names[:channel] + names[channel + 1 :]
+    if target == scores:  # class probabilities
+        of_target = names
+    elif target == scores[:channel] + scores[channel + 1 :]:
+        of_target = samples
+    else:
+        raise NotUnderstood(f"scores {scores} and target {target}")
+    others = [("",) * len(shape) for shape in call.inputs[2:]]
+    return space(call, [names, of_target, *others], [samples if keeps else ()])
+
+
+def count_targets(call: Signature) -> Iteration:
+    """Count, or add up the class weights of, the targets that are not ignored."""
+    others = [("",) * len(shape) for shape in call.inputs[1:]]
+    return space(call, [numbered(len(call.inputs[0])), *others], [()])
+
+
+def count_rows(call: Signature) -> Iteration:
+    """Count probability vectors ``n c d..``."""
+    rank = len(call.inputs[0])
+    return space(call, [blank(numbered(rank), {min(1, rank - 1)})], [()])
+
+
+RULES: dict[str, Rule] = {
+    **family(
+        elementwise_loss,
+        """
+        mse_loss.default l1_loss.default smooth_l1_loss.default huber_loss.default
+        binary_cross_entropy.default binary_cross_entropy_with_logits.default kl_div.default
+        soft_margin_loss.default
+        """,
+    ),
+    **family(
+        class_loss,
+        """
+        cross_entropy_loss.default nll_loss.default nll_loss_nd.default nll_loss2d.default
+        """,
+    ),
+    "shardwright.cross_entropy_sum": class_loss_sum,
+    "shardwright.nll_sum": class_loss_sum,
+    "shardwright.count_targets": count_targets,
+    "shardwright.count_rows": count_rows,
+    # These write buffers, which all devices hold whole.
+    "shardwright.update_running": whole,
+    "shardwright.increment": whole,
+    "shardwright.assign": whole,
+}

@@ -1,0 +1,67 @@
+"""Rules written as one line, in the manner of einsum.
+
+``"input b.. k, weight n k, +bias n -> b.. n"`` reads: the argument called ``input`` has any number
+of leading dims and then ``k``; ``weight`` has ``n`` and ``k``; ``bias`` has ``n`` and is counted
+once by a partial result; the output has the leading dims and ``n``. A dim missing from the output
+is summed over. ``_`` is a dim that may not be split and ``_..`` any number of those. An argument
+that is not mentioned may not be split at all, one that is absent from the call is passed over.
+Several outputs are separated by commas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.signature import (
+    Names,
+    NotUnderstood,
+    Rule,
+    Signature,
+    leading,
+    space,
+)
+
+
+def equation(text: str, *, offset: str = "") -> Rule:
+    """Turn one line of the notation into a rule. ``offset`` is as in ``Iteration``."""
+    left, _, right = text.partition("->")
+    arguments: dict[str, Names] = {}
+    added: list[str] = []
+    for term in left.split(","):
+        name, *names = term.split()
+        if name.startswith("+"):
+            name = name[1:]
+            added.append(name)
+        arguments[name] = tuple(names)
+    results = tuple(tuple(term.split()) for term in right.split(","))
+
+    def rule(call: Signature) -> Iteration:
+        inputs = [
+            _expand(arguments.get(name, ("_..",)), len(shape))
+            for name, shape in zip(call.names, call.inputs, strict=True)
+        ]
+        if len(results) != len(call.outputs):
+            raise NotUnderstood(f"{call.kind} has {len(call.outputs)} outputs")
+        outputs = [
+            _expand(names, len(shape)) for names, shape in zip(results, call.outputs, strict=True)
+        ]
+        once = tuple(index for index, name in enumerate(call.names) if name in added)
+        iteration = space(call, inputs, outputs, once=once)
+        is_offset = any(dim.name == offset for dim in iteration.dims)
+        return replace(iteration, offset=offset) if is_offset else iteration
+
+    return rule
+
+
+def _expand(names: Names, rank: int) -> Names:
+    """Write ``b..`` and ``_..`` out for a tensor of a rank."""
+    expanded: list[str] = []
+    for name in names:
+        if name == "_..":
+            expanded += [""] * (rank - len(names) + 1)
+        elif name == "b..":
+            expanded += leading(rank - len(names) + 1)
+        else:
+            expanded.append("" if name == "_" else name)
+    return tuple(expanded)

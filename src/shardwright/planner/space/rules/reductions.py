@@ -1,0 +1,119 @@
+"""Operators that fold or scan dims: sums, extrema, norms, softmax, cumulative sums, sorting.
+
+A sum leaves partial sums when its dim is split. Every other fold needs the whole dim.
+"""
+
+from __future__ import annotations
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.signature import (
+    Names,
+    Rule,
+    Signature,
+    blank,
+    broadcast,
+    broadcast_shape,
+    family,
+    numbered,
+    space,
+    without,
+)
+
+
+def total(call: Signature) -> Iteration:
+    """Sum over ``dim``, or everything; any dim can be split."""
+    names, after = _folded(call)
+    return space(call, [names], [after], linear=(0,))
+
+
+def average(call: Signature) -> Iteration:
+    """Average over ``dim``, or everything; any dim can be split if the result is scaled."""
+    names, after = _folded(call)
+    return space(call, [names], [after], mean=set(names) - set(after), linear=(0,))
+
+
+def count(call: Signature) -> Iteration:
+    """Count over ``dim``, or everything; counts add up, but not those of partial sums."""
+    names, after = _folded(call)
+    return space(call, [names], [after])
+
+
+def fold(call: Signature) -> Iteration:
+    """Fold ``dim`` whole and split the others; all results have the same dims."""
+    names, after = _folded(call)
+    kept = tuple(name if name in after else "" for name in names)
+    return space(call, [kept], [after] * len(call.outputs))
+
+
+def _folded(call: Signature) -> tuple[Names, Names]:
+    rank = len(call.inputs[0])
+    names = numbered(rank)
+    dims = {dim % max(rank, 1) for dim in call.integers("dim")} or set(range(rank))
+    return names, without(names, dims, keepdim=call.attribute("keepdim") is True)
+
+
+def fold_last(call: Signature) -> Iteration:
+    """Fold ``dim``, by default the last, whole."""
+    rank = len(call.inputs[0])
+    names = numbered(rank)
+    dim = call.tensor_dim("dim", -1)
+    after = without(names, {dim}, keepdim=call.attribute("keepdim") is True)
+    return space(call, [blank(names, {dim})], [after] * len(call.outputs))
+
+
+def along(call: Signature) -> Iteration:
+    """Work along ``dim``, by default the last, and keep it: softmax, sort, topk."""
+    names = blank(numbered(len(call.inputs[0])), {call.tensor_dim("dim", -1)})
+    return space(call, [names] * len(call.inputs), [names] * len(call.outputs))
+
+
+def scan(call: Signature) -> Iteration:
+    """Work along ``dim`` linearly: cumulative sums and differences."""
+    names = blank(numbered(len(call.inputs[0])), {call.tensor_dim("dim", -1)})
+    linear = tuple(range(len(call.inputs)))
+    return space(call, [names] * len(call.inputs), [names], linear=linear)
+
+
+def cosine_similarity(call: Signature) -> Iteration:
+    """Compare two broadcast tensors along ``dim``."""
+    full = broadcast_shape(call.inputs)
+    dim = call.tensor_dim("dim", 1, rank=len(full))
+    names = blank(numbered(len(full)), {dim})
+    inputs = [broadcast(shape, names, full) for shape in call.inputs]
+    return space(call, inputs, [without(names, {dim})])
+
+
+def histogram(call: Signature) -> Iteration:
+    """Count into fixed bins: every element is counted on its own."""
+    if call.attribute("min", 0) == call.attribute("max", 0):
+        return fold(call)  # the data decide the range
+    return space(call, [numbered(len(call.inputs[0]))], [("",)])
+
+
+RULES: dict[str, Rule] = {
+    **family(total, "sum.default sum.dim_IntList"),
+    **family(average, "mean.default mean.dim"),
+    **family(count, "count_nonzero.default count_nonzero.dim_IntList"),
+    **family(
+        fold,
+        """
+        all.default all.dim all.dims amax.default amin.default aminmax.default any.default any.dim
+        any.dims argmax.default argmin.default linalg_vector_norm.default logsumexp.default
+        max.default max.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim prod.default
+        prod.dim_int std.correction std.default std.dim std_mean.correction var.correction
+        var.default var.dim var_mean.correction
+        """,
+    ),
+    **family(fold_last, "kthvalue.default median.dim mode.default nanmedian.dim"),
+    **family(
+        along,
+        """
+        _log_softmax.default _softmax.default argsort.default argsort.stable cummax.default
+        cummin.default cumprod.default glu.default log_softmax.int logcumsumexp.default
+        softmax.int sort.default sort.stable topk.default
+        """,
+    ),
+    **family(scan, "cumsum.default diff.default"),
+    "aten.cosine_similarity.default": cosine_similarity,
+    "aten.histc.default": histogram,
+}

@@ -1,0 +1,161 @@
+"""Which dim of every operator and tensor counts the samples of the batch.
+
+Microbatches cut the batch into equal pieces that run one after another; a mesh axis on the sample
+dim cuts it in space. Both need to know, for every operator, which dim that is. The analysis walks
+the graph once and sorts tensors into four states.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules import iterate
+
+
+class State(enum.Enum):
+    """How a tensor depends on the batch."""
+
+    FREE = "does not depend on the batch"
+    SPLIT = "carries the sample dim"
+    SUM = "is a sum over samples, so that sums over microbatches add up to it"
+    WHOLE = "needs the whole batch at once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The sample dim of everything.
+
+    ``operator_dim``: per operator the name of its sample dim, or "". ``tensor_dim``: per tensor the
+    dim which counts samples, or -1. ``prologue``: operators that must see the whole batch before any
+    microbatch can run (they depend on the batch, never on parameters). ``blocker``: a sentence why
+    more than one microbatch is impossible, or "".
+    """
+
+    operator_dim: tuple[str, ...]
+    tensor_dim: tuple[int, ...]
+    state: tuple[State, ...]
+    prologue: frozenset[int]
+    blocker: str
+
+
+def find_samples(graph: OperatorGraph) -> Samples:
+    """Run the analysis; linear in the size of the graph."""
+    return _Analysis(graph).run()
+
+
+class _Analysis:
+    def __init__(self, graph: OperatorGraph) -> None:
+        self.graph = graph
+        count = len(graph.tensors)
+        self.state = [State.FREE] * count
+        self.dim = [-1] * count
+        self.trained = [tensor.role == "parameter" for tensor in graph.tensors]
+        self.operator_dim: list[str] = []
+        self.wanted_whole: set[int] = set()
+        self.blocker = ""
+        shapes = [graph.tensors[index].shape for index in graph.inputs]
+        self.batch = max((shape[0] for shape in shapes if shape), default=0)
+        for index in graph.inputs:
+            self._label_whole(index)
+
+    def run(self) -> Samples:
+        for index, operator in enumerate(self.graph.operators):
+            trained = any(self.trained[tensor] for tensor in operator.inputs)
+            for tensor in operator.outputs:
+                self.trained[tensor] = trained
+            self.operator_dim.append(self._visit(index, iterate(self.graph, index)))
+        if not self.blocker and self.state[self.graph.loss] not in (State.SUM, State.FREE):
+            self.blocker = "the loss is not a sum or mean over samples"
+        return Samples(
+            operator_dim=tuple(self.operator_dim),
+            tensor_dim=tuple(self.dim),
+            state=tuple(self.state),
+            prologue=self._ancestors(),
+            blocker=self.blocker,
+        )
+
+    def _visit(self, index: int, iteration: Iteration) -> str:
+        operator = self.graph.operators[index]
+        states = [self.state[tensor] for tensor in operator.inputs]
+        names = {
+            iteration.inputs[position][self.dim[tensor]] if iteration.inputs[position] else ""
+            for position, tensor in enumerate(operator.inputs)
+            if states[position] is State.SPLIT
+        }
+        if len(names) == 1 and "" not in names:
+            sample = names.pop()
+            if self._claim_sums(index, states):
+                self._label(index, iteration, sample)
+                return sample
+        elif not names:
+            if self._passes_sums(index, iteration, states):
+                self._mark(index, State.SUM)
+                return ""
+            if State.WHOLE not in states and self._claim_sums(index, states):
+                return ""
+        self._mark(index, State.WHOLE)
+        if any(self.trained[tensor] for tensor in operator.inputs):
+            self.blocker = self.blocker or (
+                f"operator {operator.name} ({operator.kind}) mixes samples of the batch"
+            )
+            return ""
+        for tensor in operator.outputs:
+            self.wanted_whole.add(tensor)
+            self._label_whole(tensor)
+        return ""
+
+    def _label_whole(self, tensor: int) -> None:
+        """A tensor at hand as a whole can be cut along its first dim if that is as long as the batch.
+
+        Any consistent cut is exact, since every rule is; should the dim not count samples after all,
+        the next operator that meets the real sample dim finds two names and stops the analysis.
+        """
+        shape = self.graph.tensors[tensor].shape
+        if shape and shape[0] == self.batch:
+            self.state[tensor], self.dim[tensor] = State.SPLIT, 0
+
+    def _passes_sums(self, index: int, iteration: Iteration, states: list[State]) -> bool:
+        """A sum over microbatches may pass where the operator is linear in it."""
+        if State.SUM not in states or not iteration.linear:
+            return False
+        if any(states[position] is not State.SUM for position in iteration.linear):
+            return False
+        others = [i for i in range(len(states)) if i not in iteration.linear]
+        return self._claim_sums(index, [states[i] if i in others else State.FREE for i in range(len(states))])
+
+    def _claim_sums(self, index: int, states: list[State]) -> bool:
+        """Ask for the finished value of every sum among the inputs; false if one is not ready."""
+        operator = self.graph.operators[index]
+        sums = [operator.inputs[i] for i, state in enumerate(states) if state is State.SUM]
+        if any(self.trained[tensor] for tensor in sums):
+            return False
+        if any(self.trained[t] and self.state[t] is State.WHOLE for t in operator.inputs):
+            return False  # blocked before, nothing downstream can be cut
+        self.wanted_whole.update(sums)
+        return True
+
+    def _label(self, index: int, iteration: Iteration, sample: str) -> None:
+        for tensor, names in zip(self.graph.operators[index].outputs, iteration.outputs, strict=True):
+            if sample in names:
+                self.state[tensor], self.dim[tensor] = State.SPLIT, names.index(sample)
+            else:
+                self.state[tensor] = State.SUM
+
+    def _mark(self, index: int, state: State) -> None:
+        for tensor in self.graph.operators[index].outputs:
+            self.state[tensor] = state
+
+    def _ancestors(self) -> frozenset[int]:
+        """Operators that lead to a tensor which is wanted whole."""
+        pending = [self.graph.tensors[tensor].producer for tensor in self.wanted_whole]
+        found: set[int] = set()
+        while pending:
+            index = pending.pop()
+            if index < 0 or index in found:
+                continue
+            found.add(index)
+            pending += [self.graph.tensors[t].producer for t in self.graph.operators[index].inputs]
+        return frozenset(found)

@@ -1,0 +1,201 @@
+"""One self-contained page: the frontier one can click, timelines, memory, operators, provenance.
+
+The page carries plotly's own script inline and asks nothing of the network. Names from the model
+reach it only as JSON whose ``<``, ``>`` and ``&`` are escaped, or through ``html.escape``; its script
+writes text nodes, never markup.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.program import Program
+from shardwright.core.timeline import Timeline
+from shardwright.report.story import (
+    WORK,
+    PlanStory,
+    Story,
+    differences,
+    group_rows,
+    memory_by_part,
+    parameter_lines,
+    work_of,
+)
+from shardwright.report.text import sources_text, span_text
+from shardwright.report.units import bytes_text, count_text, dollars_text, seconds_text
+
+MAX_BARS = 3000
+MAX_POINTS = 1500
+MAX_OPERATORS = 250
+
+
+def page_text(story: Story) -> str:
+    """Return the whole page. Its size stays below 6 MB: long timelines are merged and thinned."""
+    from plotly.offline import get_plotlyjs  # 0.5 s and 5 MB that only this function needs
+
+    template = files("shardwright.report").joinpath("templates/page.html").read_text("utf-8")
+    data = json.dumps(page_data(story), separators=(",", ":"), sort_keys=True)
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    parts = {
+        "title": html.escape(story.graph.name or "model"),
+        "plotly": get_plotlyjs(),
+        "data": data,
+        "frontier": _frontier_rows(story),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], template)
+
+
+def page_data(story: Story) -> dict[str, Any]:
+    """Return everything the page's script shows, as JSON-able values."""
+    capacity = min(
+        story.cluster.kind_of(d).memory_bytes for d in range(story.cluster.num_devices)
+    )
+    return {
+        "model": story.graph.name,
+        "cluster": story.cluster.name,
+        "parameters": count_text(story.graph.num_parameters),
+        "devices": story.cluster.num_devices,
+        "capacity": capacity,
+        "chosen": story.chosen,
+        "work": WORK,
+        "plans": [_plan_data(plan) for plan in story.plans],
+        "losses": [[name, list(curve)] for name, curve in story.losses],
+        "provenance": [list(pair) for pair in story.provenance],
+        "notes": list(story.graph.notes),
+    }
+
+
+def _frontier_rows(story: Story) -> str:
+    """Return the frontier as table rows that can be read (and chosen) without the chart."""
+    rows: list[str] = []
+    for index, item in enumerate(story.plans):
+        plan = item.plan
+        spread = f" ± {seconds_text(item.spread_seconds)}" if item.spread_seconds > 0 else ""
+        cells = (
+            seconds_text(plan.predicted.step_seconds) + spread,
+            bytes_text(plan.predicted.peak_bytes),
+            dollars_text(plan.predicted.dollars),
+            sources_text(plan),
+        )
+        name = html.escape(plan.strategy.label or f"plan {index}")
+        star = ' <span class="tag">chosen</span>' if index == story.chosen else ""
+        rows.append(
+            f'<tr data-plan="{index}"><th scope="row"><button type="button" class="pick" '
+            f'data-plan="{index}">{name}</button>{star}</th>'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+        )
+    return "\n".join(rows)
+
+
+def _plan_data(item: PlanStory) -> dict[str, Any]:
+    plan, program = item.plan, item.program
+    strategy = plan.strategy
+    rows = group_rows(item.operators)
+    pipeline = strategy.pipeline
+    return {
+        "label": strategy.label or "unnamed",
+        "reason": plan.reason,
+        "step": plan.predicted.step_seconds,
+        "spread": item.spread_seconds,
+        "peak": plan.predicted.peak_bytes,
+        "dollars": plan.predicted.dollars,
+        "bound": None if plan.bound is None else [plan.bound.step_seconds, plan.bound.gap, plan.bound.model],
+        "facts": [
+            ["Stages", " | ".join(_mesh_text(program, i) for i in range(len(strategy.meshes)))],
+            ["Schedule", f"{pipeline.schedule}, {pipeline.num_microbatches} microbatch(es)"],
+            ["Global batch", str(plan.global_batch)],
+            ["Precision", strategy.precision],
+            ["Recomputed blocks", str(len(strategy.recompute)) if strategy.recompute else "none"],
+            ["Gradients", f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)"],
+            ["Batch norm", strategy.batch_norm],
+            ["Found by", f"{plan.method}, seed {plan.seed}, shardwright {plan.version}"],
+            ["Known from", sources_text(plan)],
+        ],
+        "kept": [list(line) for line in parameter_lines(plan)],
+        "notes": list(plan.notes),
+        "timelines": [
+            [line.source, _bars(program, line), line.step_seconds]
+            for line in (item.predicted, item.measured)
+            if line is not None
+        ],
+        "memory": _memory_data(item),
+        "parts": [
+            [f"stage {mesh}", [list(part) for part in memory_by_part(program, item.predicted, mesh)]]
+            for mesh in range(len(program.meshes))
+        ],
+        "operators": [
+            [r.name, r.kind.removeprefix("aten."), r.stage, r.split, r.shape, r.count]
+            + [r.forward_seconds, r.backward_seconds, r.source]
+            for r in rows[:MAX_OPERATORS]
+        ],
+        "hidden": max(0, len(rows) - MAX_OPERATORS),
+        "differences": []
+        if item.measured is None
+        else [
+            [d.name, d.predicted, d.measured, d.unit]
+            for d in differences(program, item.predicted, item.measured)
+        ],
+    }
+
+
+def _mesh_text(program: Program, index: int) -> str:
+    mesh = program.meshes[index]
+    axes = " x ".join(f"{a} {n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True) if n > 1)
+    return f"{axes or 'one device'} on {span_text(mesh.devices)}"
+
+
+def _memory_data(item: PlanStory) -> list[list[Any]]:
+    lines: list[list[Any]] = []
+    for timeline in (item.predicted, item.measured):
+        for mesh, steps in enumerate(() if timeline is None else timeline.memory):
+            assert timeline is not None
+            thin = _thin(steps)
+            times = [float(f"{v:.6g}") for v in thin[:, 0]]
+            sizes = [int(v) for v in thin[:, 1]]
+            lines.append([f"stage {mesh}", timeline.source, times, sizes])
+    return lines
+
+
+def _thin(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Keep the largest size of each of ``MAX_POINTS`` spans, so that no peak is lost."""
+    if len(steps) <= MAX_POINTS:
+        return steps
+    spans = np.array_split(np.arange(len(steps)), MAX_POINTS)
+    return steps[[int(span[np.argmax(steps[span, 1])]) for span in spans]]
+
+
+def _bars(program: Program, timeline: Timeline) -> dict[str, list[Any]]:
+    """Return bars per row (stage and resource); touching bars of equal work become one."""
+    work = work_of(program)
+    seen = np.flatnonzero(~np.isnan(timeline.start) & (timeline.end > timeline.start))
+    order = seen[np.lexsort((timeline.start[seen], program.resource[seen], program.group[seen]))]
+    slack = timeline.step_seconds / 2000
+    bars: list[list[Any]] = []
+    for index in map(int, order):
+        row = f"stage {program.group[index]} {program.resource_names[program.resource[index]]}"
+        start, end = float(timeline.start[index]), float(timeline.end[index])
+        last = bars[-1] if bars else None
+        small = last is not None and end - last[2] < slack * 4
+        if last and small and last[0] == row and last[1] == work[index] and start - last[3] < slack:
+            last[3] = end
+            last[5] += 1
+        else:
+            bars.append([row, int(work[index]), start, end, program.describe(index), 1])
+    if len(bars) > MAX_BARS:
+        bars = sorted(sorted(bars, key=lambda bar: bar[2] - bar[3])[:MAX_BARS], key=lambda bar: bar[2])
+    return {
+        "row": [bar[0] for bar in bars],
+        "work": [bar[1] for bar in bars],
+        "start": [float(f"{bar[2]:.6g}") for bar in bars],
+        "seconds": [float(f"{bar[3] - bar[2]:.4g}") for bar in bars],
+        "name": [bar[4] if bar[5] == 1 else f"{bar[4]} and {bar[5] - 1} more" for bar in bars],
+    }

@@ -1,0 +1,122 @@
+"""A trace for Perfetto (or chrome://tracing): what every rank does when, predicted and measured.
+
+Chrome's JSON event format. Ranks are processes, the compute stream and links their threads, messages
+are flow arrows and memory a counter. Predicted and measured ranks form two groups of processes. Large
+clusters show the first device of each stage, since the devices of a stage do the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shardwright.core.program import Kind, Program
+from shardwright.core.timeline import Timeline
+from shardwright.report.story import WORK, PlanStory, work_of
+
+MAX_RANKS = 16
+MEASURED_OFFSET = 1_000_000
+
+
+def trace_bytes(story: PlanStory, *, compressed: bool = False) -> bytes:
+    """Return the trace file's content, gzip-compressed where asked for (Perfetto opens both)."""
+    body = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events(story))}).encode()
+    return gzip.compress(body, mtime=0) if compressed else body
+
+
+def events(story: PlanStory) -> Iterator[dict[str, Any]]:
+    """Yield all trace events, predicted ranks first."""
+    yield from _timeline_events(story.program, story.predicted, "predicted", 0)
+    if story.measured is not None:
+        yield from _timeline_events(story.program, story.measured, "measured", MEASURED_OFFSET)
+
+
+def _timeline_events(
+    program: Program, timeline: Timeline, group: str, offset: int
+) -> Iterator[dict[str, Any]]:
+    ranks = _shown_ranks(program)
+    work = work_of(program)
+    for mesh, devices in enumerate(ranks):
+        mine = np.flatnonzero((program.group == mesh) & ~np.isnan(timeline.start))
+        threads = _threads(program, mesh)
+        for device in devices:
+            pid = offset + device + 1
+            yield from _names(pid, f"{group} rank {device} (stage {mesh})", offset + device)
+            for resource, thread in threads.items():
+                yield _meta("thread_name", pid, thread, program.resource_names[resource])
+            for index in mine:
+                thread = threads[int(program.resource[index])]
+                yield _slice(program, timeline, int(index), pid, thread, WORK[work[index]])
+            for seconds, size in timeline.memory[mesh] if mesh < len(timeline.memory) else ():
+                yield {
+                    "ph": "C",
+                    "name": "memory",
+                    "pid": pid,
+                    "tid": 0,
+                    "ts": float(seconds) * 1e6,
+                    "args": {"bytes": float(size)},
+                }
+    yield from _arrows(program, timeline, ranks, offset)
+
+
+def _shown_ranks(program: Program) -> list[tuple[int, ...]]:
+    total = sum(len(mesh.devices) for mesh in program.meshes)
+    return [mesh.devices if total <= MAX_RANKS else mesh.devices[:1] for mesh in program.meshes]
+
+
+def _threads(program: Program, mesh: int) -> dict[int, int]:
+    """Number the resources which a mesh uses."""
+    used = np.unique(program.resource[program.group == mesh])
+    return {int(resource): index for index, resource in enumerate(used)}
+
+
+def _names(pid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
+    yield _meta("process_name", pid, 0, name)
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}}
+
+
+def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(
+    program: Program, timeline: Timeline, index: int, pid: int, tid: int, work: str
+) -> dict[str, Any]:
+    start, end = float(timeline.start[index]), float(timeline.end[index])
+    return {
+        "ph": "X",
+        "name": program.describe(index),
+        "cat": work,
+        "pid": pid,
+        "tid": tid,
+        "ts": start * 1e6,
+        "dur": (end - start) * 1e6,
+        "args": {"instruction": index, "microbatch": int(program.microbatch[index])},
+    }
+
+
+def _arrows(
+    program: Program, timeline: Timeline, ranks: list[tuple[int, ...]], offset: int
+) -> Iterator[dict[str, Any]]:
+    """Join each send to its receive, device by device at equal places of the two meshes."""
+    kinds = program.kind
+    sends = {
+        (int(program.item[i]), int(program.microbatch[i])): int(i)
+        for i in np.flatnonzero(kinds == Kind.SEND)
+    }
+    for receive in map(int, np.flatnonzero(kinds == Kind.RECEIVE)):
+        send = sends.get((int(program.item[receive]), int(program.microbatch[receive])))
+        if send is None or np.isnan(timeline.start[send]) or np.isnan(timeline.start[receive]):
+            continue
+        from_ranks, to_ranks = ranks[int(program.group[send])], ranks[int(program.group[receive])]
+        for source, target in zip(from_ranks, to_ranks, strict=False):
+            name = {"name": "message", "cat": "message", "id": f"{offset}-{receive}-{source}"}
+            begin, end = float(timeline.start[send]), float(timeline.end[receive])
+            for phase, index, rank, when in (("s", send, source, begin), ("f", receive, target, end)):
+                thread = _threads(program, int(program.group[index]))[int(program.resource[index])]
+                event = {**name, "ph": phase, "pid": offset + rank + 1, "tid": thread, "ts": when * 1e6}
+                yield event | ({"bp": "e"} if phase == "f" else {})

@@ -1,0 +1,231 @@
+"""What a report shows: plans with their programs and timelines, and what is read off them.
+
+The verbs gather a ``Story`` (``shardwright.api``); text, page and trace only show one. Everything
+here is arithmetic on the nouns: sums per kind of instruction, memory by part, operators grouped where
+layers repeat.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.layout import layout_text
+from shardwright.core.plan import Plan
+from shardwright.core.program import Kind, Program
+from shardwright.core.timeline import Timeline
+
+WORK = (
+    "forward",
+    "recompute",
+    "backward",
+    "activation message",
+    "gradient message",
+    "parameter message",
+    "gradient synchronisation",
+    "clip",
+    "update",
+)
+PURPOSE_WORK = {"activation": 3, "gradient": 4, "parameter": 5, "synchronise": 6, "loss": 3}
+KIND_WORK = {
+    Kind.FORWARD: 0,
+    Kind.RECOMPUTE: 1,
+    Kind.BACKWARD: 2,
+    Kind.CLIP: 7,
+    Kind.UPDATE: 8,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """One operator, or ``count`` equal ones of repeated layers: its split and its cost each.
+
+    ``split`` names mesh axes and the dims they split; seconds are per microbatch on one device.
+    """
+
+    name: str
+    kind: str
+    stage: int
+    split: str
+    shape: str
+    forward_seconds: float
+    backward_seconds: float
+    source: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Predicted beside measured. ``unit`` is ``seconds`` or ``bytes``."""
+
+    name: str
+    predicted: float
+    measured: float
+    unit: str = "seconds"
+
+    @property
+    def ratio(self) -> float:
+        """(predicted - measured) / measured; NaN where nothing was measured."""
+        return (self.predicted - self.measured) / self.measured if self.measured else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStory:
+    """One plan with its program, how it is predicted to run, and how it ran if it did."""
+
+    plan: Plan
+    program: Program
+    predicted: Timeline
+    measured: Timeline | None = None
+    spread_seconds: float = 0.0
+    operators: tuple[OperatorRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """All that one report shows.
+
+    ``losses`` are named curves, one value per step. ``provenance`` are (what, where from) pairs.
+    """
+
+    graph: OperatorGraph
+    cluster: Cluster
+    plans: tuple[PlanStory, ...]
+    chosen: int = 0
+    losses: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    provenance: tuple[tuple[str, str], ...] = ()
+
+
+def work_of(program: Program) -> np.ndarray:
+    """Return for every instruction its index into ``WORK``."""
+    found = np.zeros(program.num_instructions, dtype=np.int64)
+    for index in range(program.num_instructions):
+        kind = Kind(int(program.kind[index]))
+        if kind in KIND_WORK:
+            found[index] = KIND_WORK[kind]
+        else:
+            found[index] = PURPOSE_WORK[program.messages[int(program.item[index])].purpose]
+    return found
+
+
+def seconds_by_work(program: Program, timeline: Timeline) -> tuple[tuple[str, float], ...]:
+    """Sum durations per kind of work on the busiest group, leaving out what does not occur."""
+    work = work_of(program)
+    spent = np.nan_to_num(timeline.end - timeline.start)
+    busiest = np.argmax([spent[program.group == mesh].sum() for mesh in range(len(program.meshes))])
+    mine = program.group == busiest
+    sums = ((name, float(spent[mine & (work == i)].sum())) for i, name in enumerate(WORK))
+    return tuple((name, total) for name, total in sums if total > 0)
+
+
+def differences(
+    program: Program, predicted: Timeline, measured: Timeline
+) -> tuple[Difference, ...]:
+    """Lay a prediction beside a measurement: step time, peak memory, seconds per kind of work."""
+    rows = [
+        Difference(
+            name="step time", predicted=predicted.step_seconds, measured=measured.step_seconds
+        ),
+        Difference(
+            name="peak memory",
+            predicted=predicted.worst_peak_bytes,
+            measured=measured.worst_peak_bytes,
+            unit="bytes",
+        ),
+    ]
+    seen = ~np.isnan(measured.start)
+    hidden = np.where(seen, 0.0, np.nan)
+    there = replace(predicted, start=predicted.start + hidden, end=predicted.end + hidden)
+    was = dict(seconds_by_work(program, there))
+    now = dict(seconds_by_work(program, measured))
+    for name in WORK:
+        if name in was or name in now:
+            rows.append(
+                Difference(name=name, predicted=was.get(name, 0.0), measured=now.get(name, 0.0))
+            )
+    return tuple(rows)
+
+
+def memory_by_part(
+    program: Program, predicted: Timeline, mesh: int
+) -> tuple[tuple[str, float], ...]:
+    """Split the peak of one mesh's devices into parts that add up to it.
+
+    Parameters, gradients and optimizer state are sizes of resident values; the rest of the base is
+    fixed cost of the process; what the peak has beyond the base is activations and buffers.
+    """
+    parts = {"parameters": 0.0, "gradients": 0.0, "optimizer state": 0.0, "buffers": 0.0}
+    masters: dict[int, float] = {}
+    for value in program.values:
+        if value.mesh != mesh or value.alias >= 0 or value.scope != "step":
+            continue
+        size = float(np.prod(value.shape, dtype=np.float64) * DTYPE_BYTES[value.dtype])
+        if value.role == "parameter" and value.resident:
+            parts["parameters"] += size
+            masters.setdefault(value.tensor, size)
+        elif value.role == "master":
+            parts["optimizer state"] += size
+            masters[value.tensor] = size
+        elif value.role == "buffer":
+            parts["buffers"] += size
+        elif value.role == "gradient" and value.resident:
+            parts["gradients"] += size
+    parts["optimizer state"] += program.strategy.optimizer_states * sum(masters.values())
+    base = float(program.base_bytes[mesh])
+    known = sum(parts.values())
+    if known < base:
+        parts["process"] = base - known
+    parts["activations and messages"] = max(0.0, predicted.peak_bytes[mesh] - max(base, known))
+    return tuple((name, size) for name, size in parts.items() if size > 0)
+
+
+def split_text(axes: Sequence[str], sizes: Sequence[int], dims: Sequence[str]) -> str:
+    """Write a config as people read it: ``b over data (2), n over tensor (4)``, or ``whole``."""
+    pieces = [
+        f"{dim if dim != '+' else 'partial sums'} over {axis} ({size})"
+        for axis, size, dim in zip(axes, sizes, dims, strict=True)
+        if dim and size > 1
+    ]
+    return ", ".join(pieces) or "whole"
+
+
+def group_rows(rows: Sequence[OperatorRow]) -> tuple[OperatorRow, ...]:
+    """Merge operators which differ only in the number of their layer, costliest first."""
+    merged: dict[tuple[object, ...], OperatorRow] = {}
+    for row in rows:
+        name = re.sub(r"\d+", "*", row.name)
+        key = (name, row.kind, row.stage, row.split, row.shape, row.source)
+        if key in merged:
+            old = merged[key]
+            total = old.count + row.count
+            merged[key] = replace(
+                old,
+                name=name,
+                count=total,
+                forward_seconds=_mean(old.forward_seconds, row.forward_seconds, old.count, total),
+                backward_seconds=_mean(old.backward_seconds, row.backward_seconds, old.count, total),
+            )
+        else:
+            merged[key] = row
+    cost = sorted(
+        merged.values(), key=lambda r: (-r.count * (r.forward_seconds + r.backward_seconds), r.name)
+    )
+    return tuple(cost)
+
+
+def parameter_lines(plan: Plan) -> tuple[tuple[str, str, str, int], ...]:
+    """How parameters are kept, grouped: (at rest, optimizer state, reduced every, how many)."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for config in plan.strategy.parameters:
+        key = (layout_text(config.rest), layout_text(config.optimizer), config.sync)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple((*key, count) for key, count in counts.items())
+
+
+def _mean(old: float, new: float, count: int, total: int) -> float:
+    return (old * count + new * (total - count)) / total

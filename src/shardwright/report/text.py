@@ -1,0 +1,190 @@
+"""Tables and sentences for a terminal. Every name is shown as text, never read as markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.core.plan import Frontier, Plan
+from shardwright.report.story import (
+    Difference,
+    OperatorRow,
+    PlanStory,
+    memory_by_part,
+    parameter_lines,
+    seconds_by_work,
+)
+from shardwright.report.units import (
+    bytes_text,
+    dollars_text,
+    percent_text,
+    seconds_text,
+)
+
+
+def frontier_table(
+    frontier: Frontier, spreads: Sequence[float] = (), capacity: float = 0.0
+) -> Table:
+    """Show all plans, fastest first, the chosen one marked.
+
+    ``spreads`` are half-widths of the step times, ``capacity`` the bytes of the smallest device.
+    """
+    table = plain_table("Frontier: no plan here is better in everything than another")
+    table.add_column("")
+    table.add_column("plan", overflow="fold", ratio=1)
+    for name in ("step time", "peak memory", "$/step", "known from"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, plan in enumerate(frontier.plans):
+        step = seconds_text(plan.predicted.step_seconds)
+        if index < len(spreads) and spreads[index] > 0:
+            step += f" ±{percent_text(spreads[index] / plan.predicted.step_seconds)[1:]}"
+        peak = bytes_text(plan.predicted.peak_bytes)
+        if capacity:
+            peak += f" ({plan.predicted.peak_bytes / capacity:.0%})"
+        chosen = index == frontier.chosen
+        table.add_row(
+            Text("▸" if chosen else str(index)),
+            Text(plan.strategy.label or "unnamed"),
+            step,
+            peak,
+            dollars_text(plan.predicted.dollars),
+            sources_text(plan),
+            style="bold" if chosen else "",
+        )
+    return table
+
+
+def chosen_lines(frontier: Frontier) -> Group:
+    """Name the chosen plan, why it was chosen, and how far it may be from the best possible."""
+    plan = frontier.best
+    lines: list[RenderableType] = [
+        Text.assemble(("Chosen: ", "bold"), (plan.strategy.label or "unnamed", "bold cyan"))
+    ]
+    if plan.reason:
+        lines.append(Text(plan.reason))
+    if plan.bound is not None:
+        lines.append(
+            Text(
+                f"No plan of the searched space is faster than "
+                f"{seconds_text(plan.bound.step_seconds)} (gap {plan.bound.gap:.1%}; "
+                f"{plan.bound.model}).",
+                style="dim",
+            )
+        )
+    lines += [Text(f"Note: {note}", style="dim") for note in plan.notes]
+    return Group(*lines)
+
+
+def plan_tables(story: PlanStory) -> Group:
+    """Explain one plan: devices, parameters, where the step's time and the memory go."""
+    strategy = story.plan.strategy
+    devices = plain_table("Devices")
+    for name in ("stage", "mesh", "devices"):
+        devices.add_column(name)
+    for index, mesh in enumerate(strategy.meshes):
+        axes = " x ".join(f"{a} {n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
+        devices.add_row(str(index), Text(axes or "single"), span_text(mesh.devices))
+    kept = plain_table("Parameters (S0 = split along dim 0, R = full copy; one letter per mesh axis)")
+    for name in ("at rest", "optimizer state", "gradient reduced", "how many"):
+        kept.add_column(name)
+    for rest, state, sync, count in parameter_lines(story.plan):
+        kept.add_row(rest, state, f"every {sync}", str(count))
+    return Group(devices, kept, time_table(story), memory_table(story))
+
+
+def time_table(story: PlanStory) -> Table:
+    """Show seconds per kind of work on the busiest stage's devices."""
+    table = plain_table("Time of one step, busiest device (kinds may overlap)")
+    table.add_column("work")
+    table.add_column("seconds", justify="right")
+    table.add_column("share of step", justify="right")
+    for name, seconds in seconds_by_work(story.program, story.predicted):
+        share = seconds / story.predicted.step_seconds if story.predicted.step_seconds else 0.0
+        table.add_row(name, seconds_text(seconds), f"{share:.0%}")
+    table.add_row("step", seconds_text(story.predicted.step_seconds), "", style="bold")
+    return table
+
+
+def memory_table(story: PlanStory) -> Table:
+    """Show the peak of the fullest stage by part."""
+    peaks = story.predicted.peak_bytes
+    mesh = max(range(len(peaks)), key=lambda index: peaks[index])
+    table = plain_table(f"Peak memory of one device (stage {mesh}, the fullest)")
+    table.add_column("part")
+    table.add_column("bytes", justify="right")
+    table.add_column("share", justify="right")
+    for name, size in memory_by_part(story.program, story.predicted, mesh):
+        table.add_row(name, bytes_text(size), f"{size / peaks[mesh]:.0%}" if peaks[mesh] else "")
+    table.add_row("peak", bytes_text(peaks[mesh]), "", style="bold")
+    return table
+
+
+def operator_table(rows: Sequence[OperatorRow], limit: int = 20) -> Table:
+    """Show the costliest operators: how each is split and what it takes."""
+    table = plain_table(f"Operators by cost (per microbatch and device; first {min(limit, len(rows))})")
+    table.add_column("operator", overflow="fold", ratio=1)
+    table.add_column("split", overflow="fold", ratio=1)
+    for name in ("count", "forward", "backward", "known from"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows[:limit]:
+        table.add_row(
+            Text(f"{row.name} ({row.kind.removeprefix('aten.')})"),
+            Text(row.split),
+            str(row.count),
+            seconds_text(row.forward_seconds),
+            seconds_text(row.backward_seconds),
+            row.source,
+        )
+    return table
+
+
+def difference_table(rows: Sequence[Difference]) -> Table:
+    """Lay predicted beside measured."""
+    table = plain_table("Predicted beside measured")
+    table.add_column("what")
+    for name in ("predicted", "measured", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        write = bytes_text if row.unit == "bytes" else seconds_text
+        table.add_row(
+            row.name,
+            write(row.predicted),
+            write(row.measured) if row.measured else "-",
+            percent_text(row.ratio),
+            style="bold" if row.name in ("step time", "peak memory") else "",
+        )
+    return table
+
+
+def plain_table(title: str) -> Table:
+    """Return an empty table in the house's style."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+    )
+
+
+def sources_text(plan: Plan) -> str:
+    """Say what part of the step's seconds is measured, published or modelled."""
+    total = sum(seconds for _, seconds in plan.sources)
+    if total <= 0:
+        return "-"
+    shares = sorted(plan.sources, key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {s / total:.0%}" for name, s in shares if s / total >= 0.005)
+
+
+def span_text(devices: Sequence[int]) -> str:
+    """Write device numbers shortly: ``0-7``, ``0, 2, 4``."""
+    first, last = min(devices), max(devices)
+    if len(devices) > 2 and sorted(devices) == list(range(first, last + 1)):
+        return f"{first}-{last}"
+    shown = ", ".join(map(str, devices[:16]))
+    return shown + (f", ... ({len(devices)})" if len(devices) > 16 else "")

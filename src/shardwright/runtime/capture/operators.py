@@ -1,0 +1,102 @@
+"""Operators of our own: what ATen computes in one piece but a plan must be able to take apart.
+
+A mean over the batch cannot be summed over shards; a sum and a count can. These are plain
+differentiable functions of local tensors: what shards mean is said by the planner's rules. An
+operator that writes a buffer returns nothing and is never dead.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def cross_entropy_sum(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross entropy summed over all targets that are not ignored.
+
+    Divided by ``count_targets`` it equals ``F.cross_entropy`` with reduction mean, also with class
+    weights, label smoothing and targets that are probabilities.
+    """
+    return F.cross_entropy(
+        input,
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+
+
+def nll_sum(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100
+) -> Tensor:
+    """Return the negative log likelihood summed over all targets that are not ignored."""
+    return F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction="sum")
+
+
+def count_targets(
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return how many targets count: a scalar of ``dtype``, with class weights their sum.
+
+    The count is exact in float32 up to 2**24 targets. No gradient flows through it.
+    """
+    counted = target != ignore_index
+    if weight is None:
+        return counted.sum().to(dtype)
+    chosen = weight.detach()[torch.where(counted, target, 0)]
+    return torch.where(counted, chosen, 0).sum().to(dtype)
+
+
+def count_rows(target: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return how many probability vectors ``target`` holds, as a scalar of ``dtype``."""
+    return torch.full((), target.numel() / classes, dtype=dtype, device=target.device)
+
+
+def update_running(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    correction: float,
+) -> None:
+    """Blend batch statistics into running ones, in place.
+
+    ``variance`` is the biased one; ``correction`` is n / (n - 1) for the n values per channel of the
+    whole batch.
+    """
+    with torch.no_grad():
+        running_mean.lerp_(mean.reshape(-1).to(running_mean.dtype), momentum)
+        running_var.lerp_((variance * correction).reshape(-1).to(running_var.dtype), momentum)
+
+
+def increment(buffer: Tensor, amount: float) -> None:
+    """Add a constant to a buffer in place (the counter of batch norm)."""
+    with torch.no_grad():
+        buffer.add_(amount)
+
+
+def assign(buffer: Tensor, value: Tensor) -> None:
+    """Write a buffer's new value in place."""
+    with torch.no_grad():
+        buffer.copy_(value)
+
+
+# Name of each function's operator kind.
+KINDS = {
+    function: f"shardwright.{function.__name__}"
+    for function in (
+        cross_entropy_sum, nll_sum, count_targets, count_rows, update_running, increment, assign
+    )
+}  # fmt: skip

@@ -1,0 +1,193 @@
+"""Record operators while they run on meta tensors.
+
+The recorder is an eager machine without storage: ``emit`` runs one operator on meta tensors, keeps
+the call, and hands out its result. So shapes, dtypes, aliasing and whether a gradient flows are
+never guessed; they are what torch did. Results that are their own argument unchanged (an expand to
+the same shape, dropout with p = 0) leave no trace.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+class Unsupported(Exception):
+    """Something in the exported graph that cannot be written as pure operators."""
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One tensor that never changes: an entry of the module, or a result of a record."""
+
+    meta: Tensor
+    producer: int = -1
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """One operator call. ``path`` lists the paths of the modules around it, outermost first."""
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Value, ...]
+    path: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def parameter_names(target: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """Return an operator's argument names and defaults (``inspect.Parameter.empty``: none)."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return tuple((p.name, p.default) for p in inspect.signature(target).parameters.values())
+    return tuple(
+        (arg.name, arg.default_value if arg.has_default_value() else inspect.Parameter.empty)
+        for arg in schema.arguments
+    )
+
+
+def bind(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Write a call with its leading tensors positional and everything else by name.
+
+    Arguments equal to their default are left out, and layout, memory and device hints are, except
+    for ``device``: None, which asks whoever runs the call to fill in its own.
+    """
+    names = parameter_names(target)
+    named = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
+    positional: list[Any] = []
+    for name, _ in names:
+        if name not in named or not any(True for _ in tensors_in(named[name])):
+            break
+        positional.append(named.pop(name))
+    rest: dict[str, Any] = {}
+    for name, default in names[len(positional) :]:
+        if name == "device":
+            rest[name] = None
+        elif name in ("layout", "pin_memory", "memory_format") or name not in named:
+            continue
+        elif any(True for _ in tensors_in(named[name])) or named[name] != default:
+            rest[name] = named[name]
+    return tuple(positional), rest
+
+
+def tensors_in(argument: Any) -> Iterator[Value]:
+    """Yield the values in an argument, nested in lists or not."""
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            yield from tensors_in(item)
+
+
+def map_values(argument: Any, change: Callable[[Value], Any]) -> Any:
+    """Return an argument with every value in it replaced; sequences become lists."""
+    if isinstance(argument, Value):
+        return change(argument)
+    if isinstance(argument, (list, tuple)):
+        return [map_values(item, change) for item in argument]
+    return argument
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def shares_storage(one: Value, other: Value) -> bool:
+    """Whether torch gave two values the same memory, so that writing one would change the other."""
+    return _storage(one.meta) == _storage(other.meta)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return (
+        _storage(one) == _storage(other)
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+        and one.storage_offset() == other.storage_offset()
+        and one.requires_grad == other.requires_grad
+    )
+
+
+@dataclass
+class Recorder:
+    """Runs operators on meta tensors and remembers them."""
+
+    records: list[Record] = field(default_factory=list)
+    node_name: str = "node"
+    path: tuple[str, ...] = ()
+    _names: set[str] = field(default_factory=set)
+    _detached: dict[Value, Value] = field(default_factory=dict)
+
+    def enter(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Value:
+        """Return a value which enters from outside, of a tensor's shape."""
+        meta = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta"
+        )
+        return Value(meta.requires_grad_(tensor.requires_grad))
+
+    def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run an operator. Returns its value, a list of values, or None, as the operator does."""
+        bound, named = bind(target, args, kwargs)
+        if not torch.is_grad_enabled():
+            bound = map_values(bound, self._cut)
+            named = {name: map_values(value, self._cut) for name, value in named.items()}
+        inputs = [*tensors_in(bound), *tensors_in(list(named.values()))]
+        result = self._run(target, bound, named)
+        if "device" in named and not inputs and isinstance(result, Tensor):
+            named.setdefault("dtype", result.dtype)  # else the default dtype of the run would decide
+        if isinstance(result, Tensor):
+            same = next((value for value in inputs if _is_same(value.meta, result)), None)
+            if same is not None:
+                return same
+        return self.append(target, bound, named, result)
+
+    def append(
+        self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any
+    ) -> Any:
+        """Keep a call whose meta result is known."""
+        producer = len(self.records)
+        metas = [result] if isinstance(result, Tensor) else list(result or ())
+        if any(not isinstance(meta, Tensor) for meta in metas):
+            raise Unsupported(f"{target} returns something that is not a tensor")
+        outputs = tuple(Value(meta, producer) for meta in metas)
+        record = Record(self._fresh_name(), target, tuple(args), kwargs, outputs, self.path)
+        self.records.append(record)
+        if isinstance(result, Tensor):
+            return outputs[0]
+        return None if result is None else list(outputs)
+
+    def _run(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        arguments = map_values(args, lambda value: value.meta)
+        named = {name: map_values(value, lambda v: v.meta) for name, value in kwargs.items()}
+        if "device" in named:
+            named["device"] = torch.device("meta")
+        return target(*arguments, **named)
+
+    def _cut(self, value: Value) -> Value:
+        """Return a value without its gradient: the edge of a ``torch.no_grad`` region."""
+        if not value.meta.requires_grad:
+            return value
+        if value not in self._detached:
+            meta = value.meta.detach()
+            self._detached[value] = self.append(aten.detach.default, [value], {}, meta)
+        return self._detached[value]
+
+    def _fresh_name(self) -> str:
+        name, count = self.node_name, 0
+        while name in self._names:
+            count += 1
+            name = f"{self.node_name}.{count}"
+        self._names.add(name)
+        return name

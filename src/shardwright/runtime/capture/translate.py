@@ -1,0 +1,366 @@
+"""Translate an exported graph into records of pure operators.
+
+Walks ``torch.export``'s training IR once. Writes become new values, no-ops vanish, no-grad regions
+are inlined with their inputs detached, losses that take a mean are taken apart into sum and count,
+and many spellings of one thing (view, flatten, to) become one operator.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from shardwright.runtime.capture import operators
+from shardwright.runtime.capture.hooks import opaque_call
+from shardwright.runtime.capture.record import (
+    Recorder,
+    Unsupported,
+    Value,
+    aten,
+    map_values,
+    parameter_names,
+    shares_storage,
+    tensors_in,
+)
+from shardwright.runtime.capture.variables import Variable, Variables
+
+SKIPPED = frozenset(
+    {
+        "aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_async.default",
+        "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
+        "aten.sym_constrain_range.default",
+    }
+)  # fmt: skip
+RESHAPES = frozenset(
+    {
+        aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
+        aten.unflatten.int, aten.view_as.default, aten.reshape_as.default,
+        aten._reshape_alias.default,
+    }
+)  # fmt: skip
+CASTS = frozenset(
+    {
+        aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default,
+        aten.type_as.default,
+    }
+)  # fmt: skip
+COPIES = frozenset(
+    {aten.clone.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.contiguous.default}
+)
+# Losses whose reduction is the plain mean or sum of an elementwise result.
+ELEMENTWISE_LOSSES = frozenset(
+    {
+        aten.mse_loss.default, aten.l1_loss.default, aten.smooth_l1_loss.default,
+        aten.huber_loss.default, aten.binary_cross_entropy.default,
+        aten.binary_cross_entropy_with_logits.default, aten.soft_margin_loss.default,
+        aten.kl_div.default, aten.poisson_nll_loss.default,
+    }
+)  # fmt: skip
+NLL = frozenset({aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default})
+MEAN, SUM = 1, 2
+
+
+class Translator:
+    """Walks graphs; ``variables`` maps the nodes of the graph at hand to what they stand for."""
+
+    def __init__(self, recorder: Recorder, *, synchronised: bool, prefix: str) -> None:
+        self.recorder = recorder
+        self.variables = Variables(recorder)
+        self.synchronised = synchronised
+        self.prefix = prefix
+        self.notes: dict[str, None] = {}
+
+    def walk(self, module: fx.GraphModule, entries: list[Any]) -> Any:
+        """Translate one graph given its placeholders' variables; returns what its output names."""
+        environment: dict[fx.Node, Any] = {}
+        remaining = iter(entries)
+        grad = torch.is_grad_enabled()
+        try:
+            for node in module.graph.nodes:
+                if node.op == "placeholder":
+                    environment[node] = next(remaining)
+                elif node.op == "get_attr":
+                    environment[node] = getattr(module, node.target)
+                elif node.op == "output":
+                    return fx.map_arg(node.args[0], lambda n: environment[n])
+                else:
+                    self._place(node)
+                    args = fx.map_arg(node.args, lambda n: environment[n])
+                    kwargs = fx.map_arg(node.kwargs, lambda n: environment[n])
+                    environment[node] = self._call(node.target, args, kwargs)
+        finally:
+            torch.set_grad_enabled(grad)
+        raise Unsupported("a graph without output")
+
+    def _place(self, node: fx.Node) -> None:
+        stack = node.meta.get("nn_module_stack")
+        if stack:  # bookkeeping nodes have none: they belong where the last operator was
+            paths = (path for path, _ in stack.values())
+            self.recorder.path = tuple(
+                path[len(self.prefix) :] for path in paths if path.startswith(self.prefix)
+            )
+        self.recorder.node_name = node.name
+
+    def _call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if target is torch._C._set_grad_enabled:
+            torch.set_grad_enabled(args[0])
+            return None
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._higher_order(target, args, kwargs)
+        if not isinstance(target, torch._ops.OpOverload):
+            raise Unsupported(f"the call {target}")
+        if str(target) in SKIPPED:
+            return None
+        if target.namespace == "aten" and target._schema.is_mutable:
+            return self._write(target, args, kwargs)
+        return self._pure(target, args, kwargs)
+
+    def _higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target.name() == "wrap_with_set_grad_enabled":
+            with torch.set_grad_enabled(args[0]):
+                return self.walk(args[1], list(args[2:]))
+        if target.name() == "wrap_with_autocast":
+            _device, _dtype, is_enabled, _cache, region, *inputs = args
+            if not is_enabled:
+                return self.walk(region, inputs)
+            raise Unsupported("a torch.autocast region inside forward")
+        raise Unsupported(f"the higher-order operator {target.name()}")
+
+    # -- pure operators -------------------------------------------------------------------------
+
+    def _pure(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Emit an operator and wrap its results, views of its arguments among them, as variables."""
+        sources: list[Variable] = []
+
+        def read(item: Any) -> Any:
+            if isinstance(item, Variable):
+                sources.append(item)
+                return self.variables.read(item)
+            if isinstance(item, (list, tuple)):
+                return [read(entry) for entry in item]
+            return item
+
+        values = [read(arg) for arg in args]
+        named = {name: read(value) for name, value in kwargs.items()}
+        target, values, named = self._canonical(target, values, named)
+        if target is None:
+            return Variable(values[0])
+        result = self._emit(target, values, named)
+        if result is None:
+            return None
+        rest = tuple(values[1:])
+        if isinstance(result, Value):
+            return self._wrap(result, sources, (target, rest, named, 0))
+        return [
+            self._wrap(value, sources, (target, rest, named, index))
+            for index, value in enumerate(result)
+        ]
+
+    def _canonical(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the one spelling of an operator; a target of None means: a copy of its argument."""
+        if target in COPIES and (
+            target is not aten.contiguous.default or not args[0].meta.is_contiguous()
+        ):
+            return None, args, kwargs  # values never change, and reshape takes any strides
+        if target in RESHAPES or target in CASTS:
+            with torch.no_grad():
+                metas = map_values(args, lambda value: value.meta)
+                named = {k: v for k, v in kwargs.items() if not isinstance(v, (Value, torch.device))}
+                if target in CASTS:
+                    metas = [m for m in metas if not isinstance(m, torch.device)] or metas
+                    dtype = _cast_dtype(metas, named)
+                    return aten.to.dtype, [args[0], dtype or args[0].meta.dtype], {}
+                shape = list(target(*metas, **named).shape)
+            return aten.reshape.default, [args[0], shape], {}
+        if target is aten.expand.default:
+            shape = list(args[0].meta.expand(*args[1]).shape)
+            return target, [args[0], shape], {}
+        return target, args, kwargs
+
+    def _wrap(self, value: Value, sources: list[Variable], view: Any) -> Variable:
+        """Return the variable for a result: a known one, a view of a source, or a fresh one."""
+        for source in sources:
+            if source.value is value:
+                return source
+        for index, source in enumerate(sources):
+            if shares_storage(source.value, value):
+                known = view if index == 0 else None
+                return Variable(value, source, known, source.root.version)
+        return Variable(value)
+
+    def _emit(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if target is aten.cross_entropy_loss.default:
+            return self._cross_entropy(target, args, kwargs)
+        if target in NLL:
+            return self._nll(target, args, kwargs)
+        if target in ELEMENTWISE_LOSSES:
+            return self._elementwise_loss(target, args, kwargs)
+        if target is aten.batch_norm.default:
+            return self._batch_norm(target, args, kwargs)
+        if target is torch.ops.shardwright.opaque.default:
+            return self._opaque(args)
+        return self.recorder.emit(target, *args, **kwargs)
+
+    # -- writes ---------------------------------------------------------------------------------
+
+    def _write(self, target: Any, args: Any, kwargs: Any) -> Any:
+        variable = args[0]
+        name, overload = target._schema.name.split("::")[1], target._overloadname
+        if not name.endswith("_") or not isinstance(variable, Variable):
+            raise Unsupported(f"the operator {target}, which writes one of its arguments")
+        if name == "detach_":
+            return variable
+        if name in ("add_", "sub_") and variable.is_buffer and not isinstance(args[1], Variable):
+            amount = args[1] * kwargs.get("alpha", 1)
+            self._increment(variable, amount if name == "add_" else -amount)
+            return variable
+        before = self.variables.read(variable)
+        values = [self._read_all(arg) for arg in args[1:]]
+        named = {key: self._read_all(value) for key, value in kwargs.items()}
+        after = self._functional(name, overload, before, values, named)
+        if after.meta.dtype != before.meta.dtype:
+            after = self.recorder.emit(aten.to.dtype, after, before.meta.dtype)
+        if after.meta.shape != before.meta.shape:
+            after = self.recorder.emit(aten.expand.default, after, list(before.meta.shape))
+        self.variables.write(variable, after)
+        return variable
+
+    def _read_all(self, item: Any) -> Any:
+        if isinstance(item, Variable):
+            return self.variables.read(item)
+        if isinstance(item, (list, tuple)):
+            return [self._read_all(entry) for entry in item]
+        return item
+
+    def _increment(self, variable: Variable, amount: float) -> None:
+        before = self.variables.read(variable)
+        self.recorder.emit(operators.increment, before, amount)
+        with torch.no_grad():
+            variable.value = self.recorder.emit(aten.add.Scalar, before, amount)
+        variable.version += 1
+
+    def _functional(
+        self, name: str, overload: str, before: Value, args: list[Any], kwargs: dict[str, Any]
+    ) -> Value:
+        """Emit the pure twin of an in-place operator."""
+        if name in ("copy_", "fill_") and isinstance(args[0], Value):
+            return args[0]
+        if name == "fill_":
+            return self.recorder.emit(aten.full_like.default, before, args[0])
+        if name == "zero_":
+            return self.recorder.emit(aten.zeros_like.default, before)
+        renamed = {"normal_": "normal_functional"}.get(name, name[:-1])
+        packet = getattr(aten, renamed, None)
+        twin = getattr(packet, overload, None) or getattr(packet, "p", None)
+        if twin is None:
+            raise Unsupported(f"aten.{name} has no form that leaves its argument alone")
+        return self.recorder.emit(twin, before, *args, **kwargs)
+
+    # -- decompositions -------------------------------------------------------------------------
+
+    def _cross_entropy(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        given = _named(target, args, kwargs)
+        reduction = given.pop("reduction")
+        if reduction not in (MEAN, SUM):
+            return self.recorder.emit(target, *args, **kwargs)
+        emit = self.recorder.emit
+        total = emit(operators.cross_entropy_sum, **given)
+        if reduction == SUM:
+            return total
+        self._note_mean()
+        labels, dtype = given["target"], _count_dtype(total)
+        if labels.meta.is_floating_point():
+            classes = given["input"].meta.shape[0 if given["input"].meta.dim() == 1 else 1]
+            count = emit(operators.count_rows, labels, classes, dtype=dtype)
+        else:
+            ignored = given["ignore_index"]
+            count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
+        return emit(aten.div.Tensor, total, count)
+
+    def _nll(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        given = _named(target, args, kwargs)
+        reduction = given.pop("reduction")
+        if reduction not in (MEAN, SUM):
+            return self.recorder.emit(target, *args, **kwargs)
+        labels = given.pop("target")
+        log_probability = given.pop("self")
+        total = self.recorder.emit(operators.nll_sum, log_probability, labels, **given)
+        if reduction == SUM:
+            return total
+        self._note_mean()
+        count = self.recorder.emit(
+            operators.count_targets, labels, given["weight"], given["ignore_index"], _count_dtype(total)
+        )
+        return self.recorder.emit(aten.div.Tensor, total, count)
+
+    def _elementwise_loss(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        given = _named(target, args, kwargs)
+        reduction = given["reduction"]
+        each = self.recorder.emit(target, **(given | {"reduction": 0}))
+        if reduction == MEAN:
+            return self.recorder.emit(aten.mean.default, each)
+        return self.recorder.emit(aten.sum.default, each) if reduction == SUM else each
+
+    def _note_mean(self) -> None:
+        self.notes["the mean loss is taken as sum over targets divided by the count of targets"] = None
+
+    def _batch_norm(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
+        given = _named(target, args, kwargs)
+        if not given["training"]:
+            return self.recorder.emit(target, *args, **kwargs)
+        if not self.synchronised:
+            self.notes[
+                "batch norm takes its statistics over each device's shard of each microbatch"
+            ] = None
+            return self.recorder.emit(target, *args, **kwargs)
+        self.notes["batch norm takes its statistics over the batch of all devices"] = None
+        emit, x = self.recorder.emit, given["input"]
+        dims = [dim for dim in range(x.meta.dim()) if dim != 1]
+        mean = emit(aten.mean.dim, x, dims, True)
+        centred = emit(aten.sub.Tensor, x, mean)
+        variance = emit(aten.mean.dim, emit(aten.mul.Tensor, centred, centred), dims, True)
+        if given["running_mean"] is not None:
+            count = x.meta.numel() // x.meta.shape[1]
+            emit(
+                operators.update_running, given["running_mean"], given["running_var"], mean, variance,
+                given["momentum"], count / max(count - 1, 1),
+            )  # fmt: skip
+        scale = emit(aten.rsqrt.default, emit(aten.add.Scalar, variance, given["eps"]))
+        result = emit(aten.mul.Tensor, centred, scale)
+        shape = [1, x.meta.shape[1], *(1 for _ in dims[1:])]
+        for operation, name in ((aten.mul.Tensor, "weight"), (aten.add.Tensor, "bias")):
+            if given[name] is not None:
+                result = emit(operation, result, emit(aten.reshape.default, given[name], shape))
+        return result
+
+    def _opaque(self, args: list[Any]) -> Any:
+        call, results = opaque_call(args[1], [value.meta for value in args[0]])
+        self.notes[call.note] = None
+        return self.recorder.append(call, args[0], {}, results)
+
+
+def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return every argument by name, defaults included."""
+    names = parameter_names(target)
+    given = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
+    return {name: given.get(name, default) for name, default in names}
+
+
+def _cast_dtype(args: list[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
+    for item in (*args[1:], *kwargs.values()):
+        if isinstance(item, torch.dtype):
+            return item
+        if isinstance(item, torch.Tensor):
+            return item.dtype
+    return None
+
+
+def _count_dtype(total: Value) -> torch.dtype:
+    """Return the loss's dtype, but at least float32: half precision cannot count past 2048."""
+    return torch.promote_types(total.meta.dtype, torch.float32)

@@ -1,0 +1,123 @@
+"""Turn writes into new values: variables with aliases over values that never change.
+
+A variable is what the exported program calls a tensor. Views know the variable they look at and how
+to be taken again, so that a write through any alias is seen by all of them: it is carried to the
+root by the inverse of each view (slice by slice_scatter, transpose by transpose), and stale views
+are taken anew when next read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.runtime.capture.operators import assign
+from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten
+
+View = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
+
+
+@dataclass(eq=False, slots=True)
+class Variable:
+    """A tensor of the program. ``view`` is (operator, other arguments, keywords, which output)."""
+
+    value: Value
+    parent: Variable | None = None
+    view: View | None = None
+    version: int = 0
+    is_buffer: bool = False
+
+    @property
+    def root(self) -> Variable:
+        """The variable that owns the memory."""
+        return self if self.parent is None else self.parent.root
+
+
+@dataclass
+class Variables:
+    """Reads and writes variables, emitting operators where an alias must be kept true."""
+
+    recorder: Recorder
+    written: set[str] = field(default_factory=set)
+
+    def read(self, variable: Variable) -> Value:
+        """Return the present value."""
+        parent, root = variable.parent, variable.root
+        if parent is None or variable.version == root.version:
+            return variable.value
+        if variable.view is None:
+            raise Unsupported("a read of a tensor whose memory was written in a way we cannot see")
+        target, args, kwargs, output = variable.view
+        result = self.recorder.emit(target, self.read(parent), *args, **kwargs)
+        variable.value = result if isinstance(result, Value) else result[output]
+        variable.version = root.version
+        return variable.value
+
+    def write(self, variable: Variable, value: Value) -> None:
+        """Give a variable, and everything that shares its memory, a new value."""
+        parent = variable.parent
+        if parent is None:
+            if variable.is_buffer:
+                self.recorder.emit(assign, variable.value, value)
+            variable.value = value
+            variable.version += 1
+            return
+        whole = self._put_back(variable, self.read(parent), value)
+        self.write(parent, whole)
+        variable.value, variable.version = value, variable.root.version
+
+    def _put_back(self, variable: Variable, whole: Value, part: Value) -> Value:
+        """Return ``whole`` with the elements which the view shows replaced by ``part``."""
+        if variable.view is None:
+            raise Unsupported("a write to a tensor whose memory is shared in a way we cannot see")
+        target, args, kwargs, output = variable.view
+        emit, shape = self.recorder.emit, list(whole.meta.shape)
+        if whole.meta.numel() == part.meta.numel() and target in _ORDER_KEPT:
+            return emit(aten.reshape.default, part, shape)
+        if target is aten.transpose.int:
+            return emit(target, part, *args, **kwargs)
+        if target is aten.permute.default:
+            order = [dim % len(shape) for dim in args[0]]
+            return emit(target, part, [order.index(dim) for dim in range(len(order))])
+        if target is aten.slice.Tensor:
+            return emit(aten.slice_scatter.default, whole, part, *args, **kwargs)
+        if target is aten.select.int:
+            return emit(aten.select_scatter.default, whole, part, *args, **kwargs)
+        if target in _PIECES:
+            return self._put_piece(target, whole, part, (*args, *kwargs.values()), output)
+        raise Unsupported(f"a write through the view {target}")
+
+    def _put_piece(
+        self, target: Any, whole: Value, part: Value, args: tuple[Any, ...], output: int
+    ) -> Value:
+        dim = (args[_PIECES[target]] if len(args) > _PIECES[target] else 0) % whole.meta.dim()
+        if target is aten.unbind.int:
+            return self.recorder.emit(aten.select_scatter.default, whole, part, dim, output)
+        # The piece's place follows from its memory: offsets differ by start * stride.
+        start = part.meta.shape[dim] * output
+        if target is aten.split_with_sizes.default or target is aten.split.sizes:
+            start = sum(args[0][:output])
+        elif target is aten.split.Tensor:
+            start = args[0] * output
+        elif target is aten.chunk.default:
+            start = math.ceil(whole.meta.shape[dim] / args[0]) * output
+        end = start + part.meta.shape[dim]
+        return self.recorder.emit(aten.slice_scatter.default, whole, part, dim, start, end)
+
+
+# Views that keep the order of the elements, and views of pieces with the position of their dim.
+_ORDER_KEPT = frozenset(
+    {
+        aten.reshape.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+        aten.unsqueeze.default, aten.detach.default, aten.alias.default, aten.view_as.default,
+    }
+)  # fmt: skip
+_PIECES = {
+    aten.split.Tensor: 1,
+    aten.split.sizes: 1,
+    aten.split_with_sizes.default: 1,
+    aten.chunk.default: 1,
+    aten.unbind.int: 0,
+}

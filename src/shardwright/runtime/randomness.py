@@ -1,0 +1,81 @@
+"""Random numbers that a plan cannot change by accident.
+
+Before every random operator the generator is seeded with a pure function of (seed, step,
+microbatch, operator, coordinate on the axes that split the operator). So a recomputed, resumed or
+replicated operator draws the same mask, and shards draw different ones. The rule:
+
+    place = blake2b-64(repr((seed, operator, coordinate)))
+    seed of the generator = splitmix64(place + step * 2**20 + microbatch)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def place_seed(seed: int, operator: int, coordinate: tuple[int, ...]) -> int:
+    """Return the part of the seed that does not change while training."""
+    text = repr((seed, operator, coordinate)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def splitmix64(state: int) -> int:
+    """Return a well mixed 63-bit number (Steele, Lea, Flood 2014, the splitmix64 finaliser)."""
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (state ^ (state >> 31)) >> 1
+
+
+class RandomSource:
+    """The generator of one device, and where in training it stands."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.seed = seed
+        self.moment = 0
+        self._generator = torch.default_generator
+        if device.type == "cuda":
+            torch.cuda.init()
+            self._generator = torch.cuda.default_generators[device.index or 0]
+
+    def stand_at(self, step: int, microbatch: int) -> None:
+        """Say which step and microbatch the next random operators belong to."""
+        self.moment = (step << 20) + microbatch + 1
+
+    def reseed(self, place: int) -> None:
+        """Seed the generator for one operator; ``place`` is its ``place_seed``."""
+        self._generator.manual_seed(splitmix64(place + self.moment))
+
+    def state(self) -> torch.Tensor:
+        """Return the generator's state, to be put back after the step."""
+        return self._generator.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        """Put back a state: the user's own random numbers are not ours to move."""
+        self._generator.set_state(state)
+
+
+def reseed(source: RandomSource, place: int) -> None:
+    """Call ``RandomSource.reseed``: graphs can only name module-level functions."""
+    source.reseed(place)
+
+
+def is_random(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random numbers with these arguments."""
+    tags = getattr(target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    schema = target._schema  # type: ignore[attr-defined]
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    if given.get("train") is False or given.get("training") is False:
+        return False
+    named = {argument.name for argument in schema.arguments}
+    rates = [given.get(name, 0.0) for name in ("p", "dropout_p", "dropout") if name in named]
+    is_dropout = "train" in named or "training" in named or "dropout_p" in named
+    return not (is_dropout and rates and all(rate == 0.0 for rate in rates))

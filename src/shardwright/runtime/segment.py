@@ -1,0 +1,207 @@
+"""Build the local computation of one segment: a ``torch.fx`` graph on shards.
+
+Placeholders are the segment's input values, outputs its output values. What shards change about an
+operator is written into the graph here (shapes, biases counted once, scaled means, offsets of a
+vocabulary shard, seeds of random operators), so that running it is plain PyTorch without dispatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from shardwright.core.graph import Operator
+from shardwright.core.program import Call, Program, Segment, Value
+from shardwright.core.strategy import Mesh
+from shardwright.errors import RunError
+from shardwright.runtime.localise import localise
+from shardwright.runtime.randomness import RandomSource, is_random, place_seed, reseed
+
+if TYPE_CHECKING:
+    from shardwright.runtime.capture import Captured, CapturedCall
+
+# Arguments that tell an operator it is training, and what they are when it is not.
+INFERENCE = {"train": False, "training": False, "dropout_p": 0.0, "dropout": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a rank stands: its mesh, its coordinate on it, its torch device and random numbers."""
+
+    mesh: Mesh
+    coordinate: tuple[int, ...]
+    device: torch.device
+    source: RandomSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """Which variant of a segment: ``training`` or evaluation; ``writes`` buffers (batch statistics)
+    or leaves them alone, as recomputation must."""
+
+    training: bool = True
+    writes: bool = True
+
+
+def shard_offset(value: Value, dim: int, site: Site) -> int:
+    """Return where this device's shard of a value begins along a dim."""
+    place = 0
+    for placement, size, mine in zip(value.layout, site.mesh.sizes, site.coordinate, strict=True):
+        if placement == dim:
+            place = place * size + mine
+    return place * value.shape[dim]
+
+
+def embed_shard(
+    weight: Tensor, indices: Tensor, offset: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Look up rows of a shard that begins at row ``offset``; rows of other shards come out zero."""
+    local = indices - offset
+    elsewhere = (local < 0) | (local >= weight.shape[0])
+    local = local.masked_fill(elsewhere, 0)
+    rows = torch.embedding(weight, local, padding_idx, scale_grad_by_freq)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def build_segment(
+    captured: Captured, program: Program, segment: Segment, site: Site, mode: Mode
+) -> fx.GraphModule:
+    """Return the graph module of a segment as the device at ``site`` runs it."""
+    return _Builder(captured, program, site, mode).build(segment)
+
+
+def writes_buffers(captured: Captured, segment: Segment) -> bool:
+    """Whether some operator of the segment changes a buffer in place."""
+    return any(not captured.graph.operators[call.operator].outputs for call in segment.calls)
+
+
+class _Builder:
+    """Writes the calls of one segment into one graph."""
+
+    def __init__(self, captured: Captured, program: Program, site: Site, mode: Mode) -> None:
+        self.captured = captured
+        self.program = program
+        self.site = site
+        self.mode = mode
+        self.graph = fx.Graph()
+        self.nodes: dict[int, fx.Node] = {}
+        self.randomness: fx.Node | None = None
+
+    def build(self, segment: Segment) -> fx.GraphModule:
+        for value in segment.inputs:
+            self.nodes[value] = self.graph.placeholder(f"v{value}")
+        for call in segment.calls:
+            operator = self.captured.graph.operators[call.operator]
+            if operator.outputs or (self.mode.writes and self.mode.training):
+                self._call(call, operator)
+        self.graph.output(tuple(self._node(value) for value in segment.outputs))
+        module = fx.GraphModule({"randomness": self.site.source}, self.graph, "Segment")
+        return module
+
+    def _node(self, value: int) -> fx.Node:
+        while value not in self.nodes:
+            value = self.program.values[value].alias
+            if value < 0:
+                raise RunError("a segment reads a value that is not among its inputs")
+        return self.nodes[value]
+
+    def _call(self, call: Call, operator: Operator) -> None:
+        recorded: CapturedCall = self.captured.calls[call.operator]
+        args, kwargs = localise(recorded, operator, call.result_shapes, self.site.device)
+        operands = [self._node(value) for value in call.operands]
+        if not self._first_on(call.partial_axes):
+            for position in call.once:
+                operands[position] = self.graph.call_function(torch.mul, (operands[position], 0))
+        args, kwargs = _fill(args, operands), {k: _fill(v, operands) for k, v in kwargs.items()}
+        if not self.mode.training:
+            args, kwargs = _for_inference(recorded.target, args, kwargs)
+        if call.offset_dim >= 0:
+            result = self._offset(call, operator, operands)
+        else:
+            if is_random(recorded.target, args, kwargs):
+                self._reseed(call)
+            result = self.graph.call_function(recorded.target, args, kwargs)
+        self._keep(call, _returns_list(recorded.target), result)
+
+    def _keep(self, call: Call, is_list: bool, result: fx.Node) -> None:
+        for position, value in enumerate(call.results):
+            if value < 0:
+                continue
+            node = result
+            if is_list or len(call.results) > 1:
+                node = self.graph.call_function(_item, (result, position))
+            if call.scale != 1.0:
+                node = self.graph.call_function(torch.mul, (node, call.scale))
+            self.nodes[value] = node
+
+    def _first_on(self, axes: tuple[int, ...]) -> bool:
+        return all(self.site.coordinate[axis] == 0 for axis in axes)
+
+    def _reseed(self, call: Call) -> None:
+        if self.randomness is None:
+            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+                self.randomness = self.graph.get_attr("randomness")
+        coordinate = tuple(
+            place if name else -1
+            for place, name in zip(self.site.coordinate, call.dims, strict=True)
+        )
+        place = place_seed(self.site.source.seed, call.operator, coordinate)
+        self.graph.call_function(reseed, (self.randomness, place))
+
+    def _offset(self, call: Call, operator: Operator, operands: list[fx.Node]) -> fx.Node:
+        position = operator.input_named("weight")
+        if operator.kind.split(".")[1] != "embedding" or position < 0:
+            raise RunError(
+                f"operator {operator.name!r} ({operator.kind}) needs the offset of its shard, which "
+                "the runtime knows for embeddings only; replicate that dim"
+            )
+        weight = self.program.values[call.operands[position]]
+        offset = shard_offset(weight, call.offset_dim, self.site)
+        padding = operator.attribute("padding_idx", -1)
+        local = int(padding) - offset if isinstance(padding, int) and padding >= 0 else -1
+        local = local if 0 <= local < weight.shape[call.offset_dim] else -1
+        by_frequency = bool(operator.attribute("scale_grad_by_freq", False))
+        indices = operands[operator.input_named("indices")]
+        arguments = (operands[position], indices, offset, local, by_frequency)
+        return self.graph.call_function(embed_shard, arguments)
+
+
+def _item(results: Any, position: int) -> Any:
+    return results[position]
+
+
+def _fill(argument: Any, operands: list[fx.Node]) -> Any:
+    """Return an argument with every ``Slot`` replaced by the operand it names."""
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(_fill(item, operands) for item in argument)
+    index = getattr(argument, "index", None)
+    is_slot = index is not None and type(argument).__name__ == "Slot"
+    return operands[index] if is_slot else argument
+
+
+def _returns_list(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return False
+    returns = schema.returns
+    return len(returns) > 1 or (len(returns) == 1 and str(returns[0].type).startswith("List"))
+
+
+def _for_inference(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return args, kwargs
+    filled, named = list(args), dict(kwargs)
+    for position, argument in enumerate(schema.arguments):
+        if argument.name not in INFERENCE or str(argument.type) not in ("bool", "float"):
+            continue
+        if position < len(filled):
+            filled[position] = INFERENCE[argument.name]
+        elif argument.name in named or not argument.has_default_value():
+            named[argument.name] = INFERENCE[argument.name]
+    return tuple(filled), named

@@ -1,0 +1,107 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.planner.schedule import finish_time, merge_gradients
+
+METHODS = ("optimal", "mgwfbp", "wfbp", "single")
+amounts = st.floats(0, 100) | st.integers(0, 20).map(float)
+
+
+@st.composite
+def instances(draw, max_size=8):
+    gaps = draw(st.lists(amounts, min_size=1, max_size=max_size))
+    sizes = draw(st.lists(amounts, min_size=len(gaps), max_size=len(gaps)))
+    return list(itertools.accumulate(gaps)), sizes
+
+
+@st.composite
+def costs(draw):
+    """A straight line, steps as of an algorithm switch, or a root: the DP must not care."""
+    latency, slope = draw(st.floats(0, 30)), draw(st.floats(0, 3))
+    shape = draw(st.sampled_from(["line", "step", "root"]))
+    if shape == "line":
+        return lambda size: latency + slope * size
+    if shape == "step":
+        return lambda size: latency + slope * size + (0.0 if size < 40 else 9.0)
+    return lambda size: latency + slope * math.sqrt(size)
+
+
+def every_grouping(count):
+    for cuts in itertools.product([False, True], repeat=count - 1):
+        edges = [0, *(i + 1 for i, is_cut in enumerate(cuts) if is_cut), count]
+        yield tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
+
+
+def replay(buckets, ready, sizes, cost, start=0.0):
+    """The model itself, message by message."""
+    free = start
+    for bucket in buckets:
+        free = max([free, *(ready[i] for i in bucket)]) + cost(math.fsum(sizes[i] for i in bucket))
+    return free
+
+
+@given(instances(), costs(), st.sampled_from([0.0, 7.0]))
+def test_optimal_equals_brute_force_over_all_groupings(instance, cost, start):
+    ready, sizes = instance
+    buckets = merge_gradients(ready, sizes, cost, start_seconds=start)
+    best = min(replay(groups, ready, sizes, cost, start) for groups in every_grouping(len(sizes)))
+    assert replay(buckets, ready, sizes, cost, start) == pytest.approx(best, rel=1e-12)
+
+
+@given(instances(max_size=30), costs())
+def test_optimal_is_never_worse_than_the_rule_wfbp_or_single(instance, cost):
+    ready, sizes = instance
+    finish = {
+        method: replay(merge_gradients(ready, sizes, cost, method), ready, sizes, cost)
+        for method in METHODS
+    }
+    assert finish["optimal"] <= min(finish.values()) * (1 + 1e-12)
+
+
+@given(instances(max_size=30), costs(), st.sampled_from(METHODS))
+def test_buckets_cover_the_gradients_once_and_in_order(instance, cost, method):
+    ready, sizes = instance
+    buckets = merge_gradients(ready, sizes, cost, method)
+    assert [index for bucket in buckets for index in bucket] == list(range(len(sizes)))
+    assert all(buckets)
+
+
+@given(instances(), costs(), st.sampled_from(METHODS), st.sampled_from([0.0, 7.0]))
+def test_finish_time_replays_the_messages(instance, cost, method, start):
+    ready, sizes = instance
+    buckets = merge_gradients(ready, sizes, cost, method, start_seconds=start)
+    finish = finish_time(buckets, ready, sizes, cost, start_seconds=start)
+    assert finish == pytest.approx(replay(buckets, ready, sizes, cost, start), rel=1e-12)
+
+
+def test_free_messages_are_sent_together_when_that_is_no_later():
+    assert merge_gradients([1.0, 1.0, 1.0], [5, 5, 5], lambda _: 0.0) == ((0, 1, 2),)
+
+
+def test_a_late_gradient_keeps_the_earlier_ready_times_from_falling():
+    ready, sizes = [5.0, 1.0], [1.0, 1.0]
+    assert finish_time(((0,), (1,)), ready, sizes, float) == 7.0
+
+
+def test_the_rule_takes_its_latency_from_the_line_through_smallest_and_whole():
+    # 2 + 3 M: merging at a wait of 1.9 saves more than it costs, at 2.1 it does not.
+    assert merge_gradients([0.0, 1.9], [1, 4], lambda size: 2 + 3 * size, "mgwfbp") == ((0, 1),)
+    assert merge_gradients([0.0, 2.1], [1, 4], lambda size: 2 + 3 * size, "mgwfbp") == ((0,), (1,))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_gradients_make_no_buckets(method):
+    assert merge_gradients([], [], float, method) == ()
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="1 times and 2 sizes"):
+        merge_gradients([0.0], [1, 2], float)
+    with pytest.raises(ValueError, match="not NaN"):
+        merge_gradients([math.nan], [1], float)
+    with pytest.raises(ValueError, match="choose 'optimal'"):
+        merge_gradients([0.0], [1], float, "fastest")
