@@ -1,8 +1,9 @@
 """How many instructions a second the simulator gets through: `python benchmarks/simulator.py`.
 
-A 1F1B pipeline with sends, receives and gradient messages, as lowering makes them, is simulated whole
-(times, memory and critical path) by the compiled kernels and by their plain-Python twin, with and
-without overlap slow-down. Compiling (or loading from the cache) is timed apart.
+A 1F1B pipeline with sends, receives and gradient messages, as lowering makes them, is simulated
+whole (times, memory and critical path) by the compiled kernels and by their plain-Python twin, with
+and without overlap slow-down. The first run of each, which compiles or loads the cache, is not
+counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BAR_TASKS_PER_SECOND = 1e6
 def pipeline_program(
     num_stages: int, num_microbatches: int, num_pieces: int
 ) -> tuple[Program, NDArray[np.float64]]:
-    """Return a pipeline whose stages compute in pieces, each backward piece sending its gradient."""
+    """Return a pipeline whose stages compute in pieces; each backward piece sends its gradient."""
     names: dict[str, int] = {}
     rows: list[tuple[int, int, int, int, tuple[int, ...], float, int, int]] = []
 
@@ -144,8 +145,8 @@ def main() -> int:
     console.print(table)
     console.print(
         f"{processor_name()}; {platform.system()}; Python {platform.python_version()}, "
-        f"NumPy {np.__version__}, Numba {numba.__version__}; {options.repeats} repeats, one thread; "
-        f"{options.stages} stages, 1F1B."
+        f"NumPy {np.__version__}, Numba {numba.__version__}; {options.repeats} repeats, "
+        f"one thread; {options.stages} stages, 1F1B."
     )
     reached = min(medians[False, slowdown] for slowdown in (1.0, 1.2)) >= BAR_TASKS_PER_SECOND
     console.print(

@@ -1,1 +1,68 @@
-"""."""
+"""Shardwright plans and runs distributed PyTorch training.
+
+The public names are imported when they are first used: importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.api import (
+        build,
+        capture,
+        compare,
+        doctor,
+        explain,
+        plan,
+        profile,
+        run,
+        simulate,
+    )
+    from shardwright.core.cluster import Cluster
+    from shardwright.core.graph import OperatorGraph
+    from shardwright.core.plan import Frontier, Plan
+    from shardwright.planfile import read_plan, write_plan
+    from shardwright.request import Job, Request
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "shardwright.core.cluster",
+    "Frontier": "shardwright.core.plan",
+    "Job": "shardwright.request",
+    "OperatorGraph": "shardwright.core.graph",
+    "Plan": "shardwright.core.plan",
+    "Request": "shardwright.request",
+    "build": "shardwright.api",
+    "capture": "shardwright.api",
+    "compare": "shardwright.api",
+    "doctor": "shardwright.api",
+    "explain": "shardwright.api",
+    "plan": "shardwright.api",
+    "profile": "shardwright.api",
+    "read_plan": "shardwright.planfile",
+    "run": "shardwright.api",
+    "simulate": "shardwright.api",
+    "write_plan": "shardwright.planfile",
+}
+
+__all__ = [
+    "Cluster", "Frontier", "Job", "OperatorGraph", "Plan", "Request", "build", "capture", "compare",
+    "doctor", "explain", "plan", "profile", "read_plan", "run", "simulate", "write_plan",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'shardwright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,12 +1,13 @@
 """The demo's model and data: a byte-level GPT, and Python's own standard library as text.
 
-This file is what a user's model file looks like: ``build()`` makes the module, ``example()`` a batch
-of the right form, and ``batches()`` the training data. Nothing in it knows about Shardwright.
+This file is what a user's model file looks like: ``build`` makes the module, ``example_batch`` a batch
+of the right form, and ``training_data`` the batches to train on. Nothing in it knows about Shardwright.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BYTES = 256
+Batch = dict[str, Tensor]
 # Shape suffixes: B batch, S sequence, D model width, H heads, V bytes.
 
 
@@ -70,14 +72,14 @@ class ByteGPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, BYTES, bias=False)
 
-    def forward(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        """Return the loss of predicting ``targets_BS`` from ``tokens_BS``."""
-        places_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
-        x_BSD = self.embed(tokens_BS) + self.position(places_S)
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of predicting ``targets`` from ``tokens``, both of shape (B, S)."""
+        places_S = torch.arange(tokens.shape[1], device=tokens.device)
+        x_BSD = self.embed(tokens) + self.position(places_S)
         for block in self.blocks:
             x_BSD = block(x_BSD)
         logits_BSV = self.head(self.norm(x_BSD))
-        return F.cross_entropy(logits_BSV.reshape(-1, BYTES), targets_BS.reshape(-1))
+        return F.cross_entropy(logits_BSV.reshape(-1, BYTES), targets.reshape(-1))
 
 
 def build() -> nn.Module:
@@ -86,37 +88,31 @@ def build() -> nn.Module:
     return ByteGPT()
 
 
-def example(batch_size: int = 16, seq: int | None = None) -> tuple[Tensor, Tensor]:
+def example_batch(batch_size: int = 16, seq: int = 128) -> Batch:
     """Make a batch of the right shapes and types."""
-    shape = (batch_size, seq or 128)
-    return torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    shape = (batch_size, seq)
+    return {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "targets")}
 
 
-def batches(
-    batch_size: int = 16, seq: int | None = None, seed: int = 0, start: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
+def training_data(batch_size: int = 16, seq: int = 128, start: int = 0) -> Iterator[Batch]:
     """Yield global batches for ever, from step ``start``; equal on every rank."""
     text = corpus(held_out=False)
-    step = start
-    while True:
-        yield cut(text, batch_size, seq or 128, (seed, step))
-        step += 1
+    for step in itertools.count(start):
+        yield cut(text, batch_size, seq, (0, step))
 
 
-def held_out_batches(count: int = 8, batch_size: int = 16, seq: int = 128) -> list[tuple[Tensor, Tensor]]:
+def held_out_data(count: int = 8, batch_size: int = 16, seq: int = 128) -> list[Batch]:
     """Return fixed batches from files that training never sees."""
     text = corpus(held_out=True)
     return [cut(text, batch_size, seq, (1, index)) for index in range(count)]
 
 
-def cut(
-    text: np.ndarray, batch_size: int, seq: int, seed: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def cut(text: np.ndarray, batch_size: int, seq: int, seed: tuple[int, int]) -> Batch:
     """Cut random windows: bytes, and the byte after each."""
     random = np.random.default_rng(seed)
     starts = random.integers(0, len(text) - seq - 1, size=batch_size)
     windows = torch.from_numpy(np.stack([text[s : s + seq + 1] for s in starts]).astype(np.int64))
-    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    return {"tokens": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}
 
 
 @functools.cache

@@ -5,11 +5,11 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.planner.programs import Row, build_program
 
 from shardwright.core.program import Kind
 from shardwright.planner.schedule import finish_time, merge_gradients
 from shardwright.planner.simulate import simulate
+from tests.planner.programs import Row, build_program
 
 METHODS = ("optimal", "mgwfbp", "wfbp", "single")
 # Latency and seconds per byte that the authors fitted to their 10 Gbit/s Ethernet, by GPUs.

@@ -6,11 +6,11 @@ Model: a transfer takes ``transfer`` seconds after its producer ends, on a chann
 import math
 
 import pytest
-from tests.planner.programs import Row, build_program
 
 from shardwright.core.program import Kind
 from shardwright.planner.schedule import global_order, pipeline_order
 from shardwright.planner.simulate import program_statistics, simulate
+from tests.planner.programs import Row, build_program
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 5, 8, 12)]
 FORWARD, BACKWARD = 1.0, 2.5
@@ -65,9 +65,7 @@ def test_step_seconds_equal_the_closed_form(schedule, closed_form, p, m, transfe
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS)
 @pytest.mark.parametrize(("p", "m"), SHAPES)
-def test_one_channel_per_direction_is_enough_while_transfers_are_short(
-    schedule, closed_form, p, m
-):
+def test_one_channel_per_direction_is_enough_while_transfers_are_short(schedule, closed_form, p, m):
     rows = pipeline_rows(schedule, p, m, 0.5, shared_channels=True)
     program, seconds = build_program(rows)
     step = simulate(program, seconds).step_seconds

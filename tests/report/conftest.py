@@ -56,7 +56,7 @@ def make_program(strategy: Strategy) -> Program:
         item=np.array(columns[2], dtype=np.int32),
         microbatch=np.array(columns[3], dtype=np.int32),
         resource=np.array(columns[4], dtype=np.int32),
-        resource_names=("stage 0 compute", "stage 0 link", "stage 1 compute", "stage 1 link"),
+        resource_names=("compute:0", "send:0-1", "compute:1", "receive:0-1"),
         offset=offset.astype(np.int64),
         predecessor=np.array([p for ps in predecessors for p in ps], dtype=np.int32),
         free_offset=np.zeros(count + 1, dtype=np.int64),
@@ -160,3 +160,9 @@ def story() -> Story:
 def hostile_story() -> Story:
     """Every name tries to break out of the page."""
     return make_story("</script><script>document.title='broken'</script><img src=x onerror=alert(1)>")
+
+
+@pytest.fixture
+def bracket_story() -> Story:
+    """Names that rich would take for markup."""
+    return make_story("[bold red]layer")

@@ -77,7 +77,7 @@ class Cluster:
     """Devices in rank order on a tree of switches.
 
     ``overlap_slowdown`` is the factor by which computation and communication each stretch while both
-    run on one device (1 = free overlap).
+    run on one device (1 = free overlap). ``notes`` are sentences about what was assumed.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Cluster:
     switches: tuple[Switch, ...]
     devices: tuple[Device, ...]
     overlap_slowdown: float = 1.0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices:

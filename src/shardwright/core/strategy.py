@@ -96,7 +96,7 @@ class GradientSync:
 
     ``buckets`` are tuples of parameter tensor indices, in the order in which backward makes them
     ready; parameters in no bucket travel alone. ``method`` names the rule that chose them
-    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``). ``dtype`` is the dtype on the wire.
+    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block). ``dtype`` is the dtype on the wire.
     """
 
     method: str = "wfbp"

@@ -24,6 +24,8 @@ from shardwright.report.story import (
     Story,
     differences,
     group_rows,
+    kind_text,
+    lane_text,
     memory_by_part,
     parameter_lines,
     work_of,
@@ -129,11 +131,11 @@ def _plan_data(item: PlanStory) -> dict[str, Any]:
         ],
         "memory": _memory_data(item),
         "parts": [
-            [f"stage {mesh}", [list(part) for part in memory_by_part(program, item.predicted, mesh)]]
+            [f"stage {mesh}", [list(part) for part in memory_by_part(item, mesh)]]
             for mesh in range(len(program.meshes))
         ],
         "operators": [
-            [r.name, r.kind.removeprefix("aten."), r.stage, r.split, r.shape, r.count]
+            [r.name, kind_text(r.kind), r.stage, r.split, r.shape, r.count]
             + [r.forward_seconds, r.backward_seconds, r.source]
             for r in rows[:MAX_OPERATORS]
         ],
@@ -158,7 +160,8 @@ def _memory_data(item: PlanStory) -> list[list[Any]]:
     for timeline in (item.predicted, item.measured):
         for mesh, steps in enumerate(() if timeline is None else timeline.memory):
             assert timeline is not None
-            thin = _thin(steps)
+            last = np.array([[timeline.step_seconds, steps[-1, 1]]]) if len(steps) else steps
+            thin = _thin(np.concatenate([steps, last]))
             times = [float(f"{v:.6g}") for v in thin[:, 0]]
             sizes = [int(v) for v in thin[:, 1]]
             lines.append([f"stage {mesh}", timeline.source, times, sizes])
@@ -181,7 +184,7 @@ def _bars(program: Program, timeline: Timeline) -> dict[str, list[Any]]:
     slack = timeline.step_seconds / 2000
     bars: list[list[Any]] = []
     for index in map(int, order):
-        row = f"stage {program.group[index]} {program.resource_names[program.resource[index]]}"
+        row = f"stage {program.group[index]} {lane_text(program.resource_names[program.resource[index]])}"
         start, end = float(timeline.start[index]), float(timeline.end[index])
         last = bars[-1] if bars else None
         small = last is not None and end - last[2] < slack * 4

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
-from shardwright.report.story import WORK, PlanStory, work_of
+from shardwright.report.story import WORK, PlanStory, lane_text, work_of
 
 MAX_RANKS = 16
 MEASURED_OFFSET = 1_000_000
@@ -47,7 +47,7 @@ def _timeline_events(
             pid = offset + device + 1
             yield from _names(pid, f"{group} rank {device} (stage {mesh})", offset + device)
             for resource, thread in threads.items():
-                yield _meta("thread_name", pid, thread, program.resource_names[resource])
+                yield _meta("thread_name", pid, thread, lane_text(program.resource_names[resource]))
             for index in mine:
                 thread = threads[int(program.resource[index])]
                 yield _slice(program, timeline, int(index), pid, thread, WORK[work[index]])

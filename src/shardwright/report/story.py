@@ -76,13 +76,17 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanStory:
-    """One plan with its program, how it is predicted to run, and how it ran if it did."""
+    """One plan with its program, how it is predicted to run, and how it ran if it did.
+
+    The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
+    """
 
     plan: Plan
     program: Program
     predicted: Timeline
     measured: Timeline | None = None
     spread_seconds: float = 0.0
+    process_bytes: float = 0.0
     operators: tuple[OperatorRow, ...] = ()
 
 
@@ -151,15 +155,14 @@ def differences(
     return tuple(rows)
 
 
-def memory_by_part(
-    program: Program, predicted: Timeline, mesh: int
-) -> tuple[tuple[str, float], ...]:
-    """Split the peak of one mesh's devices into parts that add up to it.
+def memory_by_part(story: PlanStory, mesh: int) -> tuple[tuple[str, float], ...]:
+    """Split the predicted peak of one mesh's devices into parts that add up to it.
 
-    Parameters, gradients and optimizer state are sizes of resident values; the rest of the base is
-    fixed cost of the process; what the peak has beyond the base is activations and buffers.
+    Parameters, optimizer state and buffers are sizes of resident values; what the peak has beyond the
+    base is activations, gradients and messages.
     """
-    parts = {"parameters": 0.0, "gradients": 0.0, "optimizer state": 0.0, "buffers": 0.0}
+    program, peak = story.program, story.predicted.peak_bytes[mesh]
+    parts = {"parameters": 0.0, "optimizer state": 0.0, "buffers": 0.0}
     masters: dict[int, float] = {}
     for value in program.values:
         if value.mesh != mesh or value.alias >= 0 or value.scope != "step":
@@ -173,15 +176,27 @@ def memory_by_part(
             masters[value.tensor] = size
         elif value.role == "buffer":
             parts["buffers"] += size
-        elif value.role == "gradient" and value.resident:
-            parts["gradients"] += size
     parts["optimizer state"] += program.strategy.optimizer_states * sum(masters.values())
-    base = float(program.base_bytes[mesh])
     known = sum(parts.values())
-    if known < base:
-        parts["process"] = base - known
-    parts["activations and messages"] = max(0.0, predicted.peak_bytes[mesh] - max(base, known))
+    parts["other state"] = max(0.0, program.base_bytes[mesh] - known)
+    base = max(float(program.base_bytes[mesh]), known)
+    parts["activations and gradients"] = max(0.0, peak - story.process_bytes - base)
+    parts["process"] = story.process_bytes
     return tuple((name, size) for name, size in parts.items() if size > 0)
+
+
+def kind_text(kind: str) -> str:
+    """Write an operator kind without the library's name and the usual overload."""
+    return kind.removeprefix("aten.").removesuffix(".default")
+
+
+def lane_text(name: str) -> str:
+    """Write a resource's name as people read it: ``compute``, ``link``, ``send 0-1``."""
+    family, _, rest = name.partition(":")
+    _, _, detail = rest.partition(":")
+    if family in ("send", "receive"):
+        return f"{family} {rest}"
+    return f"{family} {detail}".strip()
 
 
 def split_text(axes: Sequence[str], sizes: Sequence[int], dims: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from shardwright.report.story import (
     Difference,
     OperatorRow,
     PlanStory,
+    kind_text,
     memory_by_part,
     parameter_lines,
     seconds_by_work,
@@ -116,7 +117,7 @@ def memory_table(story: PlanStory) -> Table:
     table.add_column("part")
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
-    for name, size in memory_by_part(story.program, story.predicted, mesh):
+    for name, size in memory_by_part(story, mesh):
         table.add_row(name, bytes_text(size), f"{size / peaks[mesh]:.0%}" if peaks[mesh] else "")
     table.add_row("peak", bytes_text(peaks[mesh]), "", style="bold")
     return table
@@ -127,12 +128,13 @@ def operator_table(rows: Sequence[OperatorRow], limit: int = 20) -> Table:
     table = plain_table(f"Operators by cost (per microbatch and device; first {min(limit, len(rows))})")
     table.add_column("operator", overflow="fold", ratio=1)
     table.add_column("split", overflow="fold", ratio=1)
-    for name in ("count", "forward", "backward", "known from"):
+    for name in ("stage", "count", "forward", "backward", "known from"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows[:limit]:
         table.add_row(
-            Text(f"{row.name} ({row.kind.removeprefix('aten.')})"),
+            Text(f"{row.name} ({kind_text(row.kind)})"),
             Text(row.split),
+            str(row.stage),
             str(row.count),
             seconds_text(row.forward_seconds),
             seconds_text(row.backward_seconds),
@@ -169,6 +171,7 @@ def plain_table(title: str) -> Table:
         pad_edge=False,
         header_style="dim",
         padding=(0, 2, 0, 0),
+        min_width=min(len(title), 100),
     )
 
 

@@ -38,6 +38,7 @@ class RandomSource:
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.seed = seed
+        self.device = device
         self.moment = 0
         self._generator = torch.default_generator
         if device.type == "cuda":

@@ -8,7 +8,7 @@ vocabulary shard, seeds of random operators), so that running it is plain PyTorc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,14 +17,14 @@ from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
+from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.localise import localise
 from shardwright.runtime.randomness import RandomSource, is_random, place_seed, reseed
 
-if TYPE_CHECKING:
-    from shardwright.runtime.capture import Captured, CapturedCall
-
 # Arguments that tell an operator it is training, and what they are when it is not.
 INFERENCE = {"train": False, "training": False, "dropout_p": 0.0, "dropout": 0.0}
+# Arguments with which batch norm leaves its running statistics as they are.
+UNTOUCHED = {"momentum": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,8 @@ def build_segment(
 
 def writes_buffers(captured: Captured, segment: Segment) -> bool:
     """Whether some operator of the segment changes a buffer in place."""
-    return any(not captured.graph.operators[call.operator].outputs for call in segment.calls)
+    operators = [captured.graph.operators[call.operator] for call in segment.calls]
+    return any(not op.outputs or op.kind.startswith("aten.batch_norm") for op in operators)
 
 
 class _Builder:
@@ -117,7 +118,9 @@ class _Builder:
                 operands[position] = self.graph.call_function(torch.mul, (operands[position], 0))
         args, kwargs = _fill(args, operands), {k: _fill(v, operands) for k, v in kwargs.items()}
         if not self.mode.training:
-            args, kwargs = _for_inference(recorded.target, args, kwargs)
+            args, kwargs = _with(recorded.target, args, kwargs, INFERENCE)
+        elif not self.mode.writes:
+            args, kwargs = _with(recorded.target, args, kwargs, UNTOUCHED)
         if call.offset_dim >= 0:
             result = self._offset(call, operator, operands)
         else:
@@ -155,8 +158,8 @@ class _Builder:
         position = operator.input_named("weight")
         if operator.kind.split(".")[1] != "embedding" or position < 0:
             raise RunError(
-                f"operator {operator.name!r} ({operator.kind}) needs the offset of its shard, which "
-                "the runtime knows for embeddings only; replicate that dim"
+                f"operator {operator.name!r} ({operator.kind}) needs the offset of its shard, "
+                "which the runtime knows for embeddings only; replicate that dim"
             )
         weight = self.program.values[call.operands[position]]
         offset = shard_offset(weight, call.offset_dim, self.site)
@@ -177,9 +180,7 @@ def _fill(argument: Any, operands: list[fx.Node]) -> Any:
     """Return an argument with every ``Slot`` replaced by the operand it names."""
     if isinstance(argument, (list, tuple)):
         return type(argument)(_fill(item, operands) for item in argument)
-    index = getattr(argument, "index", None)
-    is_slot = index is not None and type(argument).__name__ == "Slot"
-    return operands[index] if is_slot else argument
+    return operands[argument.index] if isinstance(argument, Slot) else argument
 
 
 def _returns_list(target: Any) -> bool:
@@ -190,18 +191,19 @@ def _returns_list(target: Any) -> bool:
     return len(returns) > 1 or (len(returns) == 1 and str(returns[0].type).startswith("List"))
 
 
-def _for_inference(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _with(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, float]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with those that the target has and ``settings`` names replaced."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return args, kwargs
     filled, named = list(args), dict(kwargs)
     for position, argument in enumerate(schema.arguments):
-        if argument.name not in INFERENCE or str(argument.type) not in ("bool", "float"):
+        if argument.name not in settings or str(argument.type) not in ("bool", "float"):
             continue
         if position < len(filled):
-            filled[position] = INFERENCE[argument.name]
-        elif argument.name in named or not argument.has_default_value():
-            named[argument.name] = INFERENCE[argument.name]
+            filled[position] = settings[argument.name]
+        else:
+            named[argument.name] = settings[argument.name]
     return tuple(filled), named

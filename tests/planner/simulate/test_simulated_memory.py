@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.planner.programs import Row, build_program, row_lists
 
 from shardwright.planner.simulate import simulate
+from tests.planner.programs import Row, build_program, row_lists
 
 
 def replayed_peaks(rows, timeline, base):

@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 from fractions import Fraction
@@ -7,10 +8,10 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.programs import Row, build_program, row_lists
 
 from shardwright.core.program import Kind
 from shardwright.planner.simulate import program_statistics, simulate
+from tests.planner.programs import Row, build_program, row_lists
 
 SLOWDOWNS = st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7])
 
@@ -142,7 +143,7 @@ def test_the_critical_chain_leads_without_a_gap_from_zero_to_the_end(rows, slowd
     if chain:
         assert timeline.end[chain[0]] == timeline.step_seconds
         assert timeline.start[chain[-1]] == 0.0
-    for later, earlier in zip(chain, chain[1:], strict=False):
+    for later, earlier in itertools.pairwise(chain):
         assert timeline.start[later] == timeline.end[earlier]
         linked = earlier in rows[later].after or rows[earlier].resource == rows[later].resource
         assert linked

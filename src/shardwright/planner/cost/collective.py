@@ -41,9 +41,10 @@ def collective_seconds(
     ``concurrent`` groups do the same at the same time through the same hosts' uplinks (or, on one CPU
     host, the same memory); their bytes share the bandwidth, not the latency.
     """
-    if num_bytes <= 0 or (len(devices) < 2 and primitive not in {"slice", "copy"}):
+    is_local = primitive in {"slice", "copy"}
+    if num_bytes <= 0 or not devices or (len(devices) == 1 and not is_local):
         return Cost(seconds=0.0)
-    if primitive in {"slice", "copy"}:
+    if is_local:
         return _local_copy(num_bytes, cluster, devices[0])
     hosts = len({cluster.devices[device].host for device in devices})
     key = collective_key(primitive, hosts, len(devices), link_label(cluster, devices))

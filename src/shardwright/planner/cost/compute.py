@@ -47,7 +47,7 @@ class Rates:
     """
 
     cluster: Cluster
-    table: CostTable = CostTable()
+    table: CostTable = field(default_factory=CostTable)
     device: int = 0
     precision: str = "float32"
     scales: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict, repr=False)

@@ -93,6 +93,8 @@ class _Tariff:
         self.table = table
         self.overheads = table.overhead_map
         self.calls: dict[tuple[object, ...], Cost] = {}
+        self.sorts: dict[object, int] = {}
+        self.sort_of: dict[int, int] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         precision = program.strategy.precision
         # One device of each kind per mesh: the group waits for its slowest member.
@@ -121,12 +123,22 @@ class _Tariff:
 
     def _call(self, call: Call, phase: str, rates: Rates) -> Cost:
         shapes = tuple(self.program.values[value].shape for value in call.operands)
-        key = (call.operator, shapes, call.result_shapes, phase, rates.device)
+        key = (self._sort(call.operator), shapes, call.result_shapes, phase, rates.device)
         if key not in self.calls:
             self.calls[key] = operator_cost(
                 self.graph, call.operator, shapes, call.result_shapes, phase, rates
             )
         return self.calls[key]
+
+    def _sort(self, index: int) -> int:
+        """Number operators by all that decides their cost besides local shapes: layers repeat."""
+        if index not in self.sort_of:
+            operator = self.graph.operators[index]
+            specs = [self.graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
+            whole = tuple((spec.dtype, spec.needs_gradient, spec.shape) for spec in specs)
+            key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
+            self.sort_of[index] = self.sorts.setdefault(key, len(self.sorts))
+        return self.sort_of[index]
 
     def received(self, message: Message) -> Cost:
         seconds = self.overheads.get("message_seconds", 0.0)

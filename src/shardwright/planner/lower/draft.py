@@ -34,19 +34,6 @@ class Step:
     last_only: bool = False
 
 
-@dataclass(slots=True)
-class OpenSegment:
-    """A segment that is still growing. ``gathers`` are the parameters it needs brought together."""
-
-    mesh: int
-    block: int
-    scope: Scope
-    calls: list[Call] = field(default_factory=list[Call])
-    produced: set[int] = field(default_factory=set[int])
-    inputs: dict[int, None] = field(default_factory=dict[int, None])
-    gathers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-
-
 class Draft:
     """Values, segments and messages of the Program being made, and the facts they are made from."""
 

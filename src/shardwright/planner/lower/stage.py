@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from shardwright.core.graph import Operator
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Call, Kind, Message, Scope, Segment
-from shardwright.planner.lower.draft import Draft, OpenSegment, Step
+from shardwright.planner.lower.draft import Draft, Step
 from shardwright.planner.lower.parameters import Parameters, Use
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.iteration import PLUS
@@ -35,6 +35,18 @@ class Entry:
     adapts: tuple[int, int] | None = None
     sends: tuple[int, int] | None = None
     receives: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    """A segment that is still growing. ``gathers`` are the parameters it needs brought together."""
+
+    block: int
+    scope: Scope
+    calls: list[Call] = field(default_factory=list[Call])
+    produced: set[int] = field(default_factory=set[int])
+    inputs: dict[int, None] = field(default_factory=dict[int, None])
+    gathers: dict[int, Use] = field(default_factory=dict[int, Use])
 
 
 @dataclass(slots=True)
@@ -67,17 +79,16 @@ class Stage:
         self._parameters = parameters
         self._fetch = fetch
         self._held: dict[tuple[int, Scope], _Held] = {}
-        self._open: OpenSegment | None = None
+        self._open: dict[Scope, _OpenSegment] = {}
         self._block = -1
-        self._gathers: dict[int, Use] = {}
 
     # -- operators -----------------------------------------------------------------------------
 
     def run(self, index: int, block: int, scope: Scope) -> None:
         """Lower one operator of the graph into this mesh's prologue or forward list."""
         operator = self.draft.graph.operators[index]
-        if self._open and (self._open.block, self._open.scope) != (block, scope):
-            self.close()
+        if scope in self._open and self._open[scope].block != block:
+            self._close(scope)
         self._block = block
         pairs = self._placed[index]
         gathers: dict[int, Use] = {}
@@ -85,24 +96,25 @@ class Stage:
             self._operand(index, position, pairs.inputs[position], scope, gathers)
             for position in range(len(operator.inputs))
         ]
-        if self._open is None:
-            self._open = OpenSegment(self.index, block, scope)
-        self._gathers.update(gathers)
+        segment = self._open.setdefault(scope, _OpenSegment(block, scope))
+        segment.gathers.update(gathers)
         results = [
             self._produce(tensor, pair, scope)
             for tensor, pair in zip(operator.outputs, pairs.outputs, strict=True)
         ]
         for value in operands:
-            if value not in self._open.produced:
-                self._open.inputs[value] = None
-        self._open.produced.update(results)
-        self._open.calls.append(self._call(index, operator, operands, results, scope))
+            if value not in segment.produced:
+                segment.inputs[value] = None
+        segment.produced.update(results)
+        segment.calls.append(self._call(index, operator, operands, results, scope))
 
     def close(self) -> None:
-        """End the open segment and append it."""
-        segment, self._open = self._open, None
-        if segment is None:
-            return
+        """End all open segments."""
+        for scope in tuple(self._open):
+            self._close(scope)
+
+    def _close(self, scope: Scope) -> None:
+        segment = self._open.pop(scope)
         index = len(self.draft.segments)
         trained = any(self.draft.values[value].gradient >= 0 for value in segment.produced)
         self.draft.segments.append(
@@ -112,13 +124,13 @@ class Stage:
                 calls=tuple(segment.calls),
                 inputs=tuple(segment.inputs),
                 outputs=tuple(sorted(segment.produced)),
-                has_backward=trained and segment.scope == "microbatch",
+                has_backward=trained and scope == "microbatch",
             )
         )
         self.draft.external.update(segment.inputs)
         step = Step(Kind.FORWARD, index, f"compute:{self.index}", reads=tuple(segment.inputs))
-        gathers, self._gathers = tuple(self._gathers.values()), {}
-        self._entries(segment.scope).append(Entry(segment.block, [step], index, gathers))
+        gathers = tuple(segment.gathers.values())
+        self._entries(scope).append(Entry(segment.block, [step], index, gathers))
 
     def _entries(self, scope: Scope) -> list[Entry]:
         return self.prologue if scope == "step" else self.forward
@@ -268,10 +280,15 @@ class Stage:
         held.by_pair[pair.value, pair.gradient] = value
         held.by_layout.setdefault(pair.value, value)
 
+    def value_of(self, tensor: int) -> int:
+        """Return the value that this mesh made of an activation, per microbatch."""
+        return self._held[tensor, "microbatch"].origin
+
     def has(self, tensor: int, scope: Scope) -> bool:
         """Whether this mesh already made or fetched an activation."""
         return (tensor, scope) in self._held
 
     def _break_before(self, value: int) -> None:
-        if self._open and value in self._open.produced:
-            self.close()
+        for scope, segment in tuple(self._open.items()):
+            if value in segment.produced:
+                self._close(scope)

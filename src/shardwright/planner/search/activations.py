@@ -120,8 +120,8 @@ class _Copies:
             terms += self._pair_terms(maker, self.problem.config_of[reader], alone)
         for key in shared:
             copy = self.problem.variable(2)
-            table = self._table(self.sources, [key], skip=frozenset())
-            columns = np.stack([np.zeros_like(table[..., 0]), table[..., 0]], axis=-1)
+            made = self._table(self.sources, [key], skip=frozenset())[:, :, 0]
+            columns = np.stack([np.zeros_like(made), made], axis=2)
             terms += self._switched((maker, copy), columns)
             terms += self._requirements(copy, key)
         return terms
@@ -142,17 +142,16 @@ class _Copies:
         self, sources: list[Key], wanted: list[Key], skip: frozenset[Key]
     ) -> NDArray[np.float64]:
         """Return columns over (maker config, reader config, recompute no/yes), with repeats shared."""
-        blocks: dict[tuple[Key, tuple[bool, ...], Key], _Crossing] = {}
-        table = np.zeros((NUM_COLUMNS, len(sources), len(wanted), 2))
+        made = list(zip(sources, self.open_axes, strict=True))
+        places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
+        columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
+        table = np.zeros((NUM_COLUMNS, len(places), len(columns), 2))
         seconds = ONCE if self.once else EACH
-        for i, (source, axes) in enumerate(zip(sources, self.open_axes, strict=True)):
-            for j, target in enumerate(wanted):
+        for (source, axes), i in places.items():
+            for target, j in columns.items():
                 if source == target or target in skip:
                     continue
-                key = (source, axes, target)
-                crossing = blocks.get(key)
-                if crossing is None:
-                    crossing = blocks[key] = self._crossing(source, axes, target)
+                crossing = self._crossing(source, axes, target)
                 both = crossing.forward + crossing.backward
                 if both == float("inf"):
                     table[EACH, i, j] = both
@@ -160,7 +159,9 @@ class _Copies:
                 table[seconds, i, j] = both, both + (0.0 if self.once else crossing.forward)
                 table[FLIGHT, i, j, 0] = crossing.bytes
                 table[TRANSIENT, i, j, 1] = crossing.bytes
-        return np.moveaxis(table, 3, -1)
+        row = [places[entry] for entry in made]
+        column = [columns[key] for key in wanted]
+        return table[:, np.array(row)[:, None], np.array(column)[None, :]]
 
     def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
         wires, context = self.problem.wires, self.problem.context

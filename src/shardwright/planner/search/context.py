@@ -100,7 +100,7 @@ class Context:
             operator = self.graph.operators[index]
             specs = [self.graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
             whole = tuple((s.dtype, s.needs_gradient, s.shape) for s in specs)
-            key = (operator.kind, operator.attributes, operator.input_names, whole)
+            key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
             self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
         return self._sort_of[index]
 
@@ -181,6 +181,18 @@ class Wires:
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+
+def serial_seconds(context: Context) -> float:
+    """Return the seconds of all operators on one device, unsplit."""
+    graph = context.graph
+    total = 0.0
+    for index, operator in enumerate(graph.operators):
+        inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
+        outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
+        cost = context.seconds(index, inputs, outputs)
+        total += cost.forward + cost.backward
+    return total
 
 
 def num_bytes(shape: Shape, dtype: str) -> int:

@@ -74,11 +74,8 @@ class Elimination:
                 term = tables.pop(table).reshape((count, *shape))
                 total = term if total is None else total + term
             assert total is not None
-            pick = total.argmin(axis=step.axis + 1)
-            chosen.append(pick)
-            tables[step.result] = np.take_along_axis(
-                total, np.expand_dims(pick, step.axis + 1), axis=step.axis + 1
-            ).squeeze(step.axis + 1)
+            chosen.append(total.argmin(axis=step.axis + 1))
+            tables[step.result] = total.min(axis=step.axis + 1)
         values = np.zeros(count)
         for table in tables.values():
             values = values + table

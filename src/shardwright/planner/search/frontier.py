@@ -33,7 +33,7 @@ class Hull:
 
     ``edge_values`` holds, per neighbouring pair, the proved least value of
     seconds + slope * bytes with the slope at which the pair ties; it equals the pair's own value where
-    the edge is final and lies below it where ``max_points`` stopped the bisection.
+    the edge is final and is minus infinity where ``max_points`` stopped the bisection.
     """
 
     points: tuple[Point, ...]
@@ -48,20 +48,17 @@ class Hull:
             best = max(best, value - slope(fast, small) * limit)
         return best
 
-    def bracket(self, limit: float) -> tuple[Point | None, Point | None]:
-        """Return the slowest point over ``limit`` bytes and the fastest within it."""
-        over = [point for point in self.points if point.bytes > limit]
-        within = [point for point in self.points if point.bytes <= limit]
-        return (over[-1] if over else None), (within[0] if within else None)
-
 
 def slope(fast: Point, small: Point) -> float:
     """Return the seconds that one byte is worth where the two points tie."""
     return (small.seconds - fast.seconds) / (fast.bytes - small.bytes)
 
 
-def hull(elimination: Elimination, max_points: int = 64) -> Hull:
-    """Find every supported (seconds, bytes) point, at most about ``max_points`` of them."""
+def hull(elimination: Elimination, max_points: int = 64, focus: float | None = None) -> Hull:
+    """Find every supported (seconds, bytes) point, at most about ``max_points`` of them.
+
+    Beyond that number only the pair of points around ``focus`` bytes is bisected to the end.
+    """
     ends = _extremes(elimination)
     if not ends:
         return Hull(points=(), edge_values=())
@@ -69,6 +66,10 @@ def hull(elimination: Elimination, max_points: int = 64) -> Hull:
     values: dict[tuple[Point, Point], float] = {}
     while True:
         pairs = [pair for pair in zip(points, points[1:], strict=False) if pair not in values]
+        if len(points) > max_points and focus is not None:
+            pairs = [pair for pair in pairs if pair[1].bytes <= focus < pair[0].bytes]
+        elif len(points) > max_points:
+            pairs = []
         if not pairs:
             break
         weights = np.array([(1.0, slope(*pair)) for pair in pairs])
@@ -81,10 +82,10 @@ def hull(elimination: Elimination, max_points: int = 64) -> Hull:
             below = solved.values[row] < tied - TOLERANCE * abs(tied)
             if below and pair[0].bytes > point.bytes > pair[1].bytes:
                 fresh.append(point)
-        if not fresh or len(points) + len(fresh) > max_points:
-            break
         points = _lower_hull([*points, *fresh])
-    edges = tuple(values[pair] for pair in zip(points, points[1:], strict=False))
+    edges = tuple(
+        values.get(pair, -math.inf) for pair in zip(points, points[1:], strict=False)
+    )
     return Hull(points=tuple(points), edge_values=edges)
 
 

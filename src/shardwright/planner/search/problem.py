@@ -8,6 +8,7 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from shardwright.core.layout import PARTIAL, local_shape
 from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.activations import activation_terms
 from shardwright.planner.search.context import Context, Shape, Shapes, Wires, num_bytes
+from shardwright.planner.search.crossings import Crossing, find_crossings
 from shardwright.planner.search.parameters import parameter_config, parameter_terms
 from shardwright.planner.search.terms import (
     EACH,
@@ -32,6 +34,8 @@ from shardwright.planner.space import choices
 from shardwright.planner.space.iteration import PLUS
 
 Dims = tuple[str, ...]
+
+WORKING_COPIES = 2
 
 
 class Problem:
@@ -51,11 +55,21 @@ class Problem:
         self.recompute_of = {
             lead: self.variable(2) for lead, members in ties.classes.items() if len(members) > 1
         }
+        self._widest = _widest_operators(context)
         for index in self.roots:
             self._operator_terms(index)
         self.terms += activation_terms(self)
         self.level_of: dict[int, int] = {}
         self.terms += parameter_terms(self)
+
+    def forget_terms(self) -> None:
+        """Drop the tables once solved: what remains can still spell out assignments."""
+        self.terms = []
+
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """The activations that stage cuts may have to send."""
+        return find_crossings(self)
 
     # -- variables -----------------------------------------------------------------------------
 
@@ -137,11 +151,18 @@ class Problem:
                 num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
                 for p in saves.crossing[index]
             )
+            if self._widest[context.ties.block[index]] == index:
+                # While the block's widest tensor is worked on, it and its gradient exist once more.
+                working = WORKING_COPIES * max(
+                    num_bytes(shape, tensors[t].dtype)
+                    for shape, t in zip(outputs, operator.outputs, strict=True)
+                )
+                kept[TRANSIENT, choice] = again[TRANSIENT, choice] = working
             kept[column, choice] = seconds.forward + seconds.backward
             kept[FLIGHT, choice] = inner + across
             again[column, choice] = 2 * seconds.forward + seconds.backward
             again[FLIGHT, choice] = across
-            again[TRANSIENT, choice] = inner
+            again[TRANSIENT, choice] += inner
         scope, columns = self.with_recompute(index, kept, again)
         block = context.ties.block[index]
         self.terms.append(Term(scope, columns, context.ties.classes[block]))
@@ -196,3 +217,15 @@ class Problem:
             and assignments[block][switch]
         )
 
+
+def _widest_operators(context: Context) -> dict[int, int]:
+    """Return, per block, the operator with the largest result."""
+    graph, widest = context.graph, dict[int, int]()
+    sizes = [
+        max((graph.tensors[tensor].bytes for tensor in operator.outputs), default=0)
+        for operator in graph.operators
+    ]
+    for index, block in enumerate(context.ties.block):
+        if block not in widest or sizes[index] > sizes[widest[block]]:
+            widest[block] = index
+    return widest

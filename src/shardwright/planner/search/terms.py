@@ -70,10 +70,12 @@ def per_block(
     terms: list[Term], assignment: tuple[int, ...], num_blocks: int
 ) -> NDArray[np.float64]:
     """Return the columns of an assignment, block by block: shape (7, num_blocks)."""
-    total = np.zeros((NUM_COLUMNS, num_blocks))
+    sums: dict[tuple[int, ...], NDArray[np.float64]] = {}
     for term in terms:
-        place = tuple(assignment[variable] for variable in term.scope)
-        column = term.columns[(slice(None), *place)]
-        for block in term.blocks:
-            total[:, block] += column
+        column = term.columns[(slice(None), *(assignment[variable] for variable in term.scope))]
+        known = sums.get(term.blocks)
+        sums[term.blocks] = column if known is None else known + column
+    total = np.zeros((NUM_COLUMNS, num_blocks))
+    for blocks, column in sums.items():
+        np.add.at(total, (slice(None), list(blocks)), column[:, None])
     return total

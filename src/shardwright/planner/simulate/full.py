@@ -18,56 +18,60 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Column = NDArray[np.int32]
+Times = tuple[Floats, Floats, Ints]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+# What a resource does. It has run queue entries begin..place-1 and runs instruction ``running``
+# (-1: none) with the work ``remaining`` at time ``since``, done at rate 1/``stretch`` (-1: not
+# settled yet). ``after`` and ``before`` link the busy resources of a group. One record for each,
+# because handing many arrays from function to function costs more than the work itself.
+QUEUE = np.dtype(
+    [
+        ("begin", np.int64),
+        ("place", np.int64),
+        ("stop", np.int64),
+        ("running", np.int64),
+        ("after", np.int64),
+        ("before", np.int64),
+        ("remaining", np.float64),
+        ("since", np.float64),
+        ("stretch", np.float64),
+        ("finish", np.float64),
+        ("computes", np.bool_),
+    ],
+    align=True,
+)
+Queues = Any  # an array of QUEUE
 
 
 def _compiled(function: Kernel) -> Kernel:
     """Compile with Numba, whose decorator has no types of its own."""
-    return cast(Kernel, cast(Any, numba).njit(cache=True)(function))
+    njit = cast(Any, numba).njit
+    try:
+        return cast(Kernel, njit(cache=True)(function))
+    except RuntimeError:  # neither this folder nor the user's cache can be written
+        return cast(Kernel, njit(function))
 
 
 class Wiring(NamedTuple):
     """The columns of a Program which say in what order instructions run."""
 
-    resource: Column
-    group: Column
+    resource: NDArray[np.int32]
+    group: NDArray[np.int32]
     offset: Ints
-    predecessor: Column
+    predecessor: NDArray[np.int32]
 
 
-class State(NamedTuple):
-    """Where an event-driven simulation is.
+class Followers(NamedTuple):
+    """Instructions by the predecessor they wait for, and how many each waits for still."""
 
-    ``queue`` lists instructions by resource, ``follower`` by predecessor. ``waiting`` counts an
-    instruction's unfinished predecessors. ``position`` is a resource's place in its queue and
-    ``running`` its instruction (-1: none), with the work ``remaining`` at time ``since``, done at
-    rate 1/``stretch`` (-1: not settled yet). ``tree`` is a tournament over ``finish``: node 1 holds
-    the resource that finishes first, node i the winner of 2i and 2i+1. ``after`` and ``before``
-    link the busy resources of a group, beginning with ``first``.
-    """
-
-    queue_offset: Ints
-    queue: Ints
-    follower_offset: Ints
+    offset: Ints
     follower: Ints
     waiting: Ints
-    position: Ints
-    running: Ints
-    remaining: Floats
-    since: Floats
-    stretch: Floats
-    finish: Floats
-    tree: Ints
-    after: Ints
-    before: Ints
-    first: Ints
-    is_changed: Bools
 
 
 @_compiled
-def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> tuple[Floats, Floats, Ints]:
+def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
     """Compute start, end and cause in one pass; see ``plain.relax_plain``."""
     count = len(seconds)
     start, end = np.zeros(count), np.zeros(count)
@@ -81,40 +85,73 @@ def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> tuple[Floats, 
     return start, end, cause
 
 
-@_compiled
 def share(
-    wiring: Wiring, seconds: Floats, computes: Bools, num_groups: int, slowdown: float
-) -> tuple[Floats, Floats, Ints]:
+    wiring: Wiring, seconds: Floats, computes: NDArray[np.bool_], num_groups: int, slowdown: float
+) -> Times:
     """Compute start, end and cause under processor sharing; see ``plain.share_plain``."""
-    count, num_resources = len(seconds), len(computes)
+    num_resources = len(computes)
+    leaves = 1 << max(0, num_resources - 1).bit_length()
+    entry_offset, entries = _sorted_by(
+        wiring.resource, np.arange(len(seconds), dtype=np.int64), num_resources
+    )
+    queues = np.zeros(leaves, dtype=QUEUE)
+    queues["begin"][:num_resources] = queues["place"][:num_resources] = entry_offset[:-1]
+    queues["stop"][:num_resources] = entry_offset[1:]
+    queues["computes"][:num_resources] = computes
+    queues["running"] = -1
+    queues["finish"] = np.inf
+    first = np.full(num_groups, -1, dtype=np.int64)
+    return _run(wiring, seconds, queues, entries, first, slowdown)
+
+
+@_compiled
+def _run(
+    wiring: Wiring, seconds: Floats, queues: Queues, entries: Ints, first: Ints, slowdown: float
+) -> Times:
+    """Go from completion to completion. ``entries`` are the queues, ``first`` each group's head."""
+    count = len(seconds)
     start, end = np.zeros(count), np.zeros(count)
     cause = np.full(count, -1, dtype=np.int64)
-    state = _idle_state(wiring, num_resources, num_groups)
-    pending, changed = list(range(num_resources)), [0]
+    followers, tree = _followers(wiring), _tournament(len(queues))
+    pending, changed = list(range(len(queues))), [0]
     changed.clear()
     now = 0.0
     while True:
         while pending:
             resource = pending.pop()
-            index = _startable(state, resource)
-            if index >= 0:
-                place = state.position[resource]
-                before = state.queue[place - 1] if place > state.queue_offset[resource] else -1
+            queue = queues[resource]
+            if queue.running >= 0 or queue.place == queue.stop:
+                continue
+            index = entries[queue.place]
+            if followers.waiting[index] == 0:
+                before = entries[queue.place - 1] if queue.place > queue.begin else -1
                 start[index], cause[index] = now, _latest(wiring, end, before, index)[1]
-                _begin(state, resource, index, now, seconds[index])
-                _link(state, resource, wiring.group[index], changed)
-        if state.finish[state.tree[1]] > now:
+                _begin(queue, index, seconds[index], now)
+                _link(queues, first, resource, wiring.group[index])
+                if not changed or changed[-1] != wiring.group[index]:
+                    changed.append(wiring.group[index])
+                if seconds[index] == 0:
+                    _set_finish(queues, tree, resource, now)
+        if queues[tree[1]].finish > now:
             while changed:
-                _settle(state, computes, changed.pop(), now, slowdown)
-            now = state.finish[state.tree[1]]
+                _settle(queues, tree, first[changed.pop()], now, slowdown)
+            now = queues[tree[1]].finish
             if now == np.inf:
                 return start, end, cause
-        while state.finish[state.tree[1]] <= now:
-            resource = state.tree[1]
-            index = state.running[resource]
+        while queues[tree[1]].finish <= now:
+            resource = tree[1]
+            index = queues[resource].running
             end[index] = now
-            _unlink(state, resource, wiring.group[index], changed)
-            _complete(state, wiring, resource, pending)
+            _unlink(queues, first, resource, wiring.group[index])
+            if not changed or changed[-1] != wiring.group[index]:
+                changed.append(wiring.group[index])
+            _set_finish(queues, tree, resource, np.inf)
+            pending.append(resource)
+            for entry in range(followers.offset[index], followers.offset[index + 1]):
+                other = followers.follower[entry]
+                followers.waiting[other] -= 1
+                if followers.waiting[other] == 0:
+                    pending.append(wiring.resource[other])
 
 
 @_compiled
@@ -130,45 +167,8 @@ def _latest(wiring: Wiring, end: Floats, before: int, index: int) -> tuple[float
 
 
 @_compiled
-def _idle_state(wiring: Wiring, num_resources: int, num_groups: int) -> State:
-    count, num_edges = len(wiring.resource), len(wiring.predecessor)
-    followers = np.empty(num_edges, dtype=np.int64)
-    waiting = np.empty(count, dtype=np.int64)
-    for index in range(count):
-        followers[wiring.offset[index] : wiring.offset[index + 1]] = index
-        waiting[index] = wiring.offset[index + 1] - wiring.offset[index]
-    queue_offset, queue = _sorted_by(wiring.resource, np.arange(count), num_resources)
-    follower_offset, follower = _sorted_by(wiring.predecessor, followers, count)
-    leaves = 1
-    while leaves < num_resources:
-        leaves *= 2
-    tree = np.zeros(2 * leaves, dtype=np.int64)
-    tree[leaves:] = np.arange(leaves)
-    for node in range(leaves - 1, 0, -1):
-        tree[node] = tree[2 * node]
-    return State(
-        queue_offset,
-        queue,
-        follower_offset,
-        follower,
-        waiting,
-        queue_offset[:-1].copy(),
-        np.full(num_resources, -1, dtype=np.int64),
-        np.zeros(num_resources),
-        np.zeros(num_resources),
-        np.zeros(num_resources),
-        np.full(leaves, np.inf),
-        tree,
-        np.full(num_resources, -1, dtype=np.int64),
-        np.full(num_resources, -1, dtype=np.int64),
-        np.full(num_groups, -1, dtype=np.int64),
-        np.zeros(num_groups, dtype=np.bool_),
-    )
-
-
-@_compiled
-def _sorted_by(keys: Column, values: Ints, num_keys: int) -> tuple[Ints, Ints]:
-    """Return the values by ascending key, equal keys in order, and where each key's begin."""
+def _sorted_by(keys: NDArray[np.int32], values: Ints, num_keys: int) -> tuple[Ints, Ints]:
+    """Return where each key's values begin, and the values by ascending key, stably."""
     offset = np.zeros(num_keys + 1, dtype=np.int64)
     for key in keys:
         offset[key + 1] += 1
@@ -182,50 +182,40 @@ def _sorted_by(keys: Column, values: Ints, num_keys: int) -> tuple[Ints, Ints]:
 
 
 @_compiled
-def _startable(state: State, resource: int) -> int:
-    """Return the instruction which a resource can start now, or -1."""
-    place = state.position[resource]
-    if state.running[resource] >= 0 or place == state.queue_offset[resource + 1]:
-        return -1
-    index = state.queue[place]
-    return index if state.waiting[index] == 0 else -1
+def _followers(wiring: Wiring) -> Followers:
+    """Turn predecessors around."""
+    count = len(wiring.resource)
+    waiting = np.empty(count, dtype=np.int64)
+    owners = np.empty(len(wiring.predecessor), dtype=np.int64)
+    for index in range(count):
+        owners[wiring.offset[index] : wiring.offset[index + 1]] = index
+        waiting[index] = wiring.offset[index + 1] - wiring.offset[index]
+    offset, follower = _sorted_by(wiring.predecessor, owners, count)
+    return Followers(offset, follower, waiting)
 
 
 @_compiled
-def _begin(state: State, resource: int, index: int, now: float, seconds: float) -> None:
-    """Start an instruction. Unless it takes no time, settling its rate will tell when it ends."""
-    state.running[resource] = index
-    state.remaining[resource] = seconds
-    state.since[resource] = now
-    state.stretch[resource] = -1.0
-    if seconds == 0:
-        _set_finish(state, resource, now)
+def _tournament(leaves: int) -> Ints:
+    """Return a tournament tree over equal finishes.
+
+    Node 1 holds the resource that finishes first, node i the winner of nodes 2i and 2i+1; the last
+    ``leaves`` nodes are the resources. Of equals the lower index wins.
+    """
+    tree = np.zeros(2 * leaves, dtype=np.int64)
+    tree[leaves:] = np.arange(leaves)
+    for node in range(leaves - 1, 0, -1):
+        tree[node] = tree[2 * node]
+    return tree
 
 
 @_compiled
-def _complete(state: State, wiring: Wiring, resource: int, pending: list[int]) -> None:
-    """End what a resource runs, and list the resources that may have something to start now."""
-    index = state.running[resource]
-    state.running[resource] = -1
-    state.position[resource] += 1
-    _set_finish(state, resource, np.inf)
-    pending.append(resource)
-    for entry in range(state.follower_offset[index], state.follower_offset[index + 1]):
-        follower = state.follower[entry]
-        state.waiting[follower] -= 1
-        if state.waiting[follower] == 0:
-            pending.append(wiring.resource[follower])
-
-
-@_compiled
-def _set_finish(state: State, resource: int, time: float) -> None:
+def _set_finish(queues: Queues, tree: Ints, resource: int, time: float) -> None:
     """Note when a resource finishes, and replay its matches in the tournament."""
-    finish, tree = state.finish, state.tree
-    finish[resource] = time
+    queues[resource].finish = time
     node = (resource + len(tree) // 2) // 2
     while node >= 1:
         left, right = tree[2 * node], tree[2 * node + 1]
-        winner = left if finish[left] <= finish[right] else right
+        winner = left if queues[left].finish <= queues[right].finish else right
         if winner == tree[node] != resource:
             break
         tree[node] = winner
@@ -233,50 +223,57 @@ def _set_finish(state: State, resource: int, time: float) -> None:
 
 
 @_compiled
-def _link(state: State, resource: int, group: int, changed: list[int]) -> None:
-    """Add a busy resource to its group."""
-    head = state.first[group]
-    state.after[resource], state.before[resource] = head, -1
+def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
+    """Start an instruction; settling its rate will tell when it ends."""
+    queue.running = index
+    queue.remaining = seconds
+    queue.since = now
+    queue.stretch = -1.0
+
+
+@_compiled
+def _link(queues: Queues, first: Ints, resource: int, group: int) -> None:
+    """Add a resource which has started to the busy ones of its group."""
+    head = first[group]
+    queues[resource].after, queues[resource].before = head, -1
     if head >= 0:
-        state.before[head] = resource
-    state.first[group] = resource
-    if not state.is_changed[group]:
-        state.is_changed[group] = True
-        changed.append(group)
+        queues[head].before = resource
+    first[group] = resource
 
 
 @_compiled
-def _unlink(state: State, resource: int, group: int, changed: list[int]) -> None:
-    """Take an idle resource out of its group."""
-    before, after = state.before[resource], state.after[resource]
-    if before >= 0:
-        state.after[before] = after
+def _unlink(queues: Queues, first: Ints, resource: int, group: int) -> None:
+    """Take a resource which has finished out of its group, and go on to its next instruction."""
+    queue = queues[resource]
+    if queue.before >= 0:
+        queues[queue.before].after = queue.after
     else:
-        state.first[group] = after
-    if after >= 0:
-        state.before[after] = before
-    if not state.is_changed[group]:
-        state.is_changed[group] = True
-        changed.append(group)
+        first[group] = queue.after
+    if queue.after >= 0:
+        queues[queue.after].before = queue.before
+    queue.running = -1
+    queue.place += 1
 
 
 @_compiled
-def _settle(state: State, computes: Bools, group: int, now: float, slowdown: float) -> None:
+def _settle(queues: Queues, tree: Ints, first: int, now: float, slowdown: float) -> None:
     """Give every running instruction of a group the rate that its mix of work allows."""
-    state.is_changed[group] = False
     some_compute, some_communicate = False, False
-    resource = state.first[group]
+    resource = first
     while resource >= 0:
-        some_compute |= computes[resource]
-        some_communicate |= not computes[resource]
-        resource = state.after[resource]
+        if queues[resource].computes:
+            some_compute = True
+        else:
+            some_communicate = True
+        resource = queues[resource].after
     stretch = slowdown if some_compute and some_communicate else 1.0
-    resource = state.first[group]
+    resource = first
     while resource >= 0:
-        if stretch != state.stretch[resource]:
-            done = (now - state.since[resource]) / state.stretch[resource]
-            state.remaining[resource] = max(0.0, state.remaining[resource] - done)
-            state.since[resource] = now
-            state.stretch[resource] = stretch
-            _set_finish(state, resource, now + state.remaining[resource] * stretch)
-        resource = state.after[resource]
+        queue = queues[resource]
+        if stretch != queue.stretch:
+            done = (now - queue.since) / queue.stretch
+            queue.remaining = max(0.0, queue.remaining - done)
+            queue.since = now
+            queue.stretch = stretch
+            _set_finish(queues, tree, resource, now + queue.remaining * stretch)
+        resource = queue.after

@@ -56,7 +56,7 @@ def _checked(
     program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
 ) -> NDArray[np.float64]:
     """Return the durations as a plain column, or refuse what is not a duration."""
-    seconds = np.require(seconds, np.float64, "CW")
+    seconds = np.require(seconds, np.float64, ["C", "W"])
     if seconds.shape != (program.num_instructions,):
         raise ValueError(
             f"a simulation needs one duration per instruction, but there are "
@@ -89,10 +89,12 @@ def _compiled_times(
     # Late, because importing Numba takes longer than most plans do in plain Python.
     from shardwright.planner.simulate import full  # noqa: PLC0415
 
+    # One type for each column, whoever made the Program: Numba compiles once per combination.
     wiring = full.Wiring(
-        *(np.require(column, np.int32, "CW") for column in (program.resource, program.group)),
-        np.require(program.offset, np.int64, "CW"),
-        np.require(program.predecessor, np.int32, "CW"),
+        resource=np.require(program.resource, np.int32, ["C", "W"]),
+        group=np.require(program.group, np.int32, ["C", "W"]),
+        offset=np.require(program.offset, np.int64, ["C", "W"]),
+        predecessor=np.require(program.predecessor, np.int32, ["C", "W"]),
     )
     if overlap_slowdown == 1.0:
         return full.relax(wiring, seconds, len(program.resource_names))

@@ -15,19 +15,13 @@ from shardwright.runtime.capture.blocks import cut_blocks, find_units
 from shardwright.runtime.capture.flops import count_flops
 from shardwright.runtime.capture.record import (
     Record,
+    Slot,
     Value,
     aten,
     map_values,
     parameter_names,
     tensors_in,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Stands in a call for the ``index``-th entry of ``Operator.inputs``."""
-
-    index: int
 
 
 @dataclass(frozen=True)
@@ -71,15 +65,6 @@ class Entry:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name without ``torch.``."""
     return str(dtype).removeprefix("torch.")
-
-
-def substitute(argument: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return an argument of a call with tensors in place of slots."""
-    if isinstance(argument, Slot):
-        return tensors[argument.index]
-    if isinstance(argument, (list, tuple)):
-        return [substitute(item, tensors) for item in argument]
-    return argument
 
 
 def live_records(records: Sequence[Record], loss: Value) -> list[Record]:

@@ -9,7 +9,7 @@ the same shape, dropout with p = 0) leave no trace.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,13 @@ aten = torch.ops.aten
 
 class Unsupported(Exception):
     """Something in the exported graph that cannot be written as pure operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands in a call for the ``index``-th entry of ``Operator.inputs``."""
+
+    index: int
 
 
 @dataclass(eq=False, slots=True)
@@ -100,6 +107,15 @@ def map_values(argument: Any, change: Callable[[Value], Any]) -> Any:
     return argument
 
 
+def substitute(argument: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return an argument of a call with tensors in place of slots."""
+    if isinstance(argument, Slot):
+        return tensors[argument.index]
+    if isinstance(argument, (list, tuple)):
+        return [substitute(item, tensors) for item in argument]
+    return argument
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -137,7 +153,8 @@ class Recorder:
         )
         return Value(meta.requires_grad_(tensor.requires_grad))
 
-    def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def emit(
+        self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run an operator. Returns its value, a list of values, or None, as the operator does."""
         bound, named = bind(target, args, kwargs)
         if not torch.is_grad_enabled():

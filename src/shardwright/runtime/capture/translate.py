@@ -60,6 +60,7 @@ ELEMENTWISE_LOSSES = frozenset(
         aten.kl_div.default, aten.poisson_nll_loss.default,
     }
 )  # fmt: skip
+_STRICT = frozenset({aten.view.default, aten._unsafe_view.default})
 NLL = frozenset({aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default})
 MEAN, SUM = 1, 2
 
@@ -176,7 +177,9 @@ class Translator:
                     metas = [m for m in metas if not isinstance(m, torch.device)] or metas
                     dtype = _cast_dtype(metas, named)
                     return aten.to.dtype, [args[0], dtype or args[0].meta.dtype], {}
-                shape = list(target(*metas, **named).shape)
+                # A view of what was contiguous only because of a copy we dropped must not fail.
+                lenient = aten.reshape.default if target in _STRICT else target
+                shape = list(lenient(*metas, **named).shape)
             return aten.reshape.default, [args[0], shape], {}
         if target is aten.expand.default:
             shape = list(args[0].meta.expand(*args[1]).shape)
@@ -289,8 +292,7 @@ class Translator:
         if reduction not in (MEAN, SUM):
             return self.recorder.emit(target, *args, **kwargs)
         labels = given.pop("target")
-        log_probability = given.pop("self")
-        total = self.recorder.emit(operators.nll_sum, log_probability, labels, **given)
+        total = self.recorder.emit(operators.nll_sum, given.pop("input"), labels, **given)
         if reduction == SUM:
             return total
         self._note_mean()
@@ -301,8 +303,8 @@ class Translator:
 
     def _elementwise_loss(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
         given = _named(target, args, kwargs)
-        reduction = given["reduction"]
-        each = self.recorder.emit(target, **(given | {"reduction": 0}))
+        reduction = given.pop("reduction")
+        each = self.recorder.emit(target, given.pop("input"), reduction=0, **given)
         if reduction == MEAN:
             return self.recorder.emit(aten.mean.default, each)
         return self.recorder.emit(aten.sum.default, each) if reduction == SUM else each
@@ -346,10 +348,11 @@ class Translator:
 
 
 def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return every argument by name, defaults included."""
+    """Return every argument by name, defaults included; ``self`` is called ``input``."""
     names = parameter_names(target)
     given = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
-    return {name: given.get(name, default) for name, default in names}
+    full = {name: given.get(name, default) for name, default in names}
+    return {"input": full.pop("self")} | full if "self" in full else full
 
 
 def _cast_dtype(args: list[Any], kwargs: dict[str, Any]) -> torch.dtype | None:

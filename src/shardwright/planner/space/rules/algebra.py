@@ -122,6 +122,7 @@ RULES: dict[str, Rule] = {
         equation("self _.., batch1 b n k, batch2 b k m -> n m")
     ),
     "aten.einsum.default": einsum,
+    "aten.cdist.default": equation("x1 b.. n _, x2 b.. m _ -> b.. n m"),
     "aten.bilinear.default": equation("input1 b.. i, input2 b.. k, weight n i k, +bias n -> b.. n"),
     # Rows are sorted by expert and `offs` marks where each expert's rows end, so that neither rows
     # nor experts split into equal pieces.

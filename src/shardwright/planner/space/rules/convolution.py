@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
     Names,
     NotUnderstood,
@@ -33,7 +34,8 @@ def _convolution(call: Signature, weight: Names, is_other: bool) -> Iteration:
     if call.integer("groups", 1) != 1:  # a piece of the channels would need another `groups`
         names = [("n", "", *space_dims), *(("",) * len(shape) for shape in call.inputs[1:])]
         result = ("n", "", *space_dims)
-    once = (2,) if len(call.inputs) > 2 else ()
+    bias = call.position("bias")
+    once = (bias,) if bias >= 0 else ()
     return space(call, names[: len(call.inputs)], [result], once=once)
 
 
@@ -60,6 +62,8 @@ RULES: dict[str, Rule] = {
         transposed_convolution,
         "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
     ),
+    "aten.im2col.default": equation("self n _.. -> n _.."),
+    "aten.col2im.default": equation("self n _.. -> n _.."),
     **family(
         per_channel(1),
         """
@@ -83,7 +87,7 @@ RULES: dict[str, Rule] = {
         """
         avg_pool3d.default max_pool3d.default max_pool3d_with_indices.default
         adaptive_avg_pool3d.default adaptive_max_pool3d.default upsample_nearest3d.vec
-        upsample_trilinear3d.vec
+        upsample_trilinear3d.vec upsample_nearest3d.default upsample_trilinear3d.default
         """,
     ),
 }

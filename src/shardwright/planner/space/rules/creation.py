@@ -35,7 +35,7 @@ RULES: dict[str, Rule] = {
         arange.default arange.start arange.start_step linspace.default scalar_tensor.default
         eye.default eye.m rand.default randn.default randint.default randint.low randperm.default
         rand_like.default randn_like.default randint_like.default bernoulli.default bernoulli.p
-        multinomial.default normal_functional.default
+        bernoulli.Tensor multinomial.default normal_functional.default
         """,
     ),
 }

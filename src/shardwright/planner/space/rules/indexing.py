@@ -116,10 +116,18 @@ def one_hot(call: Signature) -> Iteration:
 
 RULES: dict[str, Rule] = {
     "aten.embedding.default": embedding,
+    "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
+    "aten.grid_sampler.default": equation("input n c _ _, grid n h w _ -> n c h w"),
     "aten.gather.default": gather,
-    **family(scatter, "scatter.src scatter.value scatter_add.default"),
+    **family(
+        scatter,
+        "scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add.default scatter_reduce.two",
+    ),
     "aten.index_select.default": index_select,
-    **family(index_place, "index_add.default index_copy.default index_fill.int_Scalar"),
+    **family(
+        index_place,
+        "index_add.default index_copy.default index_fill.int_Scalar index_fill.int_Tensor",
+    ),
     "aten.index.Tensor": index,
     "aten.index_put.default": index_put,
     "aten.one_hot.default": one_hot,

@@ -37,15 +37,15 @@ def equation(text: str, *, offset: str = "") -> Rule:
     results = tuple(tuple(term.split()) for term in right.split(","))
 
     def rule(call: Signature) -> Iteration:
-        inputs = [
-            _expand(arguments.get(name, ("_..",)), len(shape))
-            for name, shape in zip(call.names, call.inputs, strict=True)
-        ]
         if len(results) != len(call.outputs):
             raise NotUnderstood(f"{call.kind} has {len(call.outputs)} outputs")
-        outputs = [
-            _expand(names, len(shape)) for names, shape in zip(results, call.outputs, strict=True)
-        ]
+        terms = [*(arguments.get(name, ("_..",)) for name in call.names), *results]
+        pairs = list(zip(terms, (*call.inputs, *call.outputs), strict=True))
+        widths = {len(shape) - len(names) + 1 for names, shape in pairs if "b.." in names}
+        if len(widths) > 1:
+            raise NotUnderstood(f"{call.kind}: leading dims of different number")
+        tensors = [_expand(names, len(shape)) for names, shape in pairs]
+        inputs, outputs = tensors[: len(call.inputs)], tensors[len(call.inputs) :]
         once = tuple(index for index, name in enumerate(call.names) if name in added)
         iteration = space(call, inputs, outputs, once=once)
         is_offset = any(dim.name == offset for dim in iteration.dims)

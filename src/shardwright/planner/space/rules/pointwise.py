@@ -28,8 +28,9 @@ def first_is_linear(call: Signature) -> Iteration:
 
 def sum_is_linear(call: Signature) -> Iteration:
     """Pointwise, and partial sums pass when both terms are whole tensors of partial sums."""
-    both = len(call.inputs) == 2 and call.inputs[0] == call.inputs[1]
-    return _pointwise(call, (0, 1) if both else ())
+    terms = call.inputs
+    is_pair = len(terms) > 1 and terms[0] == terms[1]
+    return _pointwise(call, (0, 1) if is_pair else ())
 
 
 def cast(call: Signature) -> Iteration:
@@ -105,18 +106,21 @@ RULES: dict[str, Rule] = {
         bitwise_left_shift.Tensor_Scalar bitwise_not.default bitwise_or.Scalar bitwise_or.Tensor
         bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_xor.Scalar
         bitwise_xor.Tensor __and__.Scalar __and__.Tensor __or__.Scalar __or__.Tensor __xor__.Scalar
-        __xor__.Tensor where.self where.Scalar where.ScalarOther where.ScalarSelf
-        masked_fill.Scalar masked_fill.Tensor addcdiv.default addcmul.default lerp.Scalar
-        lerp.Tensor copy.default polar.default complex.default zeros_like.default ones_like.default
+        __xor__.Tensor where.self where.Scalar where.ScalarOther where.ScalarSelf masked_max.other
+        min.other clip.Tensor divide.Tensor_mode divide.Scalar_mode subtract.Scalar
+        remainder.Scalar_Tensor xlogy.Scalar_Other xlogy.Scalar_Self fill.Scalar masked_fill.Tensor
+        addcdiv.default addcmul.default lerp.Scalar lerp.Tensor copy.default fill.Scalar
+        fill.Tensor polar.default complex.default zeros_like.default ones_like.default
         full_like.default empty_like.default
         """,
     ),
     **family(
         first_is_linear,
         """
-        mul.Tensor mul.Scalar div.Tensor div.Scalar multiply.Tensor divide.Tensor
-        true_divide.Tensor neg.default negative.default positive.default clone.default
-        contiguous.default alias.default detach.default lift_fresh_copy.default
+        mul.Tensor mul.Scalar div.Tensor div.Scalar multiply.Tensor multiply.Scalar divide.Scalar
+        true_divide.Scalar divide.Tensor true_divide.Tensor neg.default negative.default
+        positive.default clone.default contiguous.default alias.default detach.default
+        lift_fresh_copy.default
         """,
     ),
     **family(sum_is_linear, "add.Tensor sub.Tensor subtract.Tensor"),

@@ -98,10 +98,11 @@ RULES: dict[str, Rule] = {
         fold,
         """
         all.default all.dim all.dims amax.default amin.default aminmax.default any.default any.dim
-        any.dims argmax.default argmin.default linalg_vector_norm.default logsumexp.default
-        max.default max.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim prod.default
-        prod.dim_int std.correction std.default std.dim std_mean.correction var.correction
-        var.default var.dim var_mean.correction
+        any.dims argmax.default argmin.default linalg_vector_norm.default median.default
+        nanmedian.default std_mean.default std_mean.dim var_mean.default var_mean.dim
+        logsumexp.default max.default max.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim
+        prod.default prod.dim_int std.correction std.default std.dim std_mean.correction
+        var.correction var.default var.dim var_mean.correction
         """,
     ),
     **family(fold_last, "kthvalue.default median.dim mode.default nanmedian.dim"),
@@ -109,8 +110,8 @@ RULES: dict[str, Rule] = {
         along,
         """
         _log_softmax.default _softmax.default argsort.default argsort.stable cummax.default
-        cummin.default cumprod.default glu.default log_softmax.int logcumsumexp.default
-        softmax.int sort.default sort.stable topk.default
+        cummin.default cumprod.default glu.default log_softmax.int logcumsumexp.default softmax.int
+        sort.default sort.stable topk.default
         """,
     ),
     **family(scan, "cumsum.default diff.default"),

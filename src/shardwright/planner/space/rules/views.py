@@ -17,10 +17,9 @@ from shardwright.planner.space.rules.signature import (
     family,
     numbered,
     space,
+    whole,
     without,
 )
-
-LAST = 2**63 - 1  # what torch writes for "to the end"
 
 
 def reshape(call: Signature) -> Iteration:
@@ -121,8 +120,8 @@ def slice_dim(call: Signature) -> Iteration:
     names = numbered(len(call.inputs[0]))
     dim = call.tensor_dim("dim", 0)
     start, end = call.attribute("start"), call.attribute("end")
-    takes_all = start in (None, 0) and call.integer("step", 1) == 1
-    takes_all = takes_all and (end is None or end == LAST or end == call.inputs[0][dim])
+    reaches_end = end is None or (isinstance(end, int) and end >= call.inputs[0][dim])
+    takes_all = start in (None, 0) and reaches_end and call.integer("step", 1) == 1
     names = names if takes_all else blank(names, {dim})
     return space(call, [names], [names], linear=(0,))
 
@@ -261,21 +260,23 @@ RULES: dict[str, Rule] = {
     **family(
         permute,
         """
-        permute.default transpose.int swapaxes.default swapdims.default movedim.int
-        movedim.intlist t.default numpy_T.default mT.default
+        permute.default transpose.int swapaxes.default swapdims.default movedim.int movedim.intlist
+        t.default numpy_T.default mT.default
         """,
     ),
     **family(expand, "expand.default expand_as.default"),
     **family(view_like, "view_as.default reshape_as.default"),
     **family(squeeze, "squeeze.dim squeeze.dims"),
+    # It would also drop a dim of which a piece has only one entry.
+    "aten.squeeze.default": whole,
     "aten.unsqueeze.default": unsqueeze,
     "aten.slice.Tensor": slice_dim,
     **family(
         keep_dim,
         """
         cat.default concat.default concatenate.default split.Tensor split.sizes
-        split_with_sizes.default chunk.default tensor_split.sections tensor_split.indices
-        narrow.default
+        split_with_sizes.default chunk.default unsafe_chunk.default unsafe_split.Tensor
+        tensor_split.sections tensor_split.indices narrow.default
         """,
     ),
     "aten.unfold.default": unfold,

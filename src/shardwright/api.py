@@ -1,0 +1,445 @@
+"""The verbs: everything the command line does, as functions. The one file that knows both wings.
+
+Planner and reports are imported where they are needed, the runtime (and with it torch) inside the few
+functions that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright import clusterfile
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Frontier, Plan
+from shardwright.errors import InputError
+from shardwright.narrate import spread_of, tell
+from shardwright.planfile import (
+    Origin,
+    PlanFile,
+    check_fits,
+    read_plan_file,
+    write_atomically,
+    write_graph,
+    write_plan,
+)
+from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.planner.space import has_rule
+from shardwright.report.html import page_text
+from shardwright.report.perfetto import trace_bytes
+from shardwright.report.story import PlanStory, Story, differences
+from shardwright.request import OPTIMIZER_STATES, Job, Request, Watch
+from shardwright.results import (
+    Check,
+    Comparison,
+    Coverage,
+    Profile,
+    Report,
+    Study,
+    TrainingRun,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.runtime.capture import Captured
+    from shardwright.runtime.executor import Executor
+
+__all__ = [
+    "Job", "Request", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
+    "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run", "save_graph",
+    "save_plan", "save_trace", "simulate", "study",
+]  # fmt: skip
+
+DEFAULT_BATCH = 16
+
+
+def capture(
+    model: str | nn.Module,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    *,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    precision: str = "float32",
+) -> Captured:
+    """Capture a model, by name or as a module with an example batch, at the global batch size."""
+    from shardwright.runtime.capture import capture as capture_module
+    from shardwright.runtime.capture import load_model
+
+    # Mixed precision keeps float32 parameters: its graph is the float32 one.
+    dtype = "float64" if precision == "float64" else "float32"
+    if isinstance(model, str):
+        source = load_model(model)
+        size = global_batch or DEFAULT_BATCH
+        # Batches of one sample are special to export; a few samples stand for all.
+        example = source.example(max(2, min(size, 4)), seq)
+        name = source.name if model.startswith("hf:") else ""
+        return capture_module(
+            source.build(), example, global_batch=size, precision=dtype, name=name
+        )
+    if batch is None:
+        raise InputError("a module is captured with an example batch; give batch=")
+    return capture_module(model, batch, global_batch=global_batch, precision=dtype)
+
+
+def coverage(graph: OperatorGraph) -> Coverage:
+    """Say which operators can be split, and which will run replicated for want of a rule."""
+    missing: dict[str, int] = {}
+    for operator in graph.operators:
+        if not has_rule(operator.kind):
+            missing[operator.kind] = missing.get(operator.kind, 0) + 1
+    total = len(graph.operators)
+    return Coverage(
+        num_operators=total,
+        num_with_rule=total - sum(missing.values()),
+        replicated=tuple(sorted(missing.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def find_cluster(
+    cluster: Cluster | str | None, watch: Watch | None = None
+) -> tuple[Cluster, bool]:
+    """Return a cluster and whether it is this machine: a value, a file, ``8x8xH100``, or ``local``."""
+    if isinstance(cluster, Cluster):
+        return cluster, False
+    if cluster and cluster != "local":
+        return clusterfile.parse_cluster(cluster), False
+    from shardwright.measure import local_cluster
+
+    return local_cluster(watch or Watch()), True
+
+
+def plan(
+    model: str | nn.Module,
+    cluster: Cluster | str | None = None,
+    *,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    memory_limit: str | float | None = None,
+    optimizer: str = "adamw",
+    precision: str = "float32",
+    seed: int = 0,
+    measure: str = "auto",
+) -> Frontier:
+    """Return the frontier of plans for a model on a cluster (None: this machine).
+
+    Deterministic: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
+    fits, saying how much is missing where.
+    """
+    request = Request(
+        global_batch=global_batch,
+        seq=seq,
+        memory_limit=memory_limit,
+        optimizer=optimizer,
+        precision=precision,
+        seed=seed,
+        measure=measure,
+    )
+    return study(model, cluster, request, batch=batch).frontier
+
+
+def study(
+    model: str | nn.Module,
+    cluster: Cluster | str | None = None,
+    request: Request | None = None,
+    watch: Watch | None = None,
+    *,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+) -> Study:
+    """Plan, and return the frontier with the graph, cluster and costs it rests on.
+
+    On this machine: plan, measure what the best plans would run, plan again, until nothing new has to
+    be measured (three rounds at most).
+    """
+    request, watch = request or Request(), watch or Watch()
+    limits = Limits(memory_bytes=request.memory_bytes)
+    watch.tell("capturing the model", 0.0)
+    captured = capture(
+        model, batch, global_batch=request.global_batch, seq=request.seq, precision=request.precision
+    )
+    graph = captured.graph
+    machine, is_local = find_cluster(cluster, watch)
+    training = Training(
+        precision=request.precision,  # type: ignore[arg-type]  # checked by Request
+        optimizer_states=OPTIMIZER_STATES[request.optimizer],
+        clips=request.clips,
+    )
+
+    def solve(costs: CostTable) -> Frontier:
+        return search(
+            graph,
+            machine,
+            costs,
+            training=training,
+            limits=limits,
+            seed=request.seed,
+            progress=_search_progress(watch),
+            stop=watch.stop,
+        )
+
+    measured = 0
+    if is_local and request.measure != "never":
+        from shardwright.measure import local_cluster, measure_links, refine
+
+        measured = measure_links(machine, watch)
+        machine = local_cluster(watch)  # now with the measured overlap
+        costs, frontier, shards = refine(captured, machine, request, watch, solve)
+        measured += shards
+    else:
+        costs = CostTable()
+        frontier = solve(costs)
+    watch.tell("estimating uncertainty", 1.0)
+    spreads = tuple(spread_of(one, graph, machine, costs) for one in frontier.plans)
+    return Study(
+        graph=graph,
+        cluster=machine,
+        costs=costs,
+        frontier=frontier,
+        origin=Origin(
+            model=model if isinstance(model, str) else "",
+            seq=request.seq,
+            optimizer=request.optimizer,
+        ),
+        spreads=spreads,
+        num_measured=measured,
+        is_complete=not watch.stop(),
+    )
+
+
+def _search_progress(watch: Watch) -> Callable[[Progress], None]:
+    from shardwright.report.units import seconds_text
+
+    def show(progress: Progress) -> None:
+        best = seconds_text(progress.best_seconds)
+        bound = seconds_text(progress.bound_seconds) if progress.bound_seconds else "-"
+        watch.tell(f"searching: best {best}, bound {bound}", progress.fraction)
+
+    return show
+
+
+def profile(
+    model: str = "", request: Request | None = None, watch: Watch | None = None
+) -> Profile:
+    """Measure this machine's links and, given a model, the operators its best plans would run."""
+    from shardwright.measure import known_costs, measure_links
+
+    request, watch = request or Request(), watch or Watch()
+    machine, _ = find_cluster(None, watch)
+    count = measure_links(machine, watch, again=request.measure == "always")
+    if model:
+        count += study(model, None, request, watch).num_measured
+    costs = known_costs()
+    known = len(costs.operators) + sum(len(points) for _, points in costs.collectives)
+    return Profile(cluster=machine, costs=costs, num_measured=count, num_known=known)
+
+
+def simulate(
+    plan: Plan | Frontier | str | Path,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    pick: int | None = None,
+) -> PlanStory:
+    """Lower, price and simulate a plan: its Program, Timeline, half-width and operators."""
+    document = _document(plan)
+    chosen = _picked(document.frontier, pick)
+    graph, machine, costs = _evidence(document, chosen, model, cluster, batch)
+    return tell(chosen, graph, machine, costs)
+
+
+def explain(
+    plan: Plan | Frontier | str | Path,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    pick: int | None = None,
+) -> str:
+    """Return, as text, why this plan: where time and memory go and what each operator costs."""
+    from shardwright.voice import explanation_text
+
+    story = simulate(plan, model, cluster, batch=batch, pick=pick)
+    return explanation_text(read_frontier(plan, pick), story)
+
+
+def build(
+    plan: Plan | Frontier | str | Path,
+    model: nn.Module,
+    *,
+    optimizer: Callable[..., Any],
+    batch: Mapping[str, Any] | tuple[Any, ...],
+    pick: int | None = None,
+) -> Executor:
+    """Make this rank's executor of a plan, under torchrun, the built-in launcher, or alone.
+
+    ``optimizer`` takes parameters and returns a ``torch.optim`` optimizer. ``batch`` is an example
+    of any batch size. Raises PlanMismatch when the plan was made for another model.
+    """
+    from shardwright.planner.lower import lower
+    from shardwright.runtime.executor import Executor
+
+    chosen = _picked(_document(plan).frontier, pick)
+    captured = capture(
+        model, batch, global_batch=chosen.global_batch, precision=chosen.strategy.precision
+    )
+    check_fits(chosen, captured.graph)
+    program = lower(captured.graph, chosen.strategy)
+    return Executor(captured, program, model, optimizer=optimizer)
+
+
+def run(
+    plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
+) -> TrainingRun:
+    """Train on this machine: one process per device of the plan, started and watched from here."""
+    from shardwright.training import start
+
+    document = _document(plan)
+    return start(_picked(document.frontier, pick), document.origin, job, watch or Watch()).run
+
+
+def compare(
+    plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
+) -> Comparison:
+    """Train a few steps, and lay the measured timeline beside the predicted one."""
+    from dataclasses import replace
+
+    from shardwright.training import start
+
+    document = _document(plan)
+    chosen = _picked(document.frontier, pick)
+    story = simulate(plan, job.model, pick=pick)
+    outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
+    if outcome.timeline is None:
+        raise InputError("the ranks measured no step; train more steps (--steps)")
+    story = replace(story, measured=outcome.timeline)
+    rows = differences(story.program, story.predicted, outcome.timeline)
+    return Comparison(story=story, rows=rows, training=outcome.run)
+
+
+def report(
+    plan: Plan | Frontier | str | Path,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    out: str | Path = "report.html",
+    trace: str | Path = "",
+) -> Report:
+    """Write one self-contained page about all plans of a frontier, and a trace of the chosen one."""
+    document = _document(plan)
+    frontier = document.frontier
+    graph, machine, costs = _evidence(document, frontier.best, model, cluster, batch)
+    stories = tuple(tell(one, graph, machine, costs) for one in frontier.plans)
+    story = Story(
+        graph=graph,
+        cluster=machine,
+        plans=stories,
+        chosen=frontier.chosen,
+        provenance=provenance(frontier.best, machine, costs),
+    )
+    page = write_atomically(out, page_text(story).encode())
+    return Report(page=page, trace=save_trace(stories[frontier.chosen], trace))
+
+
+def provenance(plan: Plan, cluster: Cluster, costs: CostTable) -> tuple[tuple[str, str], ...]:
+    """Say where a report's numbers come from."""
+    kinds = ", ".join(dict.fromkeys(f"{kind.name} ({kind.source})" for kind in cluster.kinds))
+    points = sum(len(found) for _, found in costs.collectives)
+    measured = f"{len(costs.operators)} operator shards, {points} collective points"
+    return (
+        ("Cluster", f"{cluster.name}, {cluster.num_devices} x {kinds}"),
+        ("Measured here", measured if costs.operators or points else "nothing: all costs are modelled"),
+        ("Graph", plan.graph_fingerprint),
+        ("Cluster fingerprint", plan.cluster_fingerprint),
+        ("Costs fingerprint", plan.costs_fingerprint),
+        *(("Assumed", note) for note in cluster.notes),
+    )
+
+
+def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -> Frontier:
+    """Return a plan or plan file as a frontier, with ``pick`` chosen instead where it is given."""
+    frontier = _document(plan).frontier
+    _picked(frontier, pick)
+    return frontier if pick is None else Frontier(plans=frontier.plans, chosen=pick)
+
+
+def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path:
+    """Write a cluster file to edit: a commented one, or the description of this machine."""
+    if Path(path).exists() and not force:
+        raise InputError(f"{path} exists and is kept; choose another name, or pass --force")
+    text = clusterfile.commented_template()
+    if detect:
+        text = clusterfile.write_cluster(find_cluster(None)[0])
+    return write_atomically(path, text.encode())
+
+
+def doctor() -> tuple[Check, ...]:
+    """Look at what is installed and what this machine can do. Imports no torch."""
+    from shardwright.checks import all_checks
+
+    return all_checks()
+
+
+def save_plan(study: Study, path: str | Path) -> Path:
+    """Write a study's frontier with its origin and cluster."""
+    return write_plan(path, study.frontier, origin=study.origin, cluster=study.cluster)
+
+
+def save_graph(graph: OperatorGraph, path: str | Path) -> Path | None:
+    """Write a graph; an empty path writes nothing."""
+    return write_graph(path, graph) if path else None
+
+
+def save_trace(story: PlanStory, path: str | Path) -> Path | None:
+    """Write a Perfetto trace (gzip where the name ends so); an empty path writes nothing."""
+    if not path:
+        return None
+    return write_atomically(path, trace_bytes(story, compressed=str(path).endswith(".gz")))
+
+
+def _document(plan: Plan | Frontier | str | Path) -> PlanFile:
+    if isinstance(plan, Plan | Frontier):
+        return PlanFile(plans=plan, origin=Origin(), cluster=None)
+    return read_plan_file(plan)
+
+
+def _picked(frontier: Frontier, pick: int | None) -> Plan:
+    if pick is None:
+        return frontier.best
+    if not 0 <= pick < len(frontier.plans):
+        raise InputError(f"the frontier has plans 0 to {len(frontier.plans) - 1}, not {pick}")
+    return frontier.plans[pick]
+
+
+def _evidence(
+    document: PlanFile,
+    plan: Plan,
+    model: str | nn.Module,
+    cluster: Cluster | str,
+    batch: Mapping[str, Any] | tuple[Any, ...] | None,
+) -> tuple[OperatorGraph, Cluster, CostTable]:
+    """Return the graph, cluster and costs behind a plan, refusing what it was not made for."""
+    origin = document.origin
+    if not model:
+        # A name of Python code in a file is not an order to run it; a config name is harmless.
+        if not origin.model.startswith("hf:"):
+            made_for = f" (it was made for {origin.model!r})" if origin.model else ""
+            raise InputError(f"the plan needs its model{made_for}; name it after the plan")
+        model = origin.model
+    captured = capture(
+        model,
+        batch,
+        global_batch=plan.global_batch,
+        seq=origin.seq,
+        precision=plan.strategy.precision,
+    )
+    machine = find_cluster(cluster)[0] if cluster or not document.cluster else document.cluster
+    check_fits(plan, captured.graph, machine)
+    from shardwright.measure import costs_of
+
+    return captured.graph, machine, costs_of(plan)

@@ -1,0 +1,439 @@
+"""The border where clusters are read and written: TOML with units, presets, and ``8x8xH100``.
+
+The file describes facts. Whatever is wrong with one ends in a single InputError which names the file,
+the key, the value and what is accepted. ``local`` is not read here: detecting a machine needs the
+runtime.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardwright.clusterschema import (
+    MAX_DEVICES,
+    ClusterTable,
+    DeviceTable,
+    HostTable,
+    KindTable,
+    explain,
+)
+from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.errors import InputError
+from shardwright.presets import (
+    INTER_LATENCY,
+    INTRA_LATENCY,
+    device_kind,
+    find_kind,
+    find_node,
+    kind_names,
+    market_price,
+    node_names,
+    suggest,
+    usual_node,
+)
+from shardwright.units import write_quantity
+
+MAX_FILE_BYTES = 4 * 2**20
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file. Raises InputError."""
+    try:
+        if Path(path).stat().st_size > MAX_FILE_BYTES:
+            raise InputError(
+                f"{path}: a cluster file has at most {MAX_FILE_BYTES} bytes; this has more"
+            )
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: a cluster file is TOML in UTF-8; this is not text") from None
+    return read_cluster(text, str(path))
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Return the cluster that a command line names: a file, ``8x8xH100``, or ``8x p5.48xlarge``."""
+    text = text.strip()
+    if text.endswith(".toml") or _is_file(text):
+        return load_cluster(text)
+    if text == "local":
+        raise InputError("cluster 'local' is this machine and must be detected; it is not a file")
+    cluster = _node_shorthand(text) or _kind_shorthand(text)
+    if cluster is None:
+        raise InputError(
+            f"cluster {text[:80]!r} is neither a TOML file, nor HOSTSxDEVICESxKIND (8x8xH100), nor "
+            f"a preset (8x AWS p5.48xlarge){suggest(text[:80], (*node_names(), *kind_names()))}"
+        )
+    return cluster
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or a NUL: no file can have this name
+        return False
+
+
+def read_cluster(text: str, where: str = "cluster") -> Cluster:
+    """Build a cluster from TOML. ``where`` begins every complaint."""
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise InputError(f"{where}: not valid TOML: {str(error)[:200]}") from None
+    except RecursionError:
+        raise InputError(f"{where}: nested too deeply for a cluster file") from None
+    try:
+        table = ClusterTable.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"{where}: {explain(error)}") from None
+    try:
+        return _Builder(table).build()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+class _Builder:
+    """Grows a Cluster from a checked file."""
+
+    def __init__(self, table: ClusterTable) -> None:
+        self.table = table
+        self.kinds: list[DeviceKind] = []
+        self.links: dict[str, Link] = {}
+        self.switches: list[Switch] = []
+        self.names: dict[str, int] = {}
+        self.devices: list[Device] = []
+        self.notes: list[str] = []
+
+    def build(self) -> Cluster:
+        for name, kind in self.table.kind.items():
+            self._declare(name, kind)
+        total = sum(host.count for host in self.table.host)
+        if total > MAX_DEVICES:
+            raise InputError(f"host: at most {MAX_DEVICES} hosts, not {total}")
+        if total > 1 or self.table.switch:
+            self._add(Switch(name="network", is_host=False), "switch")
+        for index, switch in enumerate(self.table.switch):
+            link = Link(latency=switch.latency, bandwidth=switch.uplink, source=switch.source)
+            parent = self._parent(switch.parent, f"switch[{index}].parent")
+            self._add(
+                Switch(name=switch.name, parent=parent, link=link, is_host=False),
+                f"switch[{index}]",
+            )
+        for index, host in enumerate(self.table.host):
+            self._hosts(host, f"host[{index}]")
+        return Cluster(
+            name=self.table.name,
+            kinds=tuple(self.kinds),
+            switches=tuple(self.switches),
+            devices=tuple(self.devices),
+            overlap_slowdown=self.table.overlap_slowdown,
+            notes=(*self.table.notes, *dict.fromkeys(self.notes)),
+        )
+
+    def _add(self, switch: Switch, where: str) -> int:
+        if switch.name in self.names:
+            raise InputError(f"{where}.name: {switch.name!r} is there twice; names must differ")
+        self.names[switch.name] = len(self.switches)
+        self.switches.append(switch)
+        return len(self.switches) - 1
+
+    def _parent(self, name: str | None, where: str) -> int:
+        if name is None:
+            return 0
+        known = tuple(s.name for s in self.switches if not s.is_host)
+        if name not in known:
+            raise InputError(f"{where}: there is no switch {name!r} above{suggest(name, known)}")
+        return self.names[name]
+
+    def _declare(self, name: str, kind: KindTable) -> None:
+        for dtype in kind.peak:
+            if dtype not in DTYPE_BYTES:
+                known = ("float64", "float32", "bfloat16", "float16")
+                raise InputError(
+                    f"kind.{name}.peak: unknown dtype {dtype!r}{suggest(dtype, known)}"
+                )
+        self.kinds.append(
+            DeviceKind(
+                name=name,
+                peak_flops=tuple(kind.peak.items()),
+                memory_bytes=kind.memory,
+                memory_bandwidth=kind.memory_bandwidth,
+                backend=kind.backend,
+                launch_seconds=kind.launch,
+                source=kind.source,
+            )
+        )
+
+    def _kind(self, name: str, where: str) -> int:
+        for index, kind in enumerate(self.kinds):
+            if kind.name == name:
+                return index
+        full = find_kind(name)
+        if full is None:
+            known = (*self.table.kind, *kind_names())
+            raise InputError(f"{where}: there is no device kind {name!r}{suggest(name, known)}")
+        if any(kind.name == full for kind in self.kinds):
+            return self._kind(full, where)
+        kind, link = device_kind(full)
+        self.kinds.append(kind)
+        self.links[full] = link
+        return len(self.kinds) - 1
+
+    def _hosts(self, host: HostTable, where: str) -> None:
+        preset = find_node(host.preset) if host.preset is not None else None
+        if host.preset is not None and preset is None:
+            raise InputError(
+                f"{where}.preset: there is no host preset {host.preset!r}{suggest(host.preset, node_names())}"
+            )
+        if preset is not None:
+            self.notes.append(preset.note)
+            host = host.model_copy(
+                update={
+                    "kind": host.kind or (None if host.device else preset.kind),
+                    "devices": host.devices or (None if host.device else preset.num_devices),
+                    "uplink": preset.uplink if host.uplink is None else host.uplink,
+                    "price": preset.price if host.price is None else host.price,
+                }
+            )
+        groups = self._groups(host, where)
+        for copy in range(host.count):
+            name = host.name if host.count == 1 else f"{host.name}{copy}"
+            parent, link = self._uplink(host, where)
+            price = host.price or 0.0
+            place = Switch(
+                name=name, parent=parent, link=link, address=host.address, dollars_per_second=price
+            )
+            index = self._add(place, where)
+            for group in groups:
+                self._fill(index, group, where)
+
+    def _groups(self, host: HostTable, where: str) -> tuple[DeviceTable, ...]:
+        if host.device and (host.kind or host.devices):
+            raise InputError(f"{where}: give either kind and devices, or device tables, not both")
+        if host.device:
+            return host.device
+        if host.kind is None or host.devices is None:
+            missing = "kind" if host.kind is None else "devices"
+            raise InputError(
+                f"{where}.{missing}: a host needs kind and devices, device tables, or a preset"
+            )
+        return (
+            DeviceTable.model_construct(
+                kind=host.kind, count=host.devices, link=host.link,
+                link_latency=host.link_latency, link_source=host.link_source,
+            ),
+        )  # fmt: skip
+
+    def _uplink(self, host: HostTable, where: str) -> tuple[int, Link | None]:
+        if not self.switches or self.switches[0].is_host:
+            return -1, None
+        if host.uplink is None:
+            raise InputError(
+                f"{where}.uplink: with several hosts each needs one, such as '400 Gbit/s'"
+            )
+        latency = INTER_LATENCY if host.uplink_latency is None else host.uplink_latency
+        link = Link(latency=latency, bandwidth=host.uplink, source=host.uplink_source)
+        return self._parent(host.switch, f"{where}.switch"), link
+
+    def _fill(self, host: int, group: DeviceTable, where: str) -> None:
+        kind = self._kind(group.kind, f"{where}.kind")
+        usual = self.links.get(self.kinds[kind].name)
+        if group.link is None and usual is None:
+            raise InputError(
+                f"{where}.link: {group.kind!r} is no preset, so its link must be given"
+            )
+        bandwidth = usual.bandwidth if group.link is None and usual else group.link
+        latency = INTRA_LATENCY if group.link_latency is None else group.link_latency
+        link = Link(latency=latency, bandwidth=bandwidth or 0.0, source=group.link_source)
+        if len(self.devices) + group.count > MAX_DEVICES:
+            raise InputError(f"{where}.devices: a cluster has at most {MAX_DEVICES} devices")
+        self.devices += [Device(kind=kind, host=host, link=link)] * group.count
+
+
+def _kind_shorthand(text: str) -> Cluster | None:
+    match = re.fullmatch(r"(?:(\d{1,9})\s*x\s*)?(\d{1,9})\s*x\s*([A-Za-z][\w .-]*)", text)
+    if match is None:
+        return None
+    hosts, devices, name = int(match[1] or 1), int(match[2]), match[3]
+    if hosts < 1 or devices < 1 or hosts * devices > MAX_DEVICES:
+        raise InputError(
+            f"cluster {text!r}: needs 1 to {MAX_DEVICES} devices, not {hosts * devices}"
+        )
+    full = device_kind(name)[0].name
+    dollars, note = market_price(full)
+    notes = [note]
+    host: dict[str, Any] = {
+        "count": hosts,
+        "kind": full,
+        "devices": devices,
+        "price": f"{dollars * devices!r} USD/s",
+    }
+    if hosts > 1:
+        node = usual_node(full)
+        if node is None:
+            raise InputError(
+                f"cluster {text!r}: no published host holds {full}, so the network between hosts is "
+                "unknown; write a cluster file (shardwright init) with its uplink"
+            )
+        share = node.uplink * min(devices / node.num_devices, 1.0)
+        host["uplink"] = f"{share!r} B/s"
+        notes.append(
+            f"network between hosts assumed as in {node.name}, {share * 8e-9:g} Gbit/s per host"
+        )
+    return _from_tables({"name": text, "notes": notes, "host": [host]})
+
+
+def _node_shorthand(text: str) -> Cluster | None:
+    before = re.fullmatch(r"(\d{1,9})\s*x\s*(.+)", text)
+    after = re.fullmatch(r"(.+?)\s*x\s*(\d{1,9})", text)
+    options = [(1, text)]
+    options += [(int(before[1]), before[2])] if before else []
+    options += [(int(after[2]), after[1])] if after else []
+    for count, name in options:
+        node = None if find_kind(name) else find_node(name)
+        if node is not None:
+            if count < 1 or count * node.num_devices > MAX_DEVICES:
+                raise InputError(f"cluster {text!r}: needs 1 to {MAX_DEVICES} devices")
+            return _from_tables({"name": text, "host": [{"preset": node.name, "count": count}]})
+    return None
+
+
+def _from_tables(tables: dict[str, Any]) -> Cluster:
+    return _Builder(ClusterTable.model_validate(tables)).build()
+
+
+def write_cluster(cluster: Cluster) -> str:
+    """Write a cluster as TOML which reads back as the equal cluster."""
+    lines = [f"name = {_text(cluster.name)}"]
+    if cluster.overlap_slowdown != 1.0:
+        lines.append(f"overlap_slowdown = {float(cluster.overlap_slowdown)!r}")
+    if cluster.notes:
+        lines.append(f"notes = [{', '.join(map(_text, cluster.notes))}]")
+    for kind in cluster.kinds:
+        peaks = ", ".join(
+            f"{dtype} = {_text(write_quantity(rate, 'flops'))}" for dtype, rate in kind.peak_flops
+        )
+        lines += ["", f"[kind.{_text(kind.name)}]", f"peak = {{ {peaks} }}"]
+        lines += [
+            f"memory = {_text(write_quantity(kind.memory_bytes, 'bytes'))}",
+            f"memory_bandwidth = {_text(write_quantity(kind.memory_bandwidth, 'bandwidth'))}",
+            f"backend = {_text(kind.backend)}",
+            f"launch = {_text(write_quantity(kind.launch_seconds, 'seconds'))}",
+            f"source = {_text(kind.source)}",
+        ]
+    for index, switch in enumerate(cluster.switches):
+        if not switch.is_host and switch.parent >= 0:
+            lines += [
+                "",
+                "[[switch]]",
+                f"name = {_text(switch.name)}",
+                *_link(switch.link, "uplink", "latency", "source"),
+            ]
+            if switch.parent > 0:
+                lines.append(f"parent = {_text(cluster.switches[switch.parent].name)}")
+        elif switch.is_host:
+            lines += _host_lines(cluster, index, switch)
+    return "\n".join(lines) + "\n"
+
+
+def _host_lines(cluster: Cluster, index: int, host: Switch) -> list[str]:
+    lines = ["", "[[host]]", f"name = {_text(host.name)}"]
+    if host.address:
+        lines.append(f"address = {_text(host.address)}")
+    lines += _link(host.link, "uplink", "uplink_latency", "uplink_source")
+    if host.parent > 0:
+        lines.append(f"switch = {_text(cluster.switches[host.parent].name)}")
+    if host.dollars_per_second:
+        lines.append(f"price = {_text(write_quantity(host.dollars_per_second, 'price'))}")
+    runs: list[tuple[Device, int]] = []
+    for device in cluster.devices:
+        if device.host == index:
+            same = bool(runs) and runs[-1][0] == device
+            runs[-1:] = [(device, runs[-1][1] + 1)] if same else [*runs[-1:], (device, 1)]
+    for device, count in runs:
+        lines += [
+            "[[host.device]]",
+            f"kind = {_text(cluster.kinds[device.kind].name)}",
+            f"count = {count}",
+        ]
+        lines += _link(device.link, "link", "link_latency", "link_source")
+    return lines
+
+
+def _link(link: Link | None, bandwidth: str, latency: str, source: str) -> list[str]:
+    if link is None:
+        return []
+    return [
+        f"{bandwidth} = {_text(write_quantity(link.bandwidth, 'bandwidth'))}",
+        f"{latency} = {_text(write_quantity(link.latency, 'seconds'))}",
+        f"{source} = {_text(link.source)}",
+    ]
+
+
+def _text(text: str) -> str:
+    escaped = "".join(
+        f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else {"\\": "\\\\", '"': '\\"'}.get(c, c)
+        for c in text
+    )
+    return f'"{escaped}"'
+
+
+def commented_template() -> str:
+    """Return the cluster file that ``shardwright init`` writes: valid, and explained line by line."""
+    return TEMPLATE
+
+
+TEMPLATE = """\
+# A cluster for Shardwright: facts about hosts, devices and links.
+# Every quantity has a unit in quotes. GB is 10^9 bytes, GiB is 2^30; Gbit/s is an eighth of GB/s.
+# Bandwidths are one direction of a full-duplex link.
+name = "my-cluster"
+
+# By how much computation and communication stretch while both run on one device (1 = not at all).
+# overlap_slowdown = 1.1
+
+# Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4, ...) or
+# a [kind.NAME] table below. preset = "AWS p5.48xlarge" would fill in kind, devices, uplink and price.
+[[host]]
+name = "gpu"                # hosts become gpu0, gpu1
+count = 2
+devices = 8                 # devices in each host
+kind = "H100"
+link = "450 GB/s"           # device to the host's switch (NVLink, PCIe); the preset's if left out
+link_latency = "2 us"
+uplink = "3200 Gbit/s"      # whole host to the network; needed with more than one host
+uplink_latency = "5 us"
+price = "98.32 USD/h"       # of one host
+
+# Unequal hosts: write another [[host]]. Unequal devices in one host:
+# [[host]]
+# name = "mixed"
+# address = "10.0.0.7"
+# uplink = "25 Gbit/s"
+# [[host.device]]
+# kind = "A100-SXM4-80GB"
+# count = 2
+# [[host.device]]
+# kind = "mine"
+# link = "31 GB/s"
+
+# A device that is no preset:
+# [kind.mine]
+# peak = { float32 = "30 TFLOP/s", bfloat16 = "120 TFLOP/s" }   # dense, per dtype
+# memory = "24 GiB"
+# memory_bandwidth = "900 GB/s"
+# backend = "cuda"                                             # or "cpu"
+# launch = "5 us"                                              # fixed cost of one operator
+
+# Racks: hosts with switch = "rack0" share that switch's uplink.
+# [[switch]]
+# name = "rack0"
+# uplink = "1600 Gbit/s"
+# latency = "3 us"
+"""

@@ -1,0 +1,128 @@
+"""What a cluster file may hold: its tables, checked by pydantic, and how a complaint reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from shardwright.core.cluster import Source
+from shardwright.errors import InputError
+from shardwright.presets import INTER_LATENCY, suggest
+from shardwright.units import Quantity, read_quantity
+
+MAX_DEVICES = 131_072
+
+
+def _reader(quantity: Quantity, *, zero: bool = False) -> BeforeValidator:
+    def read(text: object) -> float:
+        try:
+            return read_quantity(text, quantity, zero=zero)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(read)
+
+
+Bytes = Annotated[float, _reader("bytes")]
+Bandwidth = Annotated[float, _reader("bandwidth")]
+Latency = Annotated[float, _reader("seconds", zero=True)]
+Flops = Annotated[float, _reader("flops")]
+Price = Annotated[float, _reader("price", zero=True)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class KindTable(_Table):
+    """``[kind.NAME]``: a device that is no preset, or is to differ from one."""
+
+    peak: dict[str, Flops] = Field(min_length=1)
+    memory: Bytes
+    memory_bandwidth: Bandwidth
+    backend: Literal["cpu", "cuda"] = "cuda"
+    launch: Latency = 5e-6
+    source: Source = "published"
+
+
+class DeviceTable(_Table):
+    """``[[host.device]]``: some of a host's devices, where they are not all equal."""
+
+    kind: Name
+    count: Count = 1
+    link: Bandwidth | None = None
+    link_latency: Latency | None = None
+    link_source: Source = "published"
+
+
+class HostTable(_Table):
+    """``[[host]]``: ``count`` equal hosts."""
+
+    name: Name = "host"
+    count: Count = 1
+    preset: Name | None = None
+    address: Annotated[str, Field(max_length=253)] = ""
+    kind: Name | None = None
+    devices: Count | None = None
+    device: tuple[DeviceTable, ...] = Field(default=(), strict=False)
+    link: Bandwidth | None = None
+    link_latency: Latency | None = None
+    link_source: Source = "published"
+    uplink: Bandwidth | None = None
+    uplink_latency: Latency | None = None
+    uplink_source: Source = "published"
+    switch: Name | None = None
+    price: Price | None = None
+
+
+class SwitchTable(_Table):
+    """``[[switch]]``: a rack or other level between hosts and the root of the network."""
+
+    name: Name
+    uplink: Bandwidth
+    latency: Latency = INTER_LATENCY
+    source: Source = "published"
+    parent: Name | None = None
+
+
+class ClusterTable(_Table):
+    """The whole file."""
+
+    name: Name = "cluster"
+    overlap_slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] = 1.0
+    notes: tuple[str, ...] = Field(default=(), strict=False)
+    kind: dict[str, KindTable] = {}
+    switch: tuple[SwitchTable, ...] = Field(default=(), strict=False)
+    host: tuple[HostTable, ...] = Field(min_length=1, strict=False)
+
+
+def explain(error: ValidationError) -> str:
+    """Say what is wrong at the first place where something is."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = [part for part in first["loc"] if part != "__key__"]
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(place[:-1])
+        return f"unknown key {path!r}{suggest(str(place[-1]), known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"{path}: this key is needed"
+    value = "" if first["type"] == "value_error" else f", not {first['input']!r:.80}"
+    return f"{path}: {message}{value}"
+
+
+def _fields_at(place: list[Any]) -> tuple[str, ...]:
+    """Return the keys allowed in the table at a path."""
+    table: type[BaseModel] = ClusterTable
+    inner: dict[tuple[type[BaseModel], str], type[BaseModel]] = {
+        (ClusterTable, "kind"): KindTable,
+        (ClusterTable, "switch"): SwitchTable,
+        (ClusterTable, "host"): HostTable,
+        (HostTable, "device"): DeviceTable,
+    }
+    for part in place:
+        table = inner.get((table, str(part)), table)
+    return tuple(table.model_fields)

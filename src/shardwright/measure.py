@@ -1,0 +1,174 @@
+"""What is measured when: the meeting of the planner's questions, the profiler and the store.
+
+Measurements belong to one environment (processor, torch version, threads, processes at one time) and are
+kept in the store, so that a second study of the same model measures nothing. Planning alternates with
+measuring: first the operator shards of plain data, tensor and pipeline parallelism, then what the best
+plans of each search would run, until nothing on them is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable, Record, operator_key
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Frontier, Plan
+from shardwright.core.strategy import Strategy
+from shardwright.narrate import Shard, plain_strategies, shards
+from shardwright.planner.cost import build_costs
+from shardwright.request import Request, Watch
+from shardwright.runtime.profile import (
+    detect,
+    local_environment,
+    measure_collectives,
+    measure_machine,
+    measure_operators,
+    num_local_devices,
+)
+from shardwright.store import Store
+
+if TYPE_CHECKING:
+    from shardwright.runtime.capture import Captured
+
+ROUNDS = 3
+PLANS = 8
+OPERATOR_SECONDS = 40.0
+COLLECTIVE_SECONDS = 15.0
+NOTHING = CostTable()
+
+
+def environment() -> str:
+    """Name the conditions under which all of this machine's devices are busy."""
+    return local_environment(num_local_devices())
+
+
+def known_costs() -> CostTable:
+    """Return everything measured in this environment so far."""
+    with Store() as store:
+        return build_costs(store.find(None, environment()), environment())
+
+
+def costs_of(plan: Plan) -> CostTable:
+    """Return what a plan's prediction rests on: nothing measured, or this machine's measurements."""
+    return NOTHING if plan.costs_fingerprint == NOTHING.fingerprint else known_costs()
+
+
+def local_cluster(watch: Watch) -> Cluster:
+    """Describe this machine, the same way every time: what is not known is measured and kept."""
+    known = known_costs().overhead_map
+    if "peak_flops" not in known or "memory_bandwidth" not in known:
+        watch.tell("measuring this machine's rates", 0.0)
+        _keep(measure_machine(num_local_devices()))
+        known = known_costs().overhead_map
+    return detect(known)
+
+
+def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int:
+    """Measure collectives of every group size that divides the machine; return how many records."""
+    known = known_costs()
+    total = cluster.num_devices
+    sizes = [size for size in range(2, total + 1) if total % size == 0] or [1]
+    count = 0
+    for place, size in enumerate(reversed(sizes)):
+        if not again and _has_group(known, size):
+            continue
+
+        def progress(done: int, whole: int, place: int = place, size: int = size) -> None:
+            watch.tell(f"measuring collectives of {size} devices", (place + done / whole) / len(sizes))
+
+        progress(0, 1)
+        records = measure_collectives(
+            cluster,
+            tuple(range(size)),
+            environment=environment(),
+            budget_seconds=COLLECTIVE_SECONDS / len(sizes),
+            overheads=size == total,
+            progress=progress,
+        )
+        _keep(records)
+        count += len(records)
+    return count
+
+
+def _has_group(known: CostTable, size: int) -> bool:
+    if size == 1:
+        return "segment_seconds" in known.overhead_map
+    return any(f"|all_reduce|1x{size}|" in key for key, _ in known.collectives)
+
+
+def refine(
+    captured: Captured,
+    cluster: Cluster,
+    request: Request,
+    watch: Watch,
+    solve: Callable[[CostTable], Frontier],
+) -> tuple[CostTable, Frontier, int]:
+    """Plan and measure in turns; return the costs, the frontier and how many records were made."""
+    costs = known_costs()
+    done: set[str] = set() if request.measure == "always" else set(costs.operator_map)
+    strategies = plain_strategies(captured.graph, cluster.num_devices)
+    frontier: Frontier | None = None
+    count = 0
+    for _ in range(1 + ROUNDS):
+        wanted = _missing(captured.graph, strategies, request.precision, done)
+        # What cannot be measured is not asked for again.
+        done |= {key for shard in wanted for key in _keys(captured.graph, shard, request.precision)}
+        records = _measure_shards(captured, wanted, cluster, request, watch) if wanted else []
+        count += len(records)
+        _keep(records)
+        if frontier is not None and (not records or watch.stop()):
+            break
+        costs = known_costs()
+        frontier = solve(costs)
+        best = (frontier.best, *frontier.plans[:PLANS])
+        strategies = tuple(plan.strategy for plan in best)
+    assert frontier is not None  # the first round solves
+    return costs, frontier, count
+
+
+def _measure_shards(
+    captured: Captured, wanted: Sequence[Shard], cluster: Cluster, request: Request, watch: Watch
+) -> list[Record]:
+    def progress(done: int, total: int) -> None:
+        watch.tell(f"measuring operator shards, {done} of {total}", done / max(total, 1))
+
+    progress(0, len(wanted))
+    return measure_operators(
+        captured,
+        wanted,
+        environment=environment(),
+        concurrency=cluster.num_devices,
+        budget_seconds=min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0),
+        device=cluster.kind_of(0).backend,
+        precision=request.precision,
+        progress=progress,
+    )
+
+
+def _missing(
+    graph: OperatorGraph, strategies: Sequence[Strategy], precision: str, done: set[str]
+) -> tuple[Shard, ...]:
+    """Return one shard of every key that the strategies run and nobody has measured."""
+    found: dict[str, Shard] = {}
+    for shard in shards(strategies, graph):
+        forward, _ = _keys(graph, shard, precision)
+        if forward not in done:
+            found.setdefault(forward, shard)
+    return tuple(found.values())
+
+
+def _keys(graph: OperatorGraph, shard: Shard, precision: str) -> tuple[str, str]:
+    index, inputs, outputs = shard
+    operator = graph.operators[index]
+    forward, backward = (
+        operator_key(graph, operator, inputs, outputs, phase, precision)
+        for phase in ("forward", "backward")
+    )
+    return forward, backward
+
+
+def _keep(records: Sequence[Record]) -> None:
+    with Store() as store:
+        store.put(records)

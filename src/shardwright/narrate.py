@@ -1,0 +1,134 @@
+"""From a plan to what a report tells of it: program, prediction, half-width, operators.
+
+Pure, and without torch: the planner's rooms in a row. What runs and what is measured is the business
+of ``api``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.core.program import Call, Program, Segment
+from shardwright.core.strategy import Strategy
+from shardwright.core.timeline import Timeline
+from shardwright.planner.cost import Prices, Rates, operator_cost, price
+from shardwright.planner.lower import lower
+from shardwright.planner.simulate import simulate
+from shardwright.planner.space import Seed, seed_strategy
+from shardwright.report.story import OperatorRow, PlanStory, split_text
+
+Shape = tuple[int, ...]
+Shard = tuple[int, tuple[Shape, ...], tuple[Shape, ...]]
+
+
+def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> PlanStory:
+    """Lower, price and simulate one plan. Raises ValueError where it is not legal for the graph."""
+    program = lower(graph, plan.strategy)
+    prices = price(program, graph, cluster, table)
+    timeline = simulate(program, prices.seconds, overlap_slowdown=cluster.overlap_slowdown)
+    rates = Rates(
+        cluster=cluster,
+        table=table,
+        device=plan.strategy.devices[0],
+        precision=plan.strategy.precision,
+    )
+    fixed = table.overhead_map.get("process_bytes", 0.0)
+    return PlanStory(
+        plan=plan,
+        program=program,
+        predicted=with_process(timeline, fixed),
+        process_bytes=fixed,
+        spread_seconds=half_width(prices, timeline.critical),
+        operators=operator_rows(program, graph, rates),
+    )
+
+
+def with_process(timeline: Timeline, process_bytes: float) -> Timeline:
+    """Add what an empty process occupies to the memory of every device."""
+    return replace(
+        timeline,
+        memory=tuple(rows + (0.0, process_bytes) for rows in timeline.memory),
+        peak_bytes=tuple(peak + process_bytes for peak in timeline.peak_bytes),
+    )
+
+
+def half_width(prices: Prices, critical: Iterable[int]) -> float:
+    """Return the step time's half-width: those of the critical chain, added.
+
+    Errors of one machine are not independent, so they do not average out.
+    """
+    return float(prices.spread[np.fromiter(critical, dtype=np.int64)].sum())
+
+
+def operator_rows(program: Program, graph: OperatorGraph, rates: Rates) -> tuple[OperatorRow, ...]:
+    """Return one row per operator and stage, with its split and what its shard costs."""
+    rows: list[OperatorRow] = []
+    for segment in dict.fromkeys(program.segments):
+        rows += [_row(program, graph, rates, segment, call) for call in segment.calls]
+    return tuple(rows)
+
+
+def _row(
+    program: Program, graph: OperatorGraph, rates: Rates, segment: Segment, call: Call
+) -> OperatorRow:
+    operator, mesh = graph.operators[call.operator], program.meshes[segment.mesh]
+    inputs = tuple(program.values[value].shape for value in call.operands)
+    forward, backward = (
+        operator_cost(graph, call.operator, inputs, call.result_shapes, phase, rates)
+        for phase in ("forward", "backward")
+    )
+    return OperatorRow(
+        name=operator.module or operator.name,
+        kind=operator.kind,
+        stage=segment.mesh,
+        split=split_text(mesh.axes, mesh.sizes, call.dims),
+        shape="x".join(map(str, call.result_shapes[0])) if call.result_shapes else "",
+        forward_seconds=forward.seconds,
+        backward_seconds=backward.seconds if segment.has_backward else 0.0,
+        source=forward.source,
+    )
+
+
+def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> float:
+    """Return the half-width of a plan's predicted step time."""
+    program = lower(graph, plan.strategy)
+    prices = price(program, graph, cluster, table)
+    timeline = simulate(program, prices.seconds, overlap_slowdown=cluster.overlap_slowdown)
+    return half_width(prices, timeline.critical)
+
+
+def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard, ...]:
+    """List the operator shards that strategies run: (operator, local input shapes, output shapes)."""
+    found: dict[Shard, None] = {}
+    for strategy in strategies:
+        program = lower(graph, strategy)
+        for segment in program.segments:
+            for call in segment.calls:
+                shapes = tuple(program.values[value].shape for value in call.operands)
+                found[call.operator, shapes, call.result_shapes] = None
+    return tuple(found)
+
+
+def plain_strategies(graph: OperatorGraph, devices: int) -> tuple[Strategy, ...]:
+    """Return data, tensor and pipeline parallelism on all devices, as far as they are legal.
+
+    What these run is worth measuring before the first search: models alone could keep them from ever
+    being looked at.
+    """
+    found: list[Strategy] = []
+    for degrees in (
+        Seed(data=devices),
+        Seed(tensor=devices),
+        Seed(stages=devices, num_microbatches=2 * devices),
+    ):
+        with contextlib.suppress(ValueError):
+            found.append(seed_strategy(graph, degrees))
+    return tuple(found)

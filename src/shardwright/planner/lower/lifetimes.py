@@ -1,0 +1,187 @@
+"""When values of one stage appear and disappear: bytes allocated and freed by each template step.
+
+A microbatch's forward and backward are looked at together. A value that backward reads before it
+writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
+Data viewed by aliases lives as long as its last alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.core.program import Kind
+from shardwright.planner.lower.draft import Draft, Step
+
+
+@dataclass(slots=True)
+class Lifetimes:
+    """Per template position: bytes appearing, bytes disappearing, and values freed.
+
+    ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate).
+    """
+
+    allocated: list[int]
+    freed: list[int]
+    temporary: list[int]
+    frees: list[list[int]]
+    first: list[int] = field(default_factory=list[int])
+
+
+def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
+    """Return what a step writes; a segment writes its outputs."""
+    if step.kind in (Kind.FORWARD, Kind.RECOMPUTE):
+        return draft.segments[step.item].outputs
+    return step.writes
+
+
+def _root(draft: Draft, value: int) -> int:
+    while draft.values[value].alias >= 0:
+        value = draft.values[value].alias
+    return value
+
+
+def _touches(draft: Draft, step: Step) -> dict[int, None]:
+    touched = (*step.reads, *writes_of(draft, step))
+    return dict.fromkeys(_root(draft, value) for value in touched)
+
+
+def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
+    """Values that every microbatch makes anew: per-microbatch ones and gathered parameters."""
+    found: set[int] = set()
+    for step in steps:
+        for value in map(lambda v: _root(draft, v), (*step.reads, *writes_of(draft, step))):
+            if draft.values[value].scope == "microbatch":
+                found.add(value)
+        for value in writes_of(draft, step):
+            if draft.values[value].role == "parameter" and not draft.values[value].resident:
+                found.add(_root(draft, value))
+    return found
+
+
+def forward_lifetimes(
+    draft: Draft, forward: Sequence[Step], backward: Sequence[Step]
+) -> tuple[Lifetimes, set[int]]:
+    """Return a forward template's lifetimes and the values alive when it ends."""
+    returning = _returns(draft, forward)
+    first_is_write: dict[int, bool] = {}
+    for step in backward:
+        for value in step.reads:
+            first_is_write.setdefault(_root(draft, value), False)
+        for value in writes_of(draft, step):
+            first_is_write.setdefault(_root(draft, value), True)
+    dying = {value for value in returning if first_is_write.get(value, True)}
+    alive: set[int] = set()
+    lifetimes = _walk(draft, forward, dying, returning, alive)
+    return lifetimes, alive
+
+
+def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) -> Lifetimes:
+    """Return a backward template's lifetimes, given what forward left alive."""
+    returning = _returns(draft, backward) | alive
+    synced = {
+        value
+        for step in backward
+        if step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
+        for value in step.reads
+    }
+    lifetimes = _walk(draft, backward, returning | synced, returning, set(alive))
+    lifetimes.first = [0] * len(backward)
+    begun: set[int] = set()
+    for place, step in enumerate(backward):
+        for value in writes_of(draft, step):
+            entry = draft.values[value]
+            if entry.role != "gradient" or entry.scope != "step" or value in begun:
+                continue
+            begun.add(value)
+            target = lifetimes.allocated if step.last_only else lifetimes.first
+            target[place] += draft.bytes_of(value)
+        if step.last_only:
+            for value in set(step.reads) & synced:
+                if draft.values[value].scope == "step":
+                    lifetimes.freed[place] += draft.bytes_of(value)
+    return lifetimes
+
+
+def once_lifetimes(
+    draft: Draft, steps: Sequence[Step], before: Sequence[Step], *, ends_step: bool
+) -> Lifetimes:
+    """Return lifetimes of steps that run once per training step (prologue, exchange, epilogue).
+
+    What they make lives until the end of the step, except temporaries of the epilogue itself.
+    Gradients that ``before`` already wrote are there and only accumulate.
+    """
+    made = {v for step in steps for v in writes_of(draft, step)}
+    between = {v for v in made if ends_step and draft.values[v].role == "activation"}
+    alive = {v for step in before for v in writes_of(draft, step)}
+    return _walk(draft, steps, between, made, alive)
+
+
+def _walk(
+    draft: Draft, steps: Sequence[Step], dying: set[int], returning: set[int], alive: set[int]
+) -> Lifetimes:
+    """Play the steps: allocate at a first write, free ``dying`` values after their last touch."""
+    last = {value: place for place, step in enumerate(steps) for value in _touches(draft, step)}
+    count = len(steps)
+    result = Lifetimes([0] * count, [0] * count, [0] * count, [[] for _ in range(count)])
+    for place, step in enumerate(steps):
+        for value in writes_of(draft, step):
+            if value in returning and value not in alive and draft.values[value].alias < 0:
+                alive.add(value)
+                result.allocated[place] += draft.bytes_of(value)
+        _segment_bytes(draft, step, place, result)
+        for value in _touches(draft, step):
+            if last[value] == place and value in dying:
+                result.frees[place].append(value)
+                if value in alive:
+                    alive.discard(value)
+                    result.freed[place] += draft.bytes_of(value)
+    return result
+
+
+def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> None:
+    if step.kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
+        message = draft.messages[step.item]
+        packs = len(message.sources) > 1 and message.primitive not in ("copy", "slice", "transfer")
+        result.temporary[place] = message.bytes if packs else 0
+        return
+    if step.kind is Kind.UPDATE:
+        # For-loop optimizers make a few temporaries of the size of one parameter at a time.
+        sizes = [_value_bytes(draft, value) for value in step.writes]
+        result.temporary[place] = 2 * max(sizes, default=0)
+        return
+    if step.kind is Kind.CLIP:
+        return
+    segment = draft.segments[step.item]
+    is_backward = step.kind is Kind.BACKWARD
+    result.temporary[place] = segment.temporary_bytes[int(is_backward)]
+    keeps = step.kind is Kind.RECOMPUTE or (step.kind is Kind.FORWARD and not segment.recomputed)
+    if is_backward:
+        result.freed[place] += segment.saved_bytes
+    elif keeps:
+        result.allocated[place] += segment.saved_bytes
+
+
+def _value_bytes(draft: Draft, value: int) -> int:
+    entry = draft.values[value]
+    return prod(entry.shape) * DTYPE_BYTES[entry.dtype]
+
+
+def base_bytes(draft: Draft, mesh: int) -> int:
+    """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
+    states = draft.strategy.optimizer_states
+    total = 0
+    for index, entry in enumerate(draft.values):
+        if entry.mesh != mesh or entry.alias >= 0:
+            continue
+        if entry.resident or entry.role == "buffer":
+            total += _value_bytes(draft, index)
+        if entry.role in ("parameter", "master") and entry.resident and entry.gradient >= 0:
+            reduced = draft.values[entry.gradient]
+            is_master = entry.role == "master" or (
+                reduced.layout == entry.layout and reduced.dtype == entry.dtype
+            )
+            total += states * _value_bytes(draft, index) if is_master else 0
+    return total

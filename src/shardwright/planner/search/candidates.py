@@ -1,0 +1,370 @@
+"""From arrangements to candidates: the additive model's best plans, and its bound.
+
+Per arrangement: solve the intra-stage problem for its hull, cut the blocks into stages, and, where
+two neighbouring hull points lie on both sides of the memory limit, mix them block by block so that
+the limit is just met.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
+from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.search.context import Context
+from shardwright.planner.search.elimination import Elimination
+from shardwright.planner.search.frontier import Hull, hull
+from shardwright.planner.search.partition import Chain, in_flight, measure, partition
+from shardwright.planner.search.problem import Problem
+from shardwright.planner.search.terms import (
+    EACH,
+    FLIGHT,
+    GATHER,
+    KEPT,
+    ONCE,
+    SYNC,
+    TRANSIENT,
+    Weights,
+)
+
+# Candidates are ranked as if this share of what computation could hide at best remained exposed.
+UNLUCKY = 0.3
+# Hull points per arrangement before only the pair around the memory limit is refined further.
+MAX_POINTS = 10
+# An arrangement whose bound exceeds the best candidate by this factor only adds its hull.
+HOPELESS = 1.1
+
+# Weights of the compute path in the bound, the rest going to hideable messages.
+MEANS = (1.0, 0.97, 0.9, 0.75)
+# Only arrangements whose bound is this close are also solved with nothing hidden.
+COMPETITIVE = 1.03
+
+Assignment = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Candidate:
+    """A plan of the additive model. ``assignments`` has one entry per block.
+
+    ``least_seconds`` charges nothing that computation could hide, ``seconds`` some of it.
+    """
+
+    arrangement: Arrangement
+    problem: Problem
+    assignments: tuple[Assignment, ...]
+    starts: tuple[int, ...]
+    seconds: float
+    least_seconds: float
+    bytes: float
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes two candidates the same plan."""
+        return (self.arrangement, self.assignments, self.starts)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Explored:
+    """What one arrangement gave: candidates and the bound within the memory limit."""
+
+    candidates: tuple[Candidate, ...]
+    bound: float
+
+
+def exposed_share(context: Context, num_axes: int) -> float:
+    """Return the share of gradient synchronisation and parameter gathers that nothing can hide.
+
+    While computing and communicating at once both stretch by the factor s, so A seconds of one and H
+    of the other take at least A + (s - 1) H for 1 <= s <= 2. Messages over different axes (one, the
+    other, both) may overlap one another.
+    """
+    return min(max(context.cluster.overlap_slowdown - 1.0, 0.0), 1.0) / channels(num_axes)
+
+
+def channels(num_axes: int) -> int:
+    """Return how many kinds of message groups a mesh has: non-empty sets of axes."""
+    return 2**num_axes - 1
+
+
+def explore(
+    context: Context, arrangement: Arrangement, limit: float, best: float, bound: float
+) -> Explored:
+    """Solve one arrangement.
+
+    ``best`` is the fastest fitting candidate so far and ``bound`` the least bound; both only save work.
+    """
+    problem = Problem(context, arrangement.mesh(0), arrangement.microbatches)
+    least = exposed_share(context, len(problem.mesh.sizes))
+    shares = (least, 1.0) if least < 1.0 else (1.0,)
+    found: dict[tuple[object, ...], Candidate] = {}
+    own = math.inf
+    for share in shares:
+        weights = _search_weights(arrangement, max(share, 0.02))
+        curve = hull(Elimination(problem.factor_graph(weights)), MAX_POINTS, limit)
+        if share == least:
+            own = curve.bound(limit)
+            bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
+        for candidate in _from_hull(problem, arrangement, curve, limit, own < HOPELESS * best):
+            found.setdefault(candidate.identity, candidate)
+        if own >= COMPETITIVE * best:
+            break
+    problem.forget_terms()
+    return Explored(candidates=tuple(found.values()), bound=bound)
+
+
+def _search_weights(arrangement: Arrangement, exposed: float) -> Weights:
+    """Weigh one stage of equal stages, the first one's memory."""
+    p, m = arrangement.stages, arrangement.microbatches
+    held = in_flight(arrangement.schedule, 0, p, m)
+    return Weights(
+        each=(m + p - 1) / p, once=1 / p, exposed=exposed, kept=1 / p, flight=held / p
+    )
+
+
+def _relaxed_bound(
+    problem: Problem, arrangement: Arrangement, curve: Hull, limit: float, known: float
+) -> float:
+    """Bound this arrangement's seconds from below, whatever the cuts; give up once above ``known``.
+
+    The slowest stage takes at least the mean, and every stage holds at least one microbatch. With A the
+    seconds on the compute stream's path and H those of messages that could hide, a step takes at least
+    A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean of the two. Each
+    mean's hull, read at the limit, is a bound (Lagrangian duality).
+    """
+    if not curve.points or curve.points[0].seconds * (1 - 0.02) >= known:
+        return known
+    p, m = arrangement.stages, arrangement.microbatches
+    axes, sorts = len(problem.mesh.sizes), len(problem.context.ties.classes)
+    least, best = exposed_share(problem.context, axes), 0.0
+    for mean in MEANS:
+        weights = Weights(
+            each=mean * (m + p - 1) / p, once=mean / p,
+            exposed=least + (1 - mean) / mean / channels(axes) * m / (m + p - 1),
+            kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
+        )  # fmt: skip
+        relaxed = hull(Elimination(problem.factor_graph(weights)), 2, limit)
+        best = max(best, relaxed.bound(limit))
+        if best >= known:
+            return known
+    return best
+
+
+def _from_hull(
+    problem: Problem, arrangement: Arrangement, found: Hull, limit: float, mixes: bool
+) -> Iterator[Candidate]:
+    pieces = [problem.per_block(point.assignment) for point in found.points]
+    for point, columns in zip(found.points, pieces, strict=True):
+        yield from _cut(problem, arrangement, [(point.assignment, columns)], 0, limit)
+    for i in range(len(pieces) - 1 if mixes else 0):
+        fast = (found.points[i].assignment, pieces[i])
+        small = (found.points[i + 1].assignment, pieces[i + 1])
+        yield from _mix(problem, arrangement, [fast, small], limit)
+
+
+Choice = tuple[Assignment, NDArray[np.float64]]
+
+
+def _mix(
+    problem: Problem, arrangement: Arrangement, ends: list[Choice], limit: float
+) -> Iterator[Candidate]:
+    """Use the smaller point in as few leading blocks as fit the limit, if neither end is the answer."""
+    count = ends[0][1].shape[1]
+
+    def fits(lead: int) -> bool:
+        return any(c.bytes <= limit for c in _cut(problem, arrangement, ends, lead, limit))
+
+    if fits(0) or not fits(count):
+        return
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    if high < count:
+        yield from _cut(problem, arrangement, ends, high, limit)
+
+
+def _cut(
+    problem: Problem, arrangement: Arrangement, ends: list[Choice], lead: int, limit: float
+) -> Iterator[Candidate]:
+    """Cut the blocks into stages, with and without the limit; the first ``lead`` use the last end."""
+    count = ends[0][1].shape[1]
+    of_block = [ends[-1] if block < lead else ends[0] for block in range(count)]
+    columns = np.stack([choice[1][:, block] for block, choice in enumerate(of_block)], axis=1)
+    assignments = tuple(choice[0] for choice in of_block)
+    transfer = transfers(problem, arrangement, assignments)
+    p, m = arrangement.stages, arrangement.microbatches
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    ranked = chain(columns, transfer, least + UNLUCKY * (1 - least))
+    seen: set[tuple[int, ...]] = set()
+    for ceiling in (math.inf, limit) if p > 1 else (math.inf,):
+        cut = partition(ranked, p, m, arrangement.schedule, ceiling)
+        if cut is None or cut.starts in seen:
+            continue
+        seen.add(cut.starts)
+        hidden = chain(columns, transfer * 0, least)
+        yield Candidate(
+            arrangement=arrangement,
+            problem=problem,
+            assignments=assignments,
+            starts=cut.starts,
+            seconds=cut.step_seconds,
+            least_seconds=measure(hidden, cut.starts, m, arrangement.schedule).step_seconds,
+            bytes=max(cut.stage_bytes),
+        )
+
+
+def chain(
+    columns: NDArray[np.float64], transfer: NDArray[np.float64], exposed: float
+) -> Chain:
+    """Return the chain of blocks which the partition cuts."""
+    return Chain(
+        seconds=columns[EACH] + exposed * columns[GATHER],
+        once=columns[ONCE] + exposed * columns[SYNC],
+        kept=columns[KEPT],
+        in_flight=columns[FLIGHT],
+        transient=columns[TRANSIENT],
+        transfer=transfer,
+    )
+
+
+def transfers(
+    problem: Problem, arrangement: Arrangement, assignments: tuple[Assignment, ...]
+) -> NDArray[np.float64]:
+    """Return, per block, the seconds of receiving what crosses into it if a stage begins there."""
+    result = np.zeros(len(problem.context.ties.ranges))
+    if arrangement.stages == 1:
+        return result
+    for crossing in problem.crossings:
+        choice = assignments[crossing.first][crossing.variable]
+        result[crossing.first + 1 : crossing.last + 1] += crossing.seconds[choice]
+    return result
+
+
+def to_strategy(context: Context, candidate: Candidate) -> Strategy:
+    """Write a candidate as a strategy."""
+    problem, arrangement, ties = candidate.problem, candidate.arrangement, context.ties
+    stage_of = np.zeros(len(ties.ranges), dtype=int)
+    for start in candidate.starts[1:]:
+        stage_of[start:] += 1
+    dims = problem.dims(candidate.assignments)
+    configs = tuple(
+        OperatorConfig(mesh=int(stage_of[ties.block[index]]), dims=names)
+        for index, names in enumerate(dims)
+    )
+    training = context.training
+    return Strategy(
+        meshes=tuple(arrangement.mesh(stage) for stage in range(arrangement.stages)),
+        configs=configs,
+        parameters=problem.parameters(candidate.assignments),
+        pipeline=Pipeline(
+            schedule=arrangement.schedule, num_microbatches=arrangement.microbatches
+        ),
+        recompute=tuple(ties.number[block] for block in problem.recomputed(candidate.assignments)),
+        precision=training.precision,
+        batch_norm=training.batch_norm,
+        optimizer_states=training.optimizer_states,
+        clips=training.clips,
+        label=describe(candidate),
+    )
+
+
+def describe(candidate: Candidate) -> str:
+    """Name a candidate as people would."""
+    arrangement, problem = candidate.arrangement, candidate.problem
+    words: list[str] = []
+    if arrangement.stages > 1:
+        words.append(f"pipeline x {arrangement.stages} ({arrangement.schedule})")
+    if arrangement.data > 1:
+        words.append(f"data parallel x {arrangement.data}")
+    if arrangement.tensor > 1:
+        words.append(f"{_tensor_word(candidate)} x {arrangement.tensor}")
+    if not words:
+        words.append("single device")
+    levels = _levels(candidate)
+    if len(levels) == 1 and levels != {0}:
+        words.append(f"ZeRO-{levels.pop()}")
+    elif len(levels) > 1:
+        words.append("ZeRO-" + "/".join(map(str, sorted(levels))))
+    again = len(problem.recomputed(candidate.assignments))
+    if again:
+        words.append(f"recompute {again} blocks")
+    if arrangement.microbatches > 1:
+        words.append(f"{arrangement.microbatches} microbatches")
+    return ", ".join(words)
+
+
+def _levels(candidate: Candidate) -> set[int]:
+    """Return the levels of the parameters, those aside that no level would change."""
+    problem = candidate.problem
+    graph = problem.context.graph
+    biggest = max((graph.tensors[t].numel for t in problem.level_of), default=0)
+    return {
+        assignment[variable]
+        for assignment in set(candidate.assignments)
+        for tensor, variable in problem.level_of.items()
+        if graph.tensors[tensor].numel * 16 >= biggest
+    }
+
+
+def _tensor_word(candidate: Candidate) -> str:
+    problem = candidate.problem
+    context = problem.context
+    roles: set[str] = set()
+    for root in problem.roots:
+        if not any(
+            context.graph.tensors[tensor].role == "parameter"
+            for tensor in context.graph.operators[root].inputs
+        ):
+            continue
+        for assignment in set(candidate.assignments):
+            name = problem.domains[root][assignment[problem.config_of[root]]][-1]
+            if name == context.samples.operator_dim[root] and name:
+                roles.add("data")
+            elif name not in ("", "+"):
+                roles.add("tensor")
+            elif name == "":
+                roles.add("replicated")
+    if "tensor" in roles:
+        return "tensor parallel"
+    return "data parallel" if "data" in roles else "replicated"
+
+
+def spread(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
+    """Choose which candidates to simulate: the fastest that fit, one per arrangement and per
+    number of devices first, then the frontier of time and memory evenly, then the rest by time.
+    """
+    ordered = sorted(
+        candidates,
+        key=lambda c: (float(f"{c.seconds:.9g}"), c.arrangement.num_devices, c.bytes),
+    )
+    chosen: dict[tuple[object, ...], Candidate] = {}
+
+    def take(some: list[Candidate], upto: int) -> None:
+        for candidate in some:
+            if len(chosen) < upto:
+                chosen.setdefault(candidate.identity, candidate)
+
+    fitting = [c for c in ordered if c.bytes <= limit]
+    lead: dict[Arrangement, Candidate] = {}
+    for candidate in fitting:
+        lead.setdefault(candidate.arrangement, candidate)
+    width: dict[int, Candidate] = {}
+    for candidate in fitting:
+        width.setdefault(candidate.arrangement.num_devices, candidate)
+    take(list(lead.values()), max(1, count // 2))
+    take(list(width.values()), max(1, 2 * count // 3))
+    edge: list[Candidate] = []
+    for candidate in ordered:
+        if not edge or candidate.bytes < edge[-1].bytes:
+            edge.append(candidate)
+    share = max(1, count // 3)
+    steps = np.linspace(0, len(edge) - 1, min(share, len(edge))) if edge else np.zeros(0)
+    take([edge[int(round(step))] for step in steps], count)
+    take(fitting, count)
+    take(ordered, count)
+    return list(chosen.values())

@@ -1,0 +1,157 @@
+"""The judge: what the simulator says about a strategy, and the gradient buckets it suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.plan import Objective
+from shardwright.core.program import Kind, Message, Program
+from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.core.timeline import Timeline
+from shardwright.planner.cost import collective_seconds, dollars_per_step, price
+from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.lower import lower
+from shardwright.planner.schedule import merge_gradients
+from shardwright.planner.search.context import Context
+from shardwright.planner.simulate import simulate
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Judged:
+    """A strategy with its simulated objective.
+
+    ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
+    hideable message hidden (NaN for a strategy which did not come from the additive model).
+    """
+
+    strategy: Strategy
+    objective: Objective
+    stage_bytes: tuple[float, ...]
+    sources: tuple[tuple[str, float], ...]
+    least_seconds: float
+
+    @property
+    def bytes(self) -> float:
+        """Peak bytes on the fullest device."""
+        return self.objective.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per step."""
+        return self.objective.step_seconds
+
+
+def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
+    """Lower, price and simulate a strategy as it stands."""
+    return _run(context, strategy, least_seconds)[2]
+
+
+def merge(context: Context, judged: Judged) -> Judged:
+    """Merge gradients into the buckets that finish first, given when each is ready; keep the better.
+
+    The gradients' ready times come from simulating the strategy with every gradient alone.
+    """
+    alone = replace(judged.strategy, gradient_sync=GradientSync())
+    program, timeline, _ = _run(context, alone, judged.least_seconds)
+    buckets = _buckets(context, program, timeline)
+    if not any(len(bucket) > 1 for bucket in buckets):
+        return judged
+    sync = replace(alone.gradient_sync, method="optimal", buckets=buckets)
+    merged = _run(context, replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+    return merged if merged.seconds < judged.seconds else judged
+
+
+def _run(
+    context: Context, strategy: Strategy, least_seconds: float
+) -> tuple[Program, Timeline, Judged]:
+    program = lower(context.graph, strategy, context.samples)
+    prices = price(program, context.graph, context.cluster, context.table)
+    timeline = simulate(
+        program, prices.seconds, overlap_slowdown=context.cluster.overlap_slowdown
+    )
+    fixed = context.table.overhead_map.get("process_bytes", 0.0)
+    peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
+    objective = Objective(
+        step_seconds=timeline.step_seconds,
+        peak_bytes=max(peaks),
+        dollars=dollars_per_step(context.cluster, strategy, timeline.step_seconds),
+    )
+    judged = Judged(
+        strategy=strategy,
+        objective=objective,
+        stage_bytes=peaks,
+        sources=prices.by_source(),
+        least_seconds=least_seconds,
+    )
+    return program, timeline, judged
+
+
+def _buckets(
+    context: Context, program: Program, timeline: Timeline
+) -> tuple[tuple[int, ...], ...]:
+    """Merge, per mesh and kind of message, the gradients in the order in which they became ready."""
+    channels: dict[tuple[object, ...], list[tuple[float, int, float]]] = {}
+    groups: dict[tuple[object, ...], Message] = {}
+    last = _last_instruction(program)
+    for item, message in enumerate(program.messages):
+        if message.purpose != "synchronise" or item not in last or len(message.sources) != 1:
+            continue
+        source = program.values[message.sources[0]]
+        if source.role != "gradient" or message.destination >= 0 or not message.axes:
+            continue
+        if source.scope == "microbatch" and program.strategy.pipeline.num_microbatches > 1:
+            continue  # merging would hold gradients of every microbatch back
+        key = (message.mesh, message.axes, message.primitive, source.scope, source.dtype)
+        ready = _ready(program, timeline, last[item])
+        channels.setdefault(key, []).append((ready, source.tensor, float(message.bytes)))
+        groups.setdefault(key, message)
+    buckets: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for key, entries in channels.items():
+        fresh = sorted(entry for entry in entries if entry[1] not in taken)
+        taken.update(entry[1] for entry in fresh)
+        merged = merge_gradients(
+            [ready for ready, _, _ in fresh],
+            [size for _, _, size in fresh],
+            _message_cost(context, program, groups[key]),
+        )
+        buckets += [tuple(fresh[position][1] for position in bucket) for bucket in merged]
+    return tuple(buckets)
+
+
+def _last_instruction(program: Program) -> dict[int, int]:
+    """Return, per message, its last instruction."""
+    found: dict[int, int] = {}
+    for index in np.flatnonzero(program.kind == Kind.MESSAGE):
+        found[int(program.item[index])] = int(index)
+    return found
+
+
+def _ready(program: Program, timeline: Timeline, index: int) -> float:
+    begin, stop = int(program.offset[index]), int(program.offset[index + 1])
+    before: NDArray[np.int32] = program.predecessor[begin:stop]
+    return float(timeline.end[before].max(initial=0.0))
+
+
+def _message_cost(
+    context: Context, program: Program, message: Message
+) -> Callable[[float], float]:
+    """Return the seconds of one merged message by its bytes; merged items are also copied."""
+    mesh = program.meshes[message.mesh]
+    routes = peer_groups(context.cluster, mesh, message.axes)
+
+    def cost(num_bytes: float) -> float:
+        slowest = max(
+            collective_seconds(
+                message.primitive, num_bytes, devices, context.cluster, context.table, concurrent
+            ).seconds
+            for devices, concurrent in routes
+        )
+        return slowest + context.message_seconds
+
+    return cost
+

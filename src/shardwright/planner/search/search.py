@@ -1,0 +1,390 @@
+"""The search: from graph, cluster and costs to the frontier of plans.
+
+The additive model proposes (``candidates``), the simulator disposes (``judge``). What is exact and
+what is not: per arrangement the additive optimum and all supported time/memory points are exact and
+proved; which of them are simulated is a selection; the frontier is made of simulated objectives only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardwright import __version__
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Bound, Frontier, Objective, Plan
+from shardwright.errors import NoPlan
+from shardwright.planner.search.arrangements import (
+    Arrangement,
+    Shape,
+    device_counts,
+    global_batch,
+    shapes,
+)
+from shardwright.planner.search.candidates import (
+    HOPELESS,
+    Candidate,
+    explore,
+    spread,
+    to_strategy,
+)
+from shardwright.planner.search.context import Context, Training, serial_seconds
+from shardwright.core.strategy import Strategy
+from shardwright.planner.search.judge import Judged, judge, merge
+from shardwright.planner.search.named import named_strategies
+
+RESERVE = 0.05
+MODEL = (
+    "no plan of the searched arrangements is faster when costs add up, equal blocks are treated alike, "
+    "stages are perfectly balanced, and gradient synchronisation and parameter gathers overlap "
+    "computation as well as the cluster lets them"
+)
+GIB = 2**30
+# Twice the memory limit with one microbatch means that one microbatch is hopeless for the others too.
+FAR = 2.0
+# So many of the fastest plans get gradient buckets of their own.
+MERGED = 3
+# So many arrangements are solved again with corrected memory.
+CORRECTED = 3
+# More microbatches are tried while each doubling saves more than a tenth of the smallest plan's memory.
+WORTHWHILE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan may use and how hard to look.
+
+    ``memory_bytes`` per device; None means the smallest device's memory less ``RESERVE``.
+    ``max_candidates`` plans of the additive model are simulated besides the named ones.
+    """
+
+    memory_bytes: float | None = None
+    max_candidates: int = 12
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes is not None and not self.memory_bytes > 0:
+            raise ValueError("a memory limit must be positive")
+        if self.max_candidates < 1:
+            raise ValueError("at least one candidate must be simulated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a search is: ``fraction`` of its work, the best step that fits so far (inf before the
+    first), and the bound (0 until it is known).
+    """
+
+    fraction: float
+    best_seconds: float
+    bound_seconds: float
+    text: str
+
+
+def search(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    *,
+    training: Training = Training(),
+    limits: Limits = Limits(),
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Frontier:
+    """Return the non-dominated plans found, the fastest that fits the memory limit chosen.
+
+    ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is recorded
+    in the plans: this search is deterministic and draws no random numbers. Raises NoPlan when nothing
+    fits, saying how much is missing where.
+    """
+    context = Context(graph, cluster, table, training)
+    limit = limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
+    hunt = _Hunt(context, limit, limits, progress, stop)
+    hunt.judge_named()
+    hunt.explore()
+    hunt.judge_candidates()
+    hunt.merge_gradients()
+    return _frontier(hunt, seed)
+
+
+def _device_memory(cluster: Cluster) -> float:
+    return min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))
+
+
+class _Hunt:
+    """The state of one search: candidates, verdicts and the bound."""
+
+    def __init__(
+        self,
+        context: Context,
+        limit: float,
+        limits: Limits,
+        progress: Callable[[Progress], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.context, self.limit, self.limits = context, limit, limits
+        self._progress, self._stop = progress, stop
+        fixed = context.table.overhead_map.get("process_bytes", 0.0)
+        self.room = max(limit - fixed, 0.0)
+        self.candidates: list[Candidate] = []
+        self.judged: list[Judged] = []
+        self.refused: list[str] = []
+        self.tried: dict[object, tuple[Candidate, Judged | None]] = {}
+        self.bound = math.inf
+        self.fastest = math.inf
+        self.serial = serial_seconds(context)
+        self.complete = True
+
+    @property
+    def fitting(self) -> list[Judged]:
+        """Verdicts within the memory limit, fastest first."""
+        return sorted(
+            (j for j in self.judged if j.bytes <= self.limit),
+            key=lambda j: (j.seconds, j.bytes, len(j.strategy.devices), j.strategy.label),
+        )
+
+    def judge_named(self) -> None:
+        """Simulate the strategies people know, so that none of them beats the answer.
+
+        One that does not fit is tried again with the most microbatches, at once where plain data
+        parallelism was already far too large.
+        """
+        far = False
+        for few, many in named_strategies(self.context):
+            for strategy in dict.fromkeys((many,) if far else (few, many)):
+                if self.stopped() and self.judged:
+                    return
+                verdict = self._verdict(strategy, math.nan)
+                self._tell(0.0, strategy.label)
+                if verdict is not None and verdict.bytes <= self.limit:
+                    break
+                far = far or (verdict is not None and verdict.bytes > FAR * self.limit)
+
+    def explore(self) -> None:
+        """Solve the arrangements of all devices, then those of fewer that could still win."""
+        counts = device_counts(self.context.cluster)
+        for order, count in enumerate(counts):
+            plans = list(shapes(self.context, count))
+            if count < counts[0] and self._even_split(count) >= self.fastest:
+                plans = self._cheaper(plans)
+            for number, shape in enumerate(plans):
+                if not self._explore_shape(shape):
+                    self.complete = False
+                    return
+                share = (order + (number + 1) / len(plans)) / len(counts)
+                self._tell(0.1 + 0.6 * share, f"{count} devices, {shape.stages} stages")
+
+    def _even_split(self, devices: float) -> float:
+        """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
+        return self.serial / devices
+
+    def _cheaper(self, plans: list[Shape]) -> list[Shape]:
+        """Keep of too few devices only what may save money: the best shape, on fewer hosts."""
+        fitting = [c for c in self.candidates if c.bytes <= self.room]
+        if not fitting or not plans:
+            return []
+        best = min(fitting, key=lambda c: (c.seconds, c.bytes)).arrangement
+        cluster = self.context.cluster
+        count = plans[0].stages * plans[0].data * plans[0].tensor
+        rate = cluster.dollars_per_second
+        if rate(tuple(range(2 * count))) <= rate(tuple(range(count))):
+            return []
+        return [
+            replace(plan, microbatches=plan.microbatches[-2:])
+            for plan in plans
+            if (plan.stages, plan.tensor) == (best.stages, best.tensor)
+        ]
+
+    def _explore_shape(self, shape: Shape) -> bool:
+        """Try ever more microbatches, until they no longer save memory; false if asked to stop."""
+        smallest = math.inf
+        for arrangement in shape.arrangements:
+            if self.stopped():
+                return False
+            bubble = (shape.stages - 1) / arrangement.microbatches
+            if self._even_split(arrangement.num_devices) * (1 + bubble) > HOPELESS * self.fastest:
+                continue
+            found = explore(self.context, arrangement, self.room, self.fastest, self.bound)
+            self.candidates += found.candidates
+            self.bound = found.bound
+            fitting = [c.seconds for c in found.candidates if c.bytes <= self.room]
+            self.fastest = min([self.fastest, *fitting])
+            least = min((c.bytes for c in found.candidates), default=math.inf)
+            if least > smallest * WORTHWHILE and shape.stages == 1:
+                break
+            smallest = least
+        return True
+
+    def judge_candidates(self) -> None:
+        """Simulate a selection; while nothing fits go on with smaller ones."""
+        wanted = spread(self.candidates, self.limits.max_candidates, self.room)
+        for number, candidate in enumerate(wanted):
+            if self.stopped() and self.judged:
+                return
+            self._try(candidate)
+            self._tell(0.7 + 0.2 * (number + 1) / len(wanted), "simulating")
+        self._correct()
+        rest = sorted(self.candidates, key=lambda c: c.bytes)
+        for candidate in rest[: self.limits.max_candidates]:
+            if self.fitting or self.stopped():
+                return
+            self._try(candidate)
+
+    def _correct(self) -> None:
+        """Solve the most promising arrangements again, with the memory the simulator found missing.
+
+        The additive model does not know when tensors are alive, so plans made to just fit may not.
+        """
+        missing: dict[Arrangement, float] = {}
+        for candidate, verdict in self.tried.values():
+            if verdict is not None:
+                error = verdict.bytes - (self.limit - self.room) - candidate.bytes
+                known = missing.get(candidate.arrangement, 0.0)
+                missing[candidate.arrangement] = max(known, error)
+        fastest: dict[Arrangement, float] = {}
+        for candidate in self.candidates:
+            if candidate.arrangement in missing and candidate.bytes <= self.room:
+                known = fastest.get(candidate.arrangement, math.inf)
+                fastest[candidate.arrangement] = min(known, candidate.seconds)
+        for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[:CORRECTED]:
+            if self.stopped() or missing[arrangement] <= 0:
+                continue
+            room = self.room - missing[arrangement]
+            again = explore(self.context, arrangement, room, math.inf, 0.0).candidates
+            fitting = sorted(
+                (c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes)
+            )
+            best = self.fitting[0].seconds if self.fitting else math.inf
+            if fitting and fitting[0].least_seconds < best:
+                self._try(fitting[0])
+            self._tell(0.95, "correcting memory")
+
+    def _try(self, candidate: Candidate) -> None:
+        """Simulate a candidate unless that was done."""
+        if candidate.identity not in self.tried:
+            strategy = to_strategy(self.context, candidate)
+            verdict = self._verdict(strategy, candidate.least_seconds)
+            self.tried[candidate.identity] = candidate, verdict
+
+    def merge_gradients(self) -> None:
+        """Choose gradient buckets for the fastest fitting plans; the order may change."""
+        for verdict in self.fitting[:MERGED]:
+            if self.stopped():
+                return
+            merged = merge(self.context, verdict)
+            self.judged = [merged if known is verdict else known for known in self.judged]
+            self._tell(1.0, "merging gradients")
+
+    def stopped(self) -> bool:
+        """Whether the caller wants an answer now."""
+        return self._stop is not None and self._stop()
+
+    def _verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
+        try:
+            verdict = judge(self.context, strategy, least_seconds)
+        except ValueError as error:
+            self.refused.append(f"{strategy.label}: {error}")
+            return None
+        self.judged.append(verdict)
+        return verdict
+
+    def _tell(self, fraction: float, text: str) -> None:
+        if self._progress is not None:
+            fitting = self.fitting
+            best = fitting[0].seconds if fitting else math.inf
+            bound = 0.0 if math.isinf(self.bound) else self.bound
+            self._progress(
+                Progress(fraction=fraction, best_seconds=best, bound_seconds=bound, text=text)
+            )
+
+
+def _frontier(hunt: _Hunt, seed: int) -> Frontier:
+    """Make plans of the non-dominated verdicts that fit, and choose the fastest.
+
+    Of plans with equal objectives the one on the fewest devices stays.
+    """
+    fitting = hunt.fitting
+    if not fitting:
+        raise NoPlan(_no_plan(hunt))
+    best: dict[Objective, Judged] = {}
+    for verdict in fitting:
+        best.setdefault(verdict.objective, verdict)
+    kept = [
+        best[objective]
+        for objective in sorted(best)
+        if not any(other.dominates(objective) for other in best)
+    ]
+    return Frontier(plans=tuple(_plan(hunt, verdict, seed, kept[0]) for verdict in kept), chosen=0)
+
+
+def _plan(hunt: _Hunt, verdict: Judged, seed: int, chosen: Judged) -> Plan:
+    context = hunt.context
+    notes = list(context.graph.notes)
+    if not hunt.complete:
+        notes.append("the search was stopped early: this is the best found so far, without a bound")
+    if context.samples.blocker:
+        notes.append(f"one microbatch only: {context.samples.blocker}")
+    return Plan(
+        strategy=verdict.strategy,
+        predicted=verdict.objective,
+        model=context.graph.name,
+        graph_fingerprint=context.graph.fingerprint,
+        cluster_name=context.cluster.name,
+        cluster_fingerprint=context.cluster.fingerprint,
+        costs_fingerprint=context.table.fingerprint,
+        global_batch=global_batch(context),
+        method="exact elimination, partition program, simulation",
+        seed=seed,
+        version=__version__,
+        reason=_reason(hunt, verdict) if verdict is chosen else "",
+        bound=_bound(hunt, verdict),
+        sources=verdict.sources,
+        notes=tuple(notes),
+    )
+
+
+def _bound(hunt: _Hunt, verdict: Judged) -> Bound | None:
+    """Return the certificate: the least additive cost of any arrangement searched."""
+    if not hunt.complete or math.isinf(hunt.bound) or verdict.bytes > hunt.limit:
+        return None
+    return Bound(step_seconds=hunt.bound, gap=max(0.0, 1 - hunt.bound / verdict.seconds), model=MODEL)
+
+
+def _reason(hunt: _Hunt, best: Judged) -> str:
+    others = [j for j in hunt.fitting if j.strategy.label != best.strategy.label]
+    text = (
+        f"{best.strategy.label} is the fastest of {len(hunt.judged)} simulated plans within "
+        f"{hunt.limit / GIB:.1f} GiB per device ({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB)"
+    )
+    if others:
+        behind = others[0].seconds / best.seconds - 1
+        text += f", {behind:.1%} ahead of {others[0].strategy.label}"
+    bound = _bound(hunt, best)
+    if bound is not None:
+        text += f"; at most {bound.gap:.1%} above the lower bound of {bound.step_seconds:.4g} s"
+    return text + "."
+
+
+def _no_plan(hunt: _Hunt) -> str:
+    if not hunt.judged:
+        why = "; ".join(hunt.refused[:3]) or "no arrangement of the devices divides the batch"
+        return f"no plan could be made: {why}; choose a global batch that more devices divide"
+    nearest = min(hunt.judged, key=lambda j: j.bytes)
+    stage = max(range(len(nearest.stage_bytes)), key=lambda s: nearest.stage_bytes[s])
+    missing = nearest.bytes - hunt.limit
+    return (
+        f"every plan must fit {hunt.limit / GIB:.2f} GiB per device, but the smallest found "
+        f"({nearest.strategy.label}) needs {nearest.bytes / GIB:.2f} GiB on stage {stage}, "
+        f"{missing / GIB:.2f} GiB too much; {_remedy(hunt, nearest)}"
+    )
+
+
+def _remedy(hunt: _Hunt, nearest: Judged) -> str:
+    more = math.ceil(hunt.context.cluster.num_devices * nearest.bytes / hunt.limit)
+    return (
+        f"use about {more} such devices, a smaller global batch or shorter sequences, "
+        "or bfloat16 precision"
+    )

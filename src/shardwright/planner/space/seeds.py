@@ -1,0 +1,305 @@
+"""Whole strategies by their usual names: data parallel, ZeRO, Megatron, sequence parallel, pipeline.
+
+They are points of the space like any other. The search starts from them, the tests train them, and
+users compare against them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import REPLICATE, Layout, local_shape
+from shardwright.core.strategy import (
+    GradientSync,
+    Mesh,
+    OperatorConfig,
+    ParameterConfig,
+    Pipeline,
+    Precision,
+    ScheduleName,
+    Strategy,
+)
+from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples, State, find_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """The degrees of a named strategy; their product is the number of devices.
+
+    ``zero`` is the ZeRO stage 0-3. ``sequence`` shards the sequence dim between the tensor-parallel
+    regions. ``recompute`` recomputes every repeated block.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    stages: int = 1
+    zero: int = 0
+    num_microbatches: int = 1
+    schedule: ScheduleName = "1f1b"
+    sequence: bool = False
+    recompute: bool = False
+    precision: Precision = "float32"
+
+    @property
+    def label(self) -> str:
+        """The name people know it by."""
+        parts = [f"data parallel x {self.data}"] if self.data > 1 else []
+        parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
+        parts += ["sequence parallel"] if self.sequence else []
+        parts += [f"{self.stages} stages {self.schedule}"] if self.stages > 1 else []
+        parts += [f"{self.num_microbatches} microbatches"] if self.num_microbatches > 1 else []
+        parts += ["recomputation"] if self.recompute else []
+        return ", ".join(parts) or "one device"
+
+
+def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
+    """Return the named strategy for a graph on devices 0, 1, 2, ...
+
+    The tensor axis varies fastest, then data, then stage. Where a size does not divide, the operator
+    or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
+    """
+    samples = samples or find_samples(graph)
+    meshes = _meshes(seed)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    stage_of = balanced_stages(graph, seed.stages)
+    tensor_dims = _tensor_parallel(graph, iterations, samples, seed) if seed.tensor > 1 else {}
+    configs: list[OperatorConfig] = []
+    for index, iteration in enumerate(iterations):
+        dims: list[str] = []
+        for axis in meshes[0].axes:
+            dims.append(
+                data_dim(graph, samples, iteration, index)
+                if axis == "data"
+                else tensor_dims.get(index, "")
+            )
+        legal = choices(
+            iteration, meshes[0].sizes, samples.operator_dim[index], seed.num_microbatches
+        )
+        chosen = tuple(dims) if tuple(dims) in legal else _weaken(tuple(dims), legal)
+        configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
+    parameters = tuple(
+        parameter_config(graph, tensor, configs, iterations, meshes[0], seed.zero)
+        for tensor in graph.parameters
+    )
+    return Strategy(
+        meshes=meshes,
+        configs=tuple(configs),
+        parameters=parameters,
+        pipeline=Pipeline(schedule=seed.schedule, num_microbatches=seed.num_microbatches),
+        gradient_sync=GradientSync(method="block", buckets=block_buckets(graph)),
+        recompute=_repeated(graph) if seed.recompute else (),
+        precision=seed.precision,
+        label=seed.label,
+    )
+
+
+def _meshes(seed: Seed) -> tuple[Mesh, ...]:
+    axes = ("data", "tensor") if seed.tensor > 1 else ("data",)
+    sizes = (seed.data, seed.tensor) if seed.tensor > 1 else (seed.data,)
+    width = seed.data * seed.tensor
+    return tuple(
+        Mesh(axes=axes, sizes=sizes, devices=tuple(range(stage * width, (stage + 1) * width)))
+        for stage in range(seed.stages)
+    )
+
+
+def _weaken(dims: tuple[str, ...], legal: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Return the legal config that keeps most of the wanted one."""
+    def agreement(other: tuple[str, ...]) -> int:
+        if any(name not in ("", want) for name, want in zip(other, dims, strict=True)):
+            return -1
+        return sum(name == want for name, want in zip(other, dims, strict=True))
+
+    return max(legal, key=agreement)
+
+
+def _repeated(graph: OperatorGraph) -> tuple[int, ...]:
+    signatures = [block.signature for block in graph.blocks]
+    return tuple(i for i, signature in enumerate(signatures) if signatures.count(signature) > 1)
+
+
+def block_buckets(graph: OperatorGraph) -> tuple[tuple[int, ...], ...]:
+    """Group trainable parameters by the block that first reads them, last block first."""
+    block_of = {
+        index: number
+        for number, block in enumerate(graph.blocks)
+        for index in range(block.start, block.stop)
+    }
+    groups: dict[int, list[int]] = {}
+    for tensor in graph.parameters:
+        if graph.consumers[tensor] and graph.tensors[tensor].needs_gradient:
+            groups.setdefault(block_of[graph.consumers[tensor][0]], []).append(tensor)
+    return tuple(tuple(groups[number]) for number in sorted(groups, reverse=True))
+
+
+def data_dim(graph: OperatorGraph, samples: Samples, iteration: Iteration, index: int) -> str:
+    """Return the dim which data parallelism splits: samples, or sums over samples passing by."""
+    if samples.operator_dim[index]:
+        return samples.operator_dim[index]
+    inputs = graph.operators[index].inputs
+    sums = {i for i, tensor in enumerate(inputs) if samples.state[tensor] is State.SUM}
+    outputs = graph.operators[index].outputs
+    adds_up = all(samples.state[tensor] is State.SUM for tensor in outputs)
+    return PLUS if adds_up and sums and sums >= set(iteration.linear) and iteration.linear else ""
+
+
+def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
+    """Cut the blocks into contiguous stages of about equal flops; one stage number per operator."""
+    flops = [sum(op.flops for op in graph.operators[b.start : b.stop]) + 1.0 for b in graph.blocks]
+    if len(flops) < stages:
+        raise ValueError(f"{len(flops)} blocks cannot make {stages} stages")
+    result: list[int] = []
+    total, done, stage = sum(flops), 0.0, 0
+    for number, block in enumerate(graph.blocks):
+        middle = (done + flops[number] / 2) / total * stages
+        left = len(flops) - number
+        stage = min(max(stage, min(int(middle), stage + 1)), stages - 1)
+        stage = max(stage, stages - left)
+        if number == 0:
+            stage = 0
+        result += [stage] * (block.stop - block.start)
+        done += flops[number]
+    return result
+
+
+def parameter_config(
+    graph: OperatorGraph,
+    tensor: int,
+    configs: list[OperatorConfig],
+    iterations: list[Iteration],
+    mesh: Mesh,
+    zero: int,
+) -> ParameterConfig:
+    """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
+    use = use_layout(graph, tensor, configs, iterations)
+    optimizer = shard_further(graph.tensors[tensor].shape, use, mesh) if zero else use
+    return ParameterConfig(
+        rest=optimizer if zero == 3 else use,
+        optimizer=optimizer,
+        sync="microbatch" if zero >= 2 else "step",
+    )
+
+
+def use_layout(
+    graph: OperatorGraph, tensor: int, configs: list[OperatorConfig], iterations: list[Iteration]
+) -> Layout:
+    """Return the layout in which a parameter's first reader wants it."""
+    readers = graph.consumers[tensor]
+    if not readers:
+        return (REPLICATE,) * len(configs[0].dims)
+    position = graph.operators[readers[0]].inputs.index(tensor)
+    return placements(iterations[readers[0]], configs[readers[0]].dims).inputs[position].value
+
+
+def shard_further(shape: tuple[int, ...], layout: Layout, mesh: Mesh, axis: int = 0) -> Layout:
+    """Shard a parameter over one more axis, along the first dim that divides.
+
+    A dim that a later axis already shards is left alone: its shards would interleave, and gathering
+    them would take two collectives. Without a fitting dim the layout stays as it is.
+    """
+    if layout[axis] != REPLICATE or mesh.sizes[axis] == 1:
+        return layout
+    for dim in range(len(shape)):
+        finer = (*layout[:axis], dim, *layout[axis + 1 :])
+        if dim in layout[axis + 1 :]:
+            continue
+        try:
+            local_shape(shape, finer, mesh.sizes)
+        except ValueError:
+            continue
+        return finer
+    return layout
+
+
+def _tensor_parallel(
+    graph: OperatorGraph, iterations: list[Iteration], samples: Samples, seed: Seed
+) -> dict[int, str]:
+    """Choose the tensor axis's dims as Megatron does: open at some linears, close at the next."""
+    opened = _opening_linears(graph, iterations, seed.tensor)
+    sharded: dict[int, int] = {}  # activation -> the dim that the axis shards
+    dims: dict[int, str] = {}
+    for index, operator in enumerate(graph.operators):
+        iteration = iterations[index]
+        name = opened.get(index, "")
+        for position, tensor in enumerate(operator.inputs):
+            if not name and tensor in sharded:
+                name = iteration.inputs[position][sharded[tensor]]
+        if not name and seed.sequence and samples.operator_dim[index]:
+            name = _sequence_dim(iteration, samples.operator_dim[index], seed.tensor)
+            dims[index] = name
+            continue
+        if not name or iteration.dim(name).size % seed.tensor:
+            continue
+        dims[index] = name
+        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
+            if name in names:
+                sharded[tensor] = names.index(name)
+    return dims
+
+
+def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
+    """Return the dim after the sample dim of a three-dimensional output, if it divides."""
+    names = iteration.outputs[0] if iteration.outputs else ()
+    if len(names) != 3 or names[0] != sample or names[1] == "":
+        return ""
+    return names[1] if iteration.dim(names[1]).size % pieces == 0 else ""
+
+
+def _opening_linears(
+    graph: OperatorGraph, iterations: list[Iteration], pieces: int
+) -> dict[int, str]:
+    """Find linears whose split output can stay split until another linear or attention takes it."""
+    found: dict[int, str] = {}
+    for index, operator in enumerate(graph.operators):
+        if operator.kind != "aten.linear.default":
+            continue
+        name = iterations[index].outputs[0][-1]
+        if name and iterations[index].dim(name).size % pieces == 0:
+            start = {operator.outputs[0]: len(iterations[index].outputs[0]) - 1}
+            if _stays_split(graph, iterations, start, pieces):
+                found[index] = name
+    return found
+
+
+def _stays_split(
+    graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
+) -> bool:
+    """Follow a split activation; true if every path ends at a reduction of the split dim."""
+    pending = list(sharded)
+    closed = False
+    while pending:
+        tensor = pending.pop()
+        for reader in graph.consumers[tensor]:
+            operator, iteration = graph.operators[reader], iterations[reader]
+            names = iteration.inputs[operator.inputs.index(tensor)]
+            name = names[sharded[tensor]] if names else ""
+            if not name or iteration.dim(name).size % pieces:
+                return False
+            if operator.kind == "aten.linear.default":
+                closed = True
+                continue
+            if _meets_residual(graph, operator.kind, operator.inputs, sharded):
+                return False
+            for output, out_names in zip(operator.outputs, iteration.outputs, strict=True):
+                if name not in out_names:
+                    return False
+                if output not in sharded:
+                    sharded[output] = out_names.index(name)
+                    pending.append(output)
+    return closed
+
+
+def _meets_residual(
+    graph: OperatorGraph, kind: str, inputs: tuple[int, ...], sharded: dict[int, int]
+) -> bool:
+    """An addition with an activation from outside the split region is the residual stream."""
+    if not kind.startswith("aten.add."):
+        return False
+    return any(
+        tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs
+    )

@@ -1,0 +1,109 @@
+"""What a caller asks of a verb, checked once: planning requests, training jobs, and who watches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwright.errors import InputError
+from shardwright.units import read_quantity
+
+# Tensors that the optimizer keeps per parameter.
+OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
+PRECISIONS = ("float32", "bfloat16", "float64")
+MEASURES = ("auto", "never", "always")
+LARGEST_BATCH = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a plan is wanted for.
+
+    None means: the model's or machine's own. ``memory_limit`` is bytes per device, or text with a
+    unit. ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what
+    is, ``never`` nothing. ``clips``: gradients will be clipped by their global norm.
+    """
+
+    global_batch: int | None = None
+    seq: int | None = None
+    memory_limit: str | float | None = None
+    optimizer: str = "adamw"
+    precision: str = "float32"
+    seed: int = 0
+    measure: str = "auto"
+    clips: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("measure", self.measure, MEASURES)
+        for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
+            if value is not None and not 1 <= value <= LARGEST_BATCH:
+                raise InputError(f"the {name} must be between 1 and {LARGEST_BATCH}, not {value}")
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """The memory limit in bytes, None for the devices' own."""
+        limit = self.memory_limit
+        if limit is None or limit == "":
+            return None
+        try:
+            size = read_quantity(limit, "bytes") if isinstance(limit, str) else float(limit)
+        except InputError as error:
+            raise InputError(f"the memory limit {error}") from error
+        if not (size > 0 and math.isfinite(size)):
+            raise InputError(f"the memory limit must be positive, not {limit}")
+        return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train. ``clip`` is the largest gradient norm (0: none)."""
+
+    model: str
+    steps: int = 100
+    learning_rate: float = 1e-3
+    optimizer: str = ""
+    clip: float = 0.0
+    checkpoint_dir: str = ""
+    checkpoint_every: int = 100
+    resume: bool = False
+    profiles: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.checkpoint_every < 1:
+            raise InputError("training needs at least one step, and checkpoints at least one apart")
+        if not (0 <= self.learning_rate < math.inf and 0 <= self.clip < math.inf):
+            raise InputError("learning rate and clip must be finite and not negative")
+        if self.optimizer:
+            _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
+        if self.resume and not self.checkpoint_dir:
+            raise InputError("--resume needs to know where the checkpoints are; give --checkpoint-dir")
+
+
+def _nothing(what: str, fraction: float) -> None:
+    """Show nothing."""
+    del what, fraction
+
+
+def _never() -> bool:
+    return False
+
+
+def _no_step(event: dict[str, float]) -> None:
+    del event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who looks on: told how far long work is, asked whether to stop, shown every training step."""
+
+    tell: Callable[[str, float], None] = _nothing
+    stop: Callable[[], bool] = _never
+    step: Callable[[dict[str, float]], None] = _no_step
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InputError(f"{name} must be one of {', '.join(known)}, not {value[:40]!r}")

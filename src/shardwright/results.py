@@ -1,0 +1,93 @@
+"""What the verbs of ``api`` return besides the core nouns: small frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Frontier
+from shardwright.planfile import Origin
+from shardwright.report.story import Difference, PlanStory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of ``doctor``: what was looked at, whether it is as needed, and what to do if not."""
+
+    name: str
+    is_ok: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Which operators of a graph can be split: those with a rule; others run replicated."""
+
+    num_operators: int
+    num_with_rule: int
+    replicated: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What profiling did: how many measurements were made and how many were already known."""
+
+    cluster: Cluster
+    costs: CostTable
+    num_measured: int
+    num_known: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A finished planning session: the frontier with everything it rests on.
+
+    ``spreads`` are the half-widths of the plans' step times. ``is_complete`` is false when the search was stopped and this is the best it had found.
+    """
+
+    graph: OperatorGraph
+    cluster: Cluster
+    costs: CostTable
+    frontier: Frontier
+    origin: Origin = field(default_factory=Origin)
+    spreads: tuple[float, ...] = ()
+    num_measured: int = 0
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What training did, as the ranks reported it.
+
+    ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
+    steps but the first two. ``peak_bytes`` is per rank.
+    """
+
+    losses: tuple[float, ...]
+    first_step: int
+    step_seconds: float
+    tokens_per_second: float
+    peak_bytes: tuple[float, ...]
+    checkpoint: str = ""
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Prediction beside measurement of one plan."""
+
+    story: PlanStory
+    rows: tuple[Difference, ...]
+    training: TrainingRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The files a report consists of."""
+
+    page: Path
+    trace: Path | None = None

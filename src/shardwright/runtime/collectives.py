@@ -1,0 +1,114 @@
+"""The collectives as the executor runs them and the profiler measures them, one flat buffer each.
+
+Every function starts its work and returns a ``Pending``; nothing blocks. Where gloo's own algorithm
+is poor another one of equal result is used: its reduce-scatter is an all-reduce and a copy, so we
+exchange the pieces (all-to-all) and add them in rank order; its all-gather copies every piece twice,
+so each rank broadcasts its own straight into the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+# What gloo sums; anything else is sent as this.
+NOT_SUMMED_BY_GLOO = {torch.bool: torch.uint8, torch.int16: torch.int32}
+
+
+class Pending:
+    """Works under way, and what remains to be done locally once they are complete."""
+
+    __slots__ = ("_finish", "result", "works")
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        result: Tensor,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self.works = works
+        self.result = result
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        """Block until complete and return the result buffer."""
+        for work in self.works:
+            work.wait()
+        if self._finish is not None:
+            self._finish()
+        self.works, self._finish = (), None
+        return self.result
+
+
+def is_gloo(group: ProcessGroup) -> bool:
+    """Whether the group's tensors on the host travel by gloo."""
+    return "gloo" in dist.get_backend(group)
+
+
+def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
+    """Sum a buffer over the group, in place."""
+    wire = NOT_SUMMED_BY_GLOO.get(buffer.dtype)
+    if wire is None:
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        return Pending((work,), buffer)  # type: ignore[arg-type]
+    widened = buffer.to(wire)
+    work = dist.all_reduce(widened, group=group, async_op=True)
+    return Pending((work,), buffer, lambda: _store(buffer, widened))  # type: ignore[arg-type]
+
+
+def _store(buffer: Tensor, value: Tensor) -> None:
+    buffer.copy_(value)
+
+
+def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
+    """Collect every rank's flat piece, in group order, into a flat output."""
+    if not is_gloo(group):
+        work = dist.all_gather_single(output, piece, group=group, async_op=True)
+        return Pending((work,), output)  # type: ignore[arg-type]
+    rows = output.view(group.size(), -1)
+    rows[group.rank()].copy_(piece)
+    works = [
+        dist.broadcast(rows[rank], group_src=rank, group=group, async_op=True)
+        for rank in range(group.size())
+    ]
+    return Pending(works, output)  # type: ignore[arg-type]
+
+
+def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pending:
+    """Sum flat buffers over the group; rank r keeps the r-th of its equal pieces in ``output``."""
+    if not is_gloo(group):
+        work = dist.reduce_scatter_single(output, whole, group=group, async_op=True)
+        return Pending((work,), output)  # type: ignore[arg-type]
+    terms = torch.empty_like(whole)
+    work = dist.all_to_all_single(terms, whole, group=group, async_op=True)
+    rows = terms.view(group.size(), -1)
+
+    def add_up() -> None:
+        torch.sum(rows, 0, dtype=output.dtype, out=output)
+
+    return Pending((work,), output, add_up)  # type: ignore[arg-type]
+
+
+def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
+    """Send the r-th of the buffer's equal pieces to rank r; the output holds one from every rank."""
+    work = dist.all_to_all_single(output, pieces, group=group, async_op=True)
+    return Pending((work,), output)  # type: ignore[arg-type]
+
+
+def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
+    """Start sending a contiguous tensor to a rank of the world."""
+    work = dist.isend(tensor, dst=rank, group=group, tag=tag)
+    return Pending((work,), tensor)  # type: ignore[arg-type]
+
+
+def receive(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
+    """Start receiving into a contiguous tensor from a rank of the world."""
+    work = dist.irecv(tensor, src=rank, group=group, tag=tag)
+    return Pending((work,), tensor)  # type: ignore[arg-type]

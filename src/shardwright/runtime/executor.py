@@ -1,0 +1,345 @@
+"""The Executor: one rank's live objects, running a Program with tensors.
+
+It obeys the Program and decides nothing. Every rank is given the *global* batch and takes its own
+shard of every microbatch from it; microbatch k holds the k-th of equal consecutive pieces of the
+global batch, and devices split each piece further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardwright.core.layout import PARTIAL
+from shardwright.core.program import Kind, Program
+from shardwright.core.timeline import Timeline
+from shardwright.errors import InputError, RunError
+from shardwright.runtime import checkpoint, gather, inputs, trace
+from shardwright.runtime.capture import Captured
+from shardwright.runtime.interpreter import (
+    Action,
+    Clock,
+    Compiled,
+    Compiler,
+    Machine,
+    needed_forward,
+)
+from shardwright.runtime.messages import Groups
+from shardwright.runtime.parameters import Parameters
+from shardwright.runtime.randomness import RandomSource
+from shardwright.runtime.segment import Site
+from shardwright.runtime.status import INTERRUPTION, StatusFile
+from shardwright.runtime.store import DTYPES, Store
+
+# Receives named parameters (this rank's master shards), returns an optimizer over them.
+OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run a Program.
+
+    ``device``: torch device of this rank, the CPU where it is None. ``seed`` of dropout.
+    ``max_norm``: bound of the global gradient norm, for plans that clip. ``check_finite`` raises
+    before the update when the loss is NaN or infinite. ``timeout``: seconds a collective may take.
+    """
+
+    device: torch.device | str | None = None
+    seed: int = 0
+    max_norm: float | None = None
+    check_finite: bool = False
+    timeout: float = 60.0
+
+
+class Executor:
+    """Runs training steps of a Program on this rank.
+
+    ``optimizer`` makes the optimizer from this rank's named master shards;
+    ``functools.partial(torch.optim.AdamW, lr=1e-3)`` will do. Learning-rate schedulers attach to
+    ``executor.optimizer``. The process group must be initialised where there are several ranks.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        program: Program,
+        module: nn.Module,
+        *,
+        optimizer: OptimizerFactory,
+        options: RunOptions | None = None,
+    ) -> None:
+        self.captured, self.program, self.options = captured, program, options or RunOptions()
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.machine = _machine(captured, program, module, self.options, self.rank)
+        self.optimizer = optimizer(self.machine.parameters.named())
+        self.interrupted = False
+        self.status = StatusFile(self.rank)
+        self._check_clipping()
+        compiler = Compiler(self.machine, self._special, training=True)
+        mine = [
+            index
+            for index in range(program.num_instructions)
+            if int(program.group[index]) in self.machine.sites
+        ]
+        self._inputs = inputs.compile_inputs(captured, program, self.machine.sites)
+        self._loss_slots = self._slots_of_loss()
+        self._training = compiler.compile(mine, frozenset(self._loss_slots))
+        self._evaluation: Compiled | None = None
+        self._reduced: tuple[Tensor, Any] | None = None
+        self.status.explain({index: program.describe(index) for index in mine}, self.stage)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken."""
+        return self.machine.clock.step
+
+    @property
+    def stage(self) -> int:
+        """The first mesh that this rank belongs to."""
+        return min(self.machine.sites)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def step(self, batch: inputs.Batch) -> Tensor:
+        """Train on one global batch and return its loss, equal on all ranks (0-d, float64)."""
+        loss = self._run(self._training, batch, self._walk)
+        self.machine.clock.step += 1
+        return loss
+
+    def evaluate(self, batch: inputs.Batch) -> Tensor:
+        """Return the loss of one global batch, without dropout and with running statistics."""
+        if self._evaluation is None:
+            compiler = Compiler(self.machine, self._special, training=False)
+            goal = frozenset(self._slots_of_loss(anywhere=True))
+            needed = needed_forward(compiler, range(self.program.num_instructions), goal)
+            mine = [i for i in needed if int(self.program.group[i]) in self.machine.sites]
+            self._evaluation = compiler.compile(mine, frozenset(self._loss_slots))
+        return self._run(self._evaluation, batch, self._walk)
+
+    def profile_step(self, batch: inputs.Batch) -> Timeline:
+        """Take one training step while measuring every instruction and the memory."""
+        def run(walk: Callable[[Compiled], None]) -> None:
+            self._run(self._training, batch, walk)
+            self.machine.clock.step += 1
+
+        return trace.measure(self.machine, self.status, self.optimizer, self._training, run)
+
+    def _run(
+        self, compiled: Compiled, batch: inputs.Batch, walk: Callable[[Compiled], None]
+    ) -> Tensor:
+        store, source = self.machine.store, next(iter(self.machine.sites.values())).source
+        inputs.fill(store, self._inputs, batch, self.captured, source.device)
+        self.status.words[0] = self.machine.clock.step
+        numbers = source.state()
+        try:
+            with torch.no_grad():
+                self._seed_gradient()
+                walk(compiled)
+                self._reduce_loss()
+                return self._finish_loss()
+        except (KeyboardInterrupt, RunError):
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
+        finally:
+            self.status.words[1] = 0
+            self._reduced = None
+            source.restore(numbers)
+            store.clear()
+
+    def _walk(self, compiled: Compiled) -> None:
+        words = self.status.words
+        for index, action in compiled.actions:
+            words[1] = index + 1
+            action()
+
+    def _explained(self, error: Exception) -> RunError:
+        index = int(self.status.words[1]) - 1
+        instruction = self.program.describe(index) if index >= 0 else "between instructions"
+        return RunError(
+            f"rank {self.rank} failed in step {self.steps}, {instruction}: {error}; "
+            "the last checkpoint is unharmed: resume from it once the cause is removed",
+            rank=self.rank,
+            stage=self.stage,
+            instruction=instruction,
+        )
+
+    # -- loss ----------------------------------------------------------------------------------
+
+    def _slots_of_loss(self, *, anywhere: bool = False) -> list[int]:
+        loss = self.program.values[self.program.loss]
+        if not anywhere and loss.mesh not in self.machine.sites:
+            return []
+        pieces = range(self.program.strategy.pipeline.num_microbatches)
+        slots = [self.machine.store.slot(self.program.loss, piece) for piece in pieces]
+        return list(dict.fromkeys(slots))
+
+    def _seed_gradient(self) -> None:
+        loss = self.program.values[self.program.loss]
+        if loss.gradient < 0 or loss.mesh not in self.machine.sites:
+            return
+        gradient = self.program.values[loss.gradient]
+        device = self.machine.sites[loss.mesh].device
+        for piece in range(self.program.strategy.pipeline.num_microbatches):
+            one = torch.ones(gradient.shape, dtype=DTYPES[gradient.dtype], device=device)
+            self.machine.store.data[self.machine.store.slot(loss.gradient, piece)] = one
+
+    def _reduce_loss(self) -> None:
+        """Start summing the loss over microbatches and partial axes, once per step."""
+        if self._reduced is not None:
+            return
+        site = self.machine.sites.get(self.program.values[self.program.loss].mesh)
+        device = next(iter(self.machine.sites.values())).device
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        if site is not None and self._counts(self.program.loss):
+            for slot in self._loss_slots:
+                held = self.machine.store.data[slot]
+                total[0] += held if held is not None else torch.nan
+        total[1] = float(INTERRUPTION.requested)
+        work = dist.all_reduce(total, async_op=True) if _world_size() > 1 else None
+        self._reduced = (total, work)
+
+    def _counts(self, value: int) -> bool:
+        """Whether this rank counts a value in sums over the world: replicas count once."""
+        entry = self.program.values[value]
+        site = self.machine.sites[entry.mesh]
+        return all(
+            place == 0
+            for placement, place in zip(entry.layout, site.coordinate, strict=True)
+            if placement < 0 and not (value == self.program.loss and placement == PARTIAL)
+        )
+
+    def _finish_loss(self) -> Tensor:
+        if self._reduced is None:
+            raise RuntimeError("the loss was not reduced")
+        total, work = self._reduced
+        if work is not None:
+            work.wait()
+            self._reduced = (total, None)
+        self.interrupted = bool(total[1])
+        return total[0]
+
+    # -- clipping and update -------------------------------------------------------------------
+
+    def _check_clipping(self) -> None:
+        clips = bool((self.program.kind == Kind.CLIP).any())
+        if clips != (self.options.max_norm is not None):
+            raise InputError(
+                f"max_norm and the plan must agree, but max_norm is {self.options.max_norm} and the "
+                f"plan {'clips' if clips else 'does not clip'}; plan again with the same option"
+            )
+
+    def _special(self, kind: Kind, mesh: int) -> Action:
+        store, values = self.machine.store, self.program.values
+        pairs = [
+            (master.parameter, store.slot(master.gradient, 0), self._counts(master.value))
+            for master in self.machine.parameters.masters
+            if values[master.value].mesh == mesh
+        ]
+        if kind == Kind.CLIP:
+            return lambda: self._clip([(slot, counts) for _, slot, counts in pairs])
+        return lambda: self._update([(parameter, slot) for parameter, slot, _ in pairs])
+
+    def _before_update(self) -> None:
+        self._reduce_loss()
+        if self.options.check_finite and not bool(self._finish_loss().isfinite()):
+            loss = float(self._finish_loss())
+            raise RunError(
+                f"the loss must be finite, but it is {loss} in step {self.steps}; nothing was "
+                "updated in this step: lower the learning rate, clip gradients, or look at the batch",
+                rank=self.rank,
+                stage=self.stage,
+                instruction="loss",
+            )
+
+    def _clip(self, pairs: Sequence[tuple[int, bool]]) -> None:
+        """Scale all gradients as ``torch.nn.utils.clip_grad_norm_`` would on the whole model."""
+        self._before_update()
+        data, owned = self.machine.store.data, self.machine.store.owned
+        device = next(iter(self.machine.sites.values())).device
+        found = [data[slot] for slot, counts in pairs if counts and data[slot] is not None]
+        square = torch.zeros((), dtype=torch.float64, device=device)
+        for norm in torch._foreach_norm([g for g in found if g is not None]) if found else []:
+            square += norm.double().square()
+        if _world_size() > 1:
+            dist.all_reduce(square)
+        factor = (self.options.max_norm or 0.0) / (square.sqrt() + 1e-6)
+        factor = factor.clamp(max=1.0)
+        for slot, _ in pairs:
+            gradient = data[slot]
+            if gradient is not None:
+                scale = factor.to(gradient.dtype)
+                data[slot] = gradient.mul_(scale) if owned[slot] else gradient * scale
+                owned[slot] = True
+
+    def _update(self, pairs: Sequence[tuple[nn.Parameter, int]]) -> None:
+        self._before_update()
+        for parameter, slot in pairs:
+            gradient = self.machine.store.data[slot]
+            parameter.grad = None if gradient is None else gradient.contiguous()
+        self.optimizer.step()
+        for parameter, _ in pairs:
+            parameter.grad = None
+
+    # -- out of and into the executor ----------------------------------------------------------
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Gather every parameter whole, by name, on every rank (a collective call)."""
+        return gather.full_parameters(self.machine)
+
+    def to_module(self, module: nn.Module) -> None:
+        """Write parameters and buffers into a plain module on every rank (a collective call)."""
+        gather.to_module(self.machine, module)
+
+    def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+        """Write a checkpoint atomically (a collective call); returns its own directory."""
+        return checkpoint.save(self.machine, self.optimizer, Path(directory), extra or {})
+
+    def load(self, directory: str | Path) -> dict[str, Any]:
+        """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
+        return checkpoint.load(self.machine, self.optimizer, Path(directory))
+
+    def close(self) -> None:
+        """Destroy the process groups that were made for this Program."""
+        self.machine.groups.close()
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _machine(
+    captured: Captured, program: Program, module: nn.Module, options: RunOptions, rank: int
+) -> Machine:
+    devices = program.strategy.devices
+    if len(devices) != _world_size():
+        raise InputError(
+            f"the plan is for {len(devices)} ranks but {_world_size()} were started; start "
+            f"{len(devices)} (torchrun --nproc-per-node, or the launcher's count)"
+        )
+    place = torch.device(options.device or "cpu")
+    source = RandomSource(place, options.seed)
+    mine = devices[rank]
+    sites = {
+        index: Site(mesh=mesh, coordinate=mesh.coordinate(mine), device=place, source=source)
+        for index, mesh in enumerate(program.meshes)
+        if mine in mesh.devices
+    }
+    rank_of = {device: number for number, device in enumerate(devices)}
+    return Machine(
+        captured=captured,
+        program=program,
+        device=mine,
+        rank_of=rank_of,
+        sites=sites,
+        store=Store(program, place),
+        parameters=Parameters(captured, program, module, sites),
+        groups=Groups(program, rank_of, options.timeout),
+        clock=Clock(),
+    )

@@ -1,0 +1,106 @@
+"""The batch: check it, and cut this rank's shard of every microbatch out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.core.layout import shard_offsets
+from shardwright.core.program import Program, Value
+from shardwright.errors import InputError
+from shardwright.runtime.capture import Captured
+from shardwright.runtime.segment import Site
+from shardwright.runtime.store import DTYPES, Store
+
+Batch = Mapping[str, Tensor] | Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One input value of one microbatch: where it lies in the global tensor ``name``."""
+
+    name: str
+    value: int
+    microbatch: int
+    ranges: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+
+
+def compile_inputs(
+    captured: Captured, program: Program, sites: Mapping[int, Site]
+) -> tuple[Cut, ...]:
+    """Return every cut that this rank needs in a step."""
+    pieces = program.strategy.pipeline.num_microbatches
+    cuts: list[Cut] = []
+    for index, value in enumerate(program.values):
+        if value.role != "input" or value.mesh not in sites or value.alias >= 0:
+            continue
+        spec = captured.graph.tensors[value.tensor]
+        for microbatch in range(pieces if value.scope == "microbatch" else 1):
+            ranges = _ranges(spec.shape, value, sites[value.mesh], pieces, microbatch)
+            cuts.append(
+                Cut(
+                    name=spec.name,
+                    value=index,
+                    microbatch=microbatch,
+                    ranges=ranges,
+                    dtype=DTYPES[value.dtype],
+                )
+            )
+    return tuple(cuts)
+
+
+def _ranges(
+    shape: tuple[int, ...], value: Value, site: Site, pieces: int, microbatch: int
+) -> tuple[tuple[int, int, int], ...]:
+    """Return (dim, start, size) wherever a shard is not the whole tensor.
+
+    The dim that a microbatch takes a piece of is the one which its shards do not cover.
+    """
+    shards = [1] * len(shape)
+    for placement, count in zip(value.layout, site.mesh.sizes, strict=True):
+        if placement >= 0:
+            shards[placement] *= count
+    covered = [size * count for size, count in zip(value.shape, shards, strict=True)]
+    offsets = shard_offsets(tuple(covered), value.layout, site.mesh.sizes, site.coordinate)
+    ranges: list[tuple[int, int, int]] = []
+    for dim, whole in enumerate(shape):
+        start = offsets[dim] + (microbatch * covered[dim] if covered[dim] * pieces == whole else 0)
+        if value.shape[dim] != whole:
+            ranges.append((dim, start, value.shape[dim]))
+    return tuple(ranges)
+
+
+def fill(
+    store: Store, cuts: Sequence[Cut], batch: Batch, captured: Captured, device: torch.device
+) -> None:
+    """Check a batch and write its shards into the store."""
+    tensors = _checked(batch, captured)
+    for cut in cuts:
+        tensor = tensors[cut.name]
+        for dim, start, size in cut.ranges:
+            tensor = tensor.narrow(dim, start, size)
+        shard = tensor.to(device=device, dtype=cut.dtype, non_blocking=True).contiguous()
+        store.data[store.slot(cut.value, cut.microbatch)] = shard
+
+
+def _checked(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
+    if not isinstance(batch, Mapping):
+        batch = dict(zip(captured.batch_names, batch, strict=False))
+    for index in captured.graph.inputs:
+        spec = captured.graph.tensors[index]
+        tensor = batch.get(spec.name)
+        if tensor is None:
+            raise InputError(
+                f"the batch must have the entries {list(captured.batch_names)}, but it has "
+                f"{list(batch)}; {spec.name!r} is missing"
+            )
+        if tuple(tensor.shape) != spec.shape:
+            raise InputError(
+                f"batch entry {spec.name!r} must have the global shape {spec.shape} that the plan "
+                f"was made for, not {tuple(tensor.shape)}; pass the whole global batch, or plan again"
+            )
+    return batch

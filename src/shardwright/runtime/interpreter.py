@@ -1,0 +1,391 @@
+"""Compile one rank's instructions into a flat list of closures.
+
+Everything that can be decided before training is decided here: which slot every operand lies in,
+where a message must be complete, after which instruction a value is dropped. A step then only walks
+the list. Values are dropped after their last use on this rank, as ``Program.frees`` says; what a
+recomputation writes again is dropped again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from shardwright.core.program import Kind, Program, Segment
+from shardwright.runtime import messages
+from shardwright.runtime.capture import Captured
+from shardwright.runtime.messages import Exchange, Groups, Item, Route
+from shardwright.runtime.parameters import Parameters
+from shardwright.runtime.segment import Mode, Site, build_segment, writes_buffers
+from shardwright.runtime.store import DTYPES, Store
+
+COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+Action = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Clock:
+    """The step that is being run; random operators read it."""
+
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One rank: its device in the Program, where it stands on each of its meshes, what it holds."""
+
+    captured: Captured
+    program: Program
+    device: int
+    rank_of: Mapping[int, int]
+    sites: Mapping[int, Site]
+    store: Store
+    parameters: Parameters
+    groups: Groups
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """What an instruction does to the slots of this rank."""
+
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    adds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a rank runs: (instruction, action) in order. ``exchanges`` by instruction, for tracing."""
+
+    actions: tuple[tuple[int, Action], ...]
+    exchanges: Mapping[int, Exchange]
+
+
+# Makes the action of a CLIP or UPDATE on a mesh.
+Special = Callable[[Kind, int], Action]
+
+
+class Compiler:
+    """Compiles instruction lists for one machine, for training or for evaluation."""
+
+    def __init__(self, machine: Machine, special: Special, *, training: bool) -> None:
+        self.machine = machine
+        self.program = machine.program
+        self.special = special
+        self.training = training
+        self._modules: dict[tuple[int, bool], fx.GraphModule] = {}
+        self._graphs: dict[tuple[int, int], list[Any]] = {}
+        self._mailbox: dict[int, Tensor] = {}
+
+    # -- laying out ----------------------------------------------------------------------------
+
+    def compile(self, indices: Sequence[int], keep: frozenset[int]) -> Compiled:
+        """Compile instructions in order; the slots in ``keep`` survive the step."""
+        touches = [self.touch(index) for index in indices]
+        drops = self._drops(touches, keep)
+        actions: list[tuple[int, Action]] = []
+        exchanges: dict[int, Exchange] = {}
+        awaited: dict[int, int] = {}
+        for index, touch, dropped in zip(indices, touches, drops, strict=True):
+            for slot in (*touch.reads, *touch.writes, *touch.adds):
+                self._settle(awaited, slot, exchanges, actions)
+            kind = Kind(int(self.program.kind[index]))
+            if kind in COMPUTE:
+                actions.append((index, self._compute(kind, index)))
+            elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
+                exchange = self._exchange(kind, index)
+                exchanges[index] = exchange
+                actions.append((index, exchange.issue))
+                awaited |= dict.fromkeys((*touch.writes, *touch.adds), index)
+            else:
+                actions.append((index, self.special(kind, int(self.program.group[index]))))
+            for slot in dropped:
+                self._settle(awaited, slot, exchanges, actions)
+            if dropped:
+                actions.append((index, self._drop(dropped)))
+        for index in dict.fromkeys(awaited.values()):
+            actions.append((index, exchanges[index].complete))
+        for index, exchange in exchanges.items():
+            if isinstance(exchange, messages.Send):
+                actions.append((index, exchange.complete))
+        return Compiled(tuple(actions), exchanges)
+
+    @staticmethod
+    def _settle(
+        awaited: dict[int, int],
+        slot: int,
+        exchanges: Mapping[int, Exchange],
+        actions: list[tuple[int, Action]],
+    ) -> None:
+        """Complete the message under way that writes a slot, if there is one."""
+        index = awaited.get(slot)
+        if index is None:
+            return
+        actions.append((index, exchanges[index].complete))
+        for other in [key for key, message in awaited.items() if message == index]:
+            del awaited[other]
+
+    def _drops(self, touches: Sequence[Touch], keep: frozenset[int]) -> list[list[int]]:
+        """Return the slots to drop after each instruction: no use before they are made anew."""
+        drops: list[list[int]] = [[] for _ in touches]
+        dead_after: dict[int, bool] = {}
+        for place in reversed(range(len(touches))):
+            touch = touches[place]
+            for slot in dict.fromkeys((*touch.reads, *touch.writes, *touch.adds)):
+                if dead_after.get(slot, True) and slot not in keep:
+                    drops[place].append(slot)
+                dead_after[slot] = slot in touch.writes and slot not in touch.reads
+        return drops
+
+    def touch(self, index: int) -> Touch:
+        """Return the slots that an instruction reads, makes, and adds to."""
+        program, microbatch = self.program, int(self.program.microbatch[index])
+        kind, item = Kind(int(program.kind[index])), int(program.item[index])
+        slots = self._slots(microbatch)
+        values = program.values
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            segment = program.segments[item]
+            return Touch(slots(segment.inputs), slots(segment.outputs))
+        if kind == Kind.BACKWARD:
+            segment = program.segments[item]
+            incoming = [values[value].gradient for value in segment.outputs]
+            made = [values[value].gradient for value in segment.inputs]
+            gathered = [v for v in segment.inputs if values[v].role == "parameter"]
+            return Touch(slots((*gathered, *incoming)), (), slots(made))
+        if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
+            message = program.messages[item]
+            reads = () if kind == Kind.RECEIVE else slots(message.sources)
+            results = () if kind == Kind.SEND else message.results
+            adds = [value for value in results if values[value].role == "gradient"]
+            fresh = [value for value in results if values[value].role != "gradient"]
+            return Touch(reads, slots(fresh), slots(adds))
+        mesh = int(program.group[index])
+        masters = [m for m in self.machine.parameters.masters if values[m.value].mesh == mesh]
+        held = slots([master.value for master in masters])
+        gradients = slots([master.gradient for master in masters])
+        return Touch((*held, *gradients), held if kind == Kind.UPDATE else ())
+
+    def _slots(self, microbatch: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        store = self.machine.store
+        return lambda values: tuple(
+            dict.fromkeys(store.slot(value, microbatch) for value in values if value >= 0)
+        )
+
+    def _drop(self, slots: Sequence[int]) -> Action:
+        store, parameters = self.machine.store, self.machine.parameters
+        gathered = {store.slot(root, 0): root for root in parameters.raw if parameters.is_gathered(root)}
+        released = [gathered[slot] for slot in slots if slot in gathered]
+        cleared, data = [slot for slot in slots if slot not in gathered], store.data
+
+        def drop() -> None:
+            for slot in cleared:
+                data[slot] = None
+            for root in released:
+                parameters.release(root)
+
+        return drop
+
+    # -- computing -----------------------------------------------------------------------------
+
+    def _compute(self, kind: Kind, index: int) -> Action:
+        item, microbatch = int(self.program.item[index]), int(self.program.microbatch[index])
+        segment = self.program.segments[item]
+        kept = self._graphs.setdefault((item, microbatch), [])
+        if kind == Kind.BACKWARD:
+            return self._backward(segment, microbatch, kept)
+        again = kind == Kind.RECOMPUTE
+        keeps_graph = self.training and segment.has_backward and segment.recomputed == again
+        writes = not again and writes_buffers(self.machine.captured, segment)
+        module = self._module(item, writes=writes)
+        return self._forward(segment, microbatch, module, kept if keeps_graph else None)
+
+    def _module(self, item: int, *, writes: bool) -> fx.GraphModule:
+        if (item, writes) not in self._modules:
+            segment = self.program.segments[item]
+            self._modules[item, writes] = build_segment(
+                self.machine.captured,
+                self.program,
+                segment,
+                self.machine.sites[segment.mesh],
+                Mode(training=self.training, writes=writes),
+            )
+        return self._modules[item, writes]
+
+    def _forward(
+        self, segment: Segment, microbatch: int, module: fx.GraphModule, kept: list[Any] | None
+    ) -> Action:
+        """Run a segment; where ``kept`` is given it receives the graph: edges in and out."""
+        machine, values = self.machine, self.program.values
+        data, run, clock = machine.store.data, module.forward, machine.clock
+        source = machine.sites[segment.mesh].source
+        fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
+        slots = [
+            (place, machine.store.slot(value, microbatch), kept is not None and values[value].gradient >= 0)
+            for place, value in enumerate(segment.inputs)
+            if fixed[place] is None
+        ]
+        tracked = [place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0]
+        results = [machine.store.slot(value, microbatch) for value in segment.outputs]
+        trained = [place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0]
+        is_random = any(node.target == "randomness" for node in module.graph.nodes)
+        keeps = kept is not None
+
+        def forward() -> None:
+            arguments = fixed.copy()
+            for place, slot, leaf in slots:
+                tensor = data[slot]
+                arguments[place] = tensor.detach().requires_grad_() if leaf else tensor
+            if is_random:
+                source.stand_at(clock.step, microbatch)
+            if not keeps:
+                for slot, result in zip(results, run(*arguments), strict=True):
+                    data[slot] = result
+                return
+            with torch.enable_grad():
+                outputs = run(*arguments)
+                edges = [_edge(outputs[place]) for place in trained]
+            for slot, result in zip(results, outputs, strict=True):
+                data[slot] = result.detach()
+            kept[:] = (edges, [arguments[place] for place in tracked])
+
+        return forward
+
+    def _backward(self, segment: Segment, microbatch: int, kept: list[Any]) -> Action:
+        store, values = self.machine.store, self.program.values
+        incoming = [
+            store.slot(values[value].gradient, microbatch)
+            for value in segment.outputs
+            if values[value].gradient >= 0
+        ]
+        made = [
+            (store.slot(gradient, microbatch), DTYPES[values[gradient].dtype])
+            for gradient in (values[value].gradient for value in segment.inputs)
+            if gradient >= 0
+        ]
+        data, accumulate = store.data, store.accumulate
+
+        def backward() -> None:
+            edges, leaves = kept
+            kept.clear()
+            gradients = [data[slot] for slot in incoming]
+            live = [
+                (edge, gradient)
+                for edge, gradient in zip(edges, gradients, strict=True)
+                if edge is not None and gradient is not None
+            ]
+            if not live:
+                return
+            found = torch.autograd.grad(
+                [edge for edge, _ in live],
+                leaves,
+                [gradient for _, gradient in live],
+                allow_unused=True,
+            )
+            del edges, leaves, live, gradients
+            for (slot, dtype), gradient in zip(made, found, strict=True):
+                if gradient is not None:
+                    accumulate(slot, dtype, gradient, False)
+
+        return backward
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _exchange(self, kind: Kind, index: int) -> Exchange:
+        program, machine = self.program, self.machine
+        item, microbatch = int(program.item[index]), int(program.microbatch[index])
+        message = program.messages[item]
+        items = [self._item(message, number, microbatch) for number in range(len(message.sources))]
+        if kind in (Kind.SEND, Kind.RECEIVE):
+            route = self._route(item, microbatch, is_send=kind == Kind.SEND)
+            torch_device = next(iter(machine.sites.values())).device
+            if kind == Kind.SEND:
+                return messages.Send(items, route)
+            return messages.Receive(items, route, torch_device)
+        site = machine.sites[message.mesh]
+        if message.primitive in ("slice", "copy"):
+            pieces = messages.piece_of(
+                message,
+                site.mesh,
+                site.coordinate,
+                program.strategy.pipeline.num_microbatches,
+                microbatch,
+            )
+            return messages.Local(items, *pieces)
+        group, order = machine.groups.among(site.mesh, machine.device, message.axes)
+        return messages.COLLECTIVES[message.primitive](items, group, order)
+
+    def _item(self, message: Any, number: int, microbatch: int) -> Item:
+        program, store, parameters = self.program, self.machine.store, self.machine.parameters
+        source, result = message.sources[number], message.results[number]
+        root, origin = store.root(result), store.root(source)
+        lasting = parameters.is_lasting(root)
+        raw = parameters.raw.get(origin)
+        return Item(
+            read=(lambda: raw) if raw is not None else store.reader(source, microbatch),
+            write=parameters.writer(root) if lasting else store.writer(result, microbatch),
+            target=(lambda: parameters.memory(root)) if lasting else None,
+            shape=program.values[source].shape,
+            result_shape=program.values[result].shape,
+            dims=message.dims[number],
+            dtype=DTYPES[program.values[result].dtype],
+        )
+
+    def _route(self, item: int, microbatch: int, *, is_send: bool) -> Route:
+        program, machine = self.program, self.machine
+        message = program.messages[item]
+        here, there = program.meshes[message.mesh], program.meshes[message.destination]
+        mine, other = (here, there) if is_send else (there, here)
+        peer = machine.rank_of[other.devices[mine.devices.index(machine.device)]]
+        me = machine.rank_of[machine.device]
+        ends = (me, peer) if is_send else (peer, me)
+        return Route(
+            rank=peer,
+            is_here=peer == me,
+            group=None if peer == me else machine.groups.between(*ends),
+            tag=messages.transfer_tag(program, item, microbatch),
+            mailbox=self._mailbox,
+        )
+
+
+def _edge(output: Tensor) -> GradientEdge | None:
+    """Return where a gradient enters the graph of an output, without keeping the output alive."""
+    if not output.requires_grad:
+        return None
+    return get_gradient_edge(output)
+
+
+def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[int]) -> list[int]:
+    """Return, in order, the instructions without which the slots in ``goal`` could not be made.
+
+    For the whole Program, so that every rank finds the same sends and receives; each read is
+    traced to the last write before it.
+    """
+    program = compiler.program
+    last: dict[int, int] = {}
+    causes: dict[int, set[int]] = {}
+    for index in indices:
+        kind = Kind(int(program.kind[index]))
+        if kind in (Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE):
+            continue
+        touch = compiler.touch(index)
+        causes[index] = {last[slot] for slot in touch.reads if slot in last}
+        if kind == Kind.RECEIVE:
+            causes[index].add(last[-1 - int(program.item[index])])
+        if kind == Kind.SEND:
+            last[-1 - int(program.item[index])] = index
+        last.update({slot: index for slot in touch.writes})
+        if goal <= last.keys():
+            break
+    wanted = {last[slot] for slot in goal}
+    queue = list(wanted)
+    while queue:
+        for cause in causes[queue.pop()] - wanted:
+            wanted.add(cause)
+            queue.append(cause)
+    return sorted(wanted)

@@ -1,0 +1,343 @@
+"""Messages of a Program on ``torch.distributed``.
+
+A message becomes an ``Exchange``: ``issue`` reads its sources, packs them into one flat buffer and
+starts the collective; ``complete`` waits for it, unpacks and writes the results. The interpreter
+completes an exchange just before the first instruction that needs one of its results. Within a
+buffer every rank's part is contiguous, items one after another; results are views of the buffer
+where their dim is the first. Items travel in the dtype of their result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.core.program import Message, Program
+from shardwright.core.strategy import Mesh
+from shardwright.runtime import collectives
+from shardwright.runtime.collectives import Pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One tensor of a message: how to read and write it, and its local shapes.
+
+    ``target`` returns the memory that the result is to lie in, where that is fixed.
+    """
+
+    read: Callable[[], Tensor]
+    write: Callable[[Tensor, bool], None]
+    target: Callable[[], Tensor] | None
+    shape: tuple[int, ...]
+    result_shape: tuple[int, ...]
+    dims: tuple[int, int]
+    dtype: torch.dtype
+
+    def source(self) -> Tensor:
+        """Return the tensor to send."""
+        return self.read().detach().to(self.dtype)
+
+
+class Exchange:
+    """One message of one microbatch. At most one issue is under way at a time."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        self.pending: Pending | None = None
+
+    def issue(self) -> None:
+        """Start."""
+        raise NotImplementedError
+
+    def complete(self) -> None:
+        """Wait for the result and write it."""
+        raise NotImplementedError
+
+    def _wait(self) -> Tensor:
+        pending, self.pending = self.pending, None
+        if pending is None:
+            raise RuntimeError("an exchange was completed before it was issued")
+        return pending.wait()
+
+
+class Local(Exchange):
+    """A slice or a copy: no communication, done at once."""
+
+    def __init__(self, items: Sequence[Item], pieces: int, place: int) -> None:
+        super().__init__(items)
+        self.pieces, self.place = pieces, place
+
+    def issue(self) -> None:
+        for item in self.items:
+            tensor, dim = item.source(), item.dims[1]
+            if dim >= 0:
+                size = tensor.shape[dim] // self.pieces
+                tensor = tensor.narrow(dim, self.place * size, size)
+                # A copy, so that the whole tensor can be released.
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            item.write(tensor, dim >= 0)
+
+    def complete(self) -> None:
+        """Nothing is under way."""
+
+
+class Collective(Exchange):
+    """A message among the ranks of a group; ``order`` lists group ranks in mesh order."""
+
+    def __init__(
+        self, items: Sequence[Item], group: dist.ProcessGroup, order: Sequence[int]
+    ) -> None:
+        super().__init__(items)
+        self.group = group
+        self.size = len(order)
+        is_sorted = all(a < b for a, b in pairwise(order))
+        self.order = None if is_sorted else torch.tensor(order)
+
+    def _in_mesh_order(self, rows: Tensor) -> Tensor:
+        return rows if self.order is None else rows[self.order.to(rows.device)]
+
+    def _in_group_order(self, rows: Tensor) -> Tensor:
+        return rows if self.order is None else rows[self.order.argsort().to(rows.device)]
+
+    def _split(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return a (ranks, elements) matrix whose rows are the pieces along a dim."""
+        rows = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0)
+        return self._in_group_order(rows.reshape(self.size, -1))
+
+
+class AllReduce(Collective):
+    def issue(self) -> None:
+        flat = torch.cat([item.source().reshape(-1) for item in self.items])
+        self.pending = collectives.all_reduce(flat, self.group)
+
+    def complete(self) -> None:
+        flat, start = self._wait(), 0
+        for item in self.items:
+            count = _count(item.result_shape)
+            item.write(flat[start : start + count].view(item.result_shape), True)
+            start += count
+
+
+class AllGather(Collective):
+    def issue(self) -> None:
+        pieces = [item.source().reshape(-1) for item in self.items]
+        piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        self.pending = collectives.all_gather(self._output(piece), piece.contiguous(), self.group)
+
+    def _output(self, piece: Tensor) -> Tensor:
+        """The result's own memory where the gathered buffer is just it, else a new buffer."""
+        only = self.items[0]
+        if only.target and len(self.items) == 1 and only.dims[0] == 0 and self.order is None:
+            return only.target().view(-1)
+        return piece.new_empty(self.size * piece.numel())
+
+    def complete(self) -> None:
+        rows = self._in_mesh_order(self._wait().view(self.size, -1))
+        start = 0
+        for item in self.items:
+            count = _count(item.shape)
+            pieces = rows[:, start : start + count].reshape(self.size, *item.shape)
+            item.write(pieces.movedim(0, item.dims[0]).reshape(item.result_shape), True)
+            start += count
+
+
+class ReduceScatter(Collective):
+    def issue(self) -> None:
+        parts = [self._split(item.source(), item.dims[1]) for item in self.items]
+        whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
+        output = whole.new_empty(whole.shape[1])
+        self.pending = collectives.reduce_scatter(output, whole.view(-1), self.group)
+
+    def complete(self) -> None:
+        flat, start = self._wait(), 0
+        for item in self.items:
+            count = _count(item.result_shape)
+            item.write(flat[start : start + count].view(item.result_shape), True)
+            start += count
+
+
+class AllToAll(Collective):
+    def issue(self) -> None:
+        parts = [self._split(item.source(), item.dims[1]) for item in self.items]
+        whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
+        output = torch.empty_like(whole)
+        self.pending = collectives.all_to_all(output.view(-1), whole.view(-1), self.group)
+
+    def complete(self) -> None:
+        rows = self._in_mesh_order(self._wait().view(self.size, -1))
+        start = 0
+        for item in self.items:
+            count = _count(item.shape) // self.size
+            gathered, split = item.dims
+            shape = list(item.shape)
+            shape[split] //= self.size
+            pieces = rows[:, start : start + count].reshape(self.size, *shape)
+            item.write(pieces.movedim(0, gathered).reshape(item.result_shape), True)
+            start += count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The other end of a transfer: its rank and what tells messages apart. Same rank: ``mailbox``."""
+
+    rank: int
+    is_here: bool
+    group: dist.ProcessGroup | None
+    tag: int
+    mailbox: dict[int, Tensor]
+
+
+class Send(Exchange):
+    """The sending half of a transfer; the outstanding work is collected by the interpreter."""
+
+    def __init__(self, items: Sequence[Item], route: Route) -> None:
+        super().__init__(items)
+        self.route = route
+        self.outstanding: list[Pending] = []
+
+    def issue(self) -> None:
+        for number, item in enumerate(self.items):
+            tensor, tag = item.source().contiguous(), self.route.tag + number
+            if self.route.is_here:
+                self.route.mailbox[tag] = tensor.clone()
+            elif self.route.group is not None:
+                pending = collectives.send(tensor, self.route.rank, self.route.group, tag)
+                self.outstanding.append(pending)
+
+    def complete(self) -> None:
+        for pending in self.outstanding:
+            pending.wait()
+        self.outstanding.clear()
+
+
+class Receive(Exchange):
+    """The receiving half. Each item has its own memory: nothing is packed or copied."""
+
+    def __init__(self, items: Sequence[Item], route: Route, device: torch.device) -> None:
+        super().__init__(items)
+        self.route, self.device = route, device
+        self.arriving: list[Pending] = []
+
+    def issue(self) -> None:
+        for number, item in enumerate(self.items):
+            tag = self.route.tag + number
+            if self.route.is_here:
+                self.arriving.append(Pending((), self.route.mailbox.pop(tag)))
+                continue
+            memory = torch.empty(item.shape, dtype=item.dtype, device=self.device)
+            memory = item.target() if item.target else memory
+            if self.route.group is not None:
+                pending = collectives.receive(memory, self.route.rank, self.route.group, tag)
+                self.arriving.append(pending)
+
+    def complete(self) -> None:
+        for item, pending in zip(self.items, self.arriving, strict=True):
+            item.write(pending.wait(), True)
+        self.arriving.clear()
+
+
+COLLECTIVES: dict[str, type[Collective]] = {
+    "all_reduce": AllReduce,
+    "all_gather": AllGather,
+    "reduce_scatter": ReduceScatter,
+    "all_to_all": AllToAll,
+}
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+class Groups:
+    """The process groups of a Program, made in the same order on every rank.
+
+    Every rank makes every group, also those it is not in, as ``new_group`` demands. Transfers use
+    the world with gloo; with NCCL each direction between two ranks has a group of its own, since
+    its unmatched sends and receives would wait for each other.
+    """
+
+    def __init__(self, program: Program, rank_of: dict[int, int], timeout: float) -> None:
+        self._rank_of = rank_of
+        self._made: dict[tuple[object, ...], dist.ProcessGroup] = {}
+        self._timeout = timedelta(seconds=timeout)
+        if not dist.is_initialized():
+            return
+        for message in program.messages:
+            mesh = program.meshes[message.mesh]
+            if message.primitive == "transfer":
+                self._make_links(mesh, program.meshes[message.destination])
+            elif message.axes:
+                for device in mesh.devices:
+                    self._make(self._ranks(mesh, device, message.axes))
+
+    def _ranks(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self._rank_of[peer] for peer in mesh.peers(device, axes))
+
+    def _make(self, ranks: tuple[int, ...], *, key: tuple[object, ...] = ()) -> None:
+        wanted = key or tuple(sorted(ranks))
+        if wanted in self._made:
+            return
+        if not key and len(ranks) == dist.get_world_size():
+            self._made[wanted] = dist.group.WORLD  # type: ignore[assignment]
+        else:
+            self._made[wanted] = dist.new_group(list(ranks), timeout=self._timeout)
+
+    def _make_links(self, here: Mesh, there: Mesh) -> None:
+        if "nccl" not in dist.get_backend():
+            return
+        for one, other in zip(here.devices, there.devices, strict=True):
+            ends = (self._rank_of[one], self._rank_of[other])
+            if ends[0] != ends[1]:
+                self._make(ends, key=("link", *ends))
+
+    def among(
+        self, mesh: Mesh, device: int, axes: tuple[int, ...]
+    ) -> tuple[dist.ProcessGroup, list[int]]:
+        """Return the group a device belongs to along axes, and its group ranks in mesh order."""
+        ranks = self._ranks(mesh, device, axes)
+        ordered = sorted(ranks)
+        return self._made[tuple(ordered)], [ordered.index(rank) for rank in ranks]
+
+    def between(self, source: int, destination: int) -> dist.ProcessGroup | None:
+        """Return the group that carries transfers from one rank to another."""
+        return self._made.get(("link", source, destination), dist.group.WORLD)
+
+    def close(self) -> None:
+        """Destroy the groups that were made here."""
+        for group in self._made.values():
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+        self._made.clear()
+
+
+def max_items(program: Program) -> int:
+    """Return the largest number of items in one message, for tags."""
+    return max((len(message.sources) for message in program.messages), default=1)
+
+
+def transfer_tag(program: Program, index: int, microbatch: int) -> int:
+    """Return the tag of a transfer's first item; equal on both ends, different from any other."""
+    times = program.strategy.pipeline.num_microbatches + 1
+    return (index * times + microbatch + 1) * max_items(program)
+
+
+def piece_of(
+    message: Message, mesh: Mesh, coordinate: tuple[int, ...], pieces: int, microbatch: int
+) -> tuple[int, int]:
+    """Return (number of pieces, which one) a slice takes: of the axes, or of the microbatches."""
+    if not message.axes:
+        return pieces, max(microbatch, 0)
+    count, place = 1, 0
+    for axis in message.axes:
+        count *= mesh.sizes[axis]
+        place = place * mesh.sizes[axis] + coordinate[axis]
+    return count, place

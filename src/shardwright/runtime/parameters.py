@@ -1,0 +1,189 @@
+"""Parameters and buffers of one rank: what stays between steps, and what is gathered for a while.
+
+Where a parameter lies whole on this rank the module's own memory is used, so that the module keeps
+being trained; shards are copies. A parameter in a layout of use that is not its layout at rest has
+one lasting tensor whose storage is emptied and refilled, so that what autograd saved of it in
+forward is valid again in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.core.layout import local_shape, shard_offsets
+from shardwright.core.program import Program, Value
+from shardwright.errors import InputError
+from shardwright.runtime.capture import Captured
+from shardwright.runtime.segment import Site
+from shardwright.runtime.store import DTYPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """A trained parameter as the optimizer sees it; ``gradient`` is the value it is updated by."""
+
+    name: str
+    value: int
+    gradient: int
+    parameter: nn.Parameter
+
+
+def cut(whole: Tensor, value: Value, site: Site) -> Tensor:
+    """Return the view of a whole tensor that is this device's shard."""
+    shape = tuple(whole.shape)
+    sizes = site.mesh.sizes
+    offsets = shard_offsets(shape, value.layout, sizes, site.coordinate)
+    for dim, (start, size) in enumerate(
+        zip(offsets, local_shape(shape, value.layout, sizes), strict=True)
+    ):
+        whole = whole.narrow(dim, start, size)
+    return whole
+
+
+def is_whole(value: Value) -> bool:
+    """Whether a shard is the whole tensor."""
+    return all(placement < 0 for placement in value.layout)
+
+
+class Parameters:
+    """The lasting tensors of one rank, by value index."""
+
+    def __init__(
+        self, captured: Captured, program: Program, module: nn.Module, sites: Mapping[int, Site]
+    ) -> None:
+        self.captured = captured
+        self.program = program
+        self.module = module
+        self.sites = sites
+        self.leaf: dict[int, Tensor] = {}
+        self.raw: dict[int, Tensor] = {}
+        self.masters: list[Master] = []
+        self.buffers: dict[int, str] = {}
+        here = [index for index, value in enumerate(program.values) if value.mesh in sites]
+        for index in here:
+            value = program.values[index]
+            if value.role == "buffer":
+                self._place_buffer(index, value)
+            elif value.role == "master" or (value.role == "parameter" and value.alias < 0):
+                self._place_parameter(index, value)
+        for index in here:
+            value = program.values[index]
+            if value.role == "parameter" and value.alias >= 0:
+                self._place_alias(index, value)
+        self._find_masters(here)
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def _place_parameter(self, index: int, value: Value) -> None:
+        spec = self.captured.graph.tensors[value.tensor]
+        site, dtype = self.sites[value.mesh], DTYPES[value.dtype]
+        if value.resident:
+            whole = self.module.get_parameter(spec.name).detach()
+            tensor = self._local(whole, value, site)
+        else:
+            tensor = torch.empty(value.shape, dtype=dtype, device=site.device)
+        self.leaf[index] = nn.Parameter(tensor, requires_grad=spec.needs_gradient)
+        self.raw[index] = self.leaf[index].data
+        if not value.resident:
+            self.release(index)
+
+    def _place_alias(self, index: int, value: Value) -> None:
+        root = value.alias
+        while self.program.values[root].alias >= 0:
+            root = self.program.values[root].alias
+        trained = self.captured.graph.tensors[value.tensor].needs_gradient
+        self.leaf[index] = self.leaf[root].detach().requires_grad_(trained)
+
+    def _place_buffer(self, index: int, value: Value) -> None:
+        spec = self.captured.graph.tensors[value.tensor]
+        if spec.role == "constant":
+            whole = self.captured.constants[value.tensor]
+        else:
+            whole = self.module.get_buffer(spec.name)
+            self.buffers[index] = spec.name
+        self.leaf[index] = self._local(whole.detach(), value, self.sites[value.mesh])
+        self.raw[index] = self.leaf[index]
+
+    def _local(self, whole: Tensor, value: Value, site: Site) -> Tensor:
+        if whole.is_meta:
+            name = self.captured.graph.tensors[value.tensor].name
+            raise InputError(
+                f"the module to train must hold its values, but {name!r} is on the meta device; "
+                "build the module on the CPU (or call to_empty and load a checkpoint into it)"
+            )
+        shard = cut(whole, value, site).to(device=site.device, dtype=DTYPES[value.dtype])
+        if is_whole(value) and whole.is_contiguous():
+            return shard
+        return shard.clone(memory_format=torch.contiguous_format)
+
+    def _find_masters(self, here: list[int]) -> None:
+        values, tensors = self.program.values, self.captured.graph.tensors
+        separate = {values[index].tensor for index in here if values[index].role == "master"}
+        for index in here:
+            value = values[index]
+            is_rest = value.role == "parameter" and value.resident and value.alias < 0
+            is_master = value.role == "master" or (is_rest and value.tensor not in separate)
+            if is_master and tensors[value.tensor].needs_gradient:
+                parameter = self.leaf[index]
+                if not isinstance(parameter, nn.Parameter) or value.gradient < 0:
+                    raise InputError(f"parameter {tensors[value.tensor].name!r} has no gradient")
+                name = tensors[value.tensor].name
+                self.masters.append(
+                    Master(name=name, value=index, gradient=value.gradient, parameter=parameter)
+                )
+
+    # -- filling and releasing -----------------------------------------------------------------
+
+    def is_lasting(self, root: int) -> bool:
+        """Whether a value (not an alias) is held here instead of in the store."""
+        return root in self.raw
+
+    def is_gathered(self, root: int) -> bool:
+        """Whether a value is a parameter that is gathered for a while."""
+        return root in self.raw and not self.program.values[root].resident and (
+            self.program.values[root].role == "parameter"
+        )
+
+    def release(self, root: int) -> None:
+        """Give back the memory of a gathered parameter."""
+        self.raw[root].untyped_storage().resize_(0)
+
+    def memory(self, root: int) -> Tensor:
+        """Return the memory of a lasting value, ready to be written."""
+        raw = self.raw[root]
+        storage, needed = raw.untyped_storage(), raw.numel() * raw.element_size()
+        if storage.nbytes() < needed:
+            storage.resize_(needed)
+        return raw
+
+    def writer(self, root: int) -> Callable[[Tensor, bool], None]:
+        """Return a function that writes a lasting value; writing its own memory to it is free."""
+
+        def write(tensor: Tensor, owned: bool) -> None:
+            memory = self.memory(root)
+            if tensor.data_ptr() != memory.data_ptr():
+                memory.copy_(tensor)
+
+        return write
+
+    # -- optimizer -----------------------------------------------------------------------------
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """Return what to optimise on this rank; never empty, so that any optimizer accepts it."""
+        pairs = [(master.name, master.parameter) for master in self.masters]
+        return pairs or [("nothing", nn.Parameter(torch.zeros(0)))]
+
+    def refresh_rest(self) -> list[int]:
+        """Return values at rest (not masters) on this rank: what must follow a loaded master."""
+        masters = {master.value for master in self.masters}
+        return [
+            index
+            for index in self.raw
+            if self.program.values[index].role == "parameter"
+            and self.program.values[index].resident
+            and index not in masters
+        ]

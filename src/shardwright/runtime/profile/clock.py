@@ -1,0 +1,73 @@
+"""How long something takes: repeated until the spread is small, medians and quartiles reported."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Shorter samples drown in the clock's and the interpreter's own time.
+SAMPLE_SECONDS = 3e-4
+MIN_SAMPLES = 3
+ENOUGH_SAMPLES = 7
+MAX_SAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Median, half the distance between the quartiles, and how many runs that is made of."""
+
+    seconds: float
+    spread: float
+    count: int
+
+
+def summarise(samples: list[float], runs_per_sample: int = 1) -> Timing:
+    """Return the median and half the interquartile distance of samples."""
+    middle = statistics.median(samples)
+    if len(samples) < 2:
+        return Timing(seconds=middle, spread=middle, count=runs_per_sample)
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(seconds=middle, spread=(high - low) / 2, count=len(samples) * runs_per_sample)
+
+
+def measure(
+    run: Callable[[int], None],
+    *,
+    budget_seconds: float,
+    tolerance: float = 0.02,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing:
+    """Time ``run(n)``, which does the work n times, and return seconds per time.
+
+    Stops when half the interquartile distance is below ``tolerance`` of the median or the budget is
+    used, after three samples at least. With ``time.thread_time`` as the clock, what other programs
+    take of the core does not count; right for work that one thread does without waiting.
+    """
+    begin = time.perf_counter()
+    run(1)
+    number = 1
+    while True:
+        start = clock()
+        run(number)
+        once = clock() - start
+        if once >= SAMPLE_SECONDS or time.perf_counter() - begin > budget_seconds / 2:
+            break
+        number = min(
+            number * 10, max(number * 2, int(number * SAMPLE_SECONDS / max(once, 1e-7)) + 1)
+        )
+    samples: list[float] = []
+    while len(samples) < MAX_SAMPLES:
+        start = clock()
+        run(number)
+        samples.append((clock() - start) / number)
+        if len(samples) < MIN_SAMPLES:
+            continue
+        if time.perf_counter() - begin > budget_seconds:
+            break
+        if len(samples) >= ENOUGH_SAMPLES:
+            timing = summarise(samples, number)
+            if timing.spread <= tolerance * timing.seconds:
+                break
+    return summarise(samples, number)

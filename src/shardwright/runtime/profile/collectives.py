@@ -1,0 +1,346 @@
+"""Time collectives, and what running costs besides operators and messages.
+
+Real processes, the transport that training uses, and the very functions that the executor calls. Every
+rank does the same number of runs in the same order; rank 0's clock counts.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import Record, collective_key, link_label
+from shardwright.runtime import collectives as verbs
+from shardwright.runtime.profile.clock import Timing, measure, summarise
+from shardwright.runtime.profile.machine import resident_bytes
+from shardwright.runtime.profile.workers import Progress, run_workers
+
+PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
+SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
+START_SECONDS = 60.0
+_GROUP_TIMEOUT = datetime.timedelta(seconds=60)
+_UPDATED_BYTES = 16 * 2**20
+_OVERLAPPED_BYTES = 16 * 2**20
+_ROUNDS = 3
+_MIN_RUNS = 9
+_MAX_RUNS = 200
+
+Run = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a world of ranks is to measure."""
+
+    ranks: int
+    primitives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    budget_seconds: float
+    overheads: bool
+
+
+def measure_collectives(
+    cluster: Cluster,
+    devices: tuple[int, ...],
+    *,
+    environment: str,
+    primitives: Sequence[str] = PRIMITIVES,
+    sizes: Sequence[int] = SIZES,
+    budget_seconds: float = 20.0,
+    overheads: bool = True,
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Measure a group of devices of this machine, with the overheads of running a rank if asked.
+
+    A transfer is measured between two ranks whatever the group's size.
+    """
+    job = Job(
+        ranks=len(devices),
+        primitives=tuple(primitives),
+        sizes=tuple(sizes),
+        budget_seconds=budget_seconds,
+        overheads=overheads,
+    )
+    results = run_workers(
+        "shardwright.runtime.profile.collectives:work",
+        [job] * len(devices),
+        timeout_seconds=3 * budget_seconds + START_SECONDS,
+        progress=progress,
+    )
+    hosts = len({cluster.devices[device].host for device in devices})
+    label = link_label(cluster, devices)
+    return name_records(results[0], hosts, len(devices), label, environment)
+
+
+def name_records(
+    found: dict[str, Timing], hosts: int, num_devices: int, label: str, environment: str
+) -> list[Record]:
+    """Turn what rank 0 measured into records (``PRIMITIVE|BYTES`` and ``overhead|NAME``)."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    records: list[Record] = []
+    for name, timing in found.items():
+        key = name
+        if not name.startswith("overhead|"):
+            primitive, _, size = name.partition("|")
+            pair = primitive == "transfer"
+            group = collective_key(
+                primitive, min(hosts, 2) if pair else hosts, 2 if pair else num_devices, label
+            )
+            key = f"{group}|{size}"
+        records.append(
+            Record(
+                key=key,
+                seconds=timing.seconds,
+                spread=timing.spread,
+                count=timing.count,
+                environment=environment,
+                measured_at=now,
+            )
+        )
+    return records
+
+
+def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Timing]:
+    """Join a process group of our own and measure: the body of one process."""
+    torch.set_num_threads(1)
+    found: dict[str, Timing] = {}
+    if job.overheads:
+        found |= _overheads()
+    if job.ranks < 2:
+        report(1, 1)
+        return found
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory / 'rendezvous'}",
+        rank=rank,
+        world_size=job.ranks,
+        timeout=_GROUP_TIMEOUT,
+    )
+    try:
+        group = cast(ProcessGroup, dist.group.WORLD)
+        if job.overheads:
+            found["overhead|process_bytes"] = _number(float(resident_bytes()))
+        found |= time_collectives(group, job.primitives, job.sizes, job.budget_seconds, report)
+        if job.overheads:
+            found["overhead|overlap_slowdown"] = _number(overlap_slowdown(group))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    return found
+
+
+def time_collectives(
+    group: ProcessGroup,
+    primitives: Sequence[str],
+    sizes: Sequence[int],
+    budget_seconds: float,
+    report: Progress,
+) -> dict[str, Timing]:
+    """Measure on a group that exists already; every rank must call it with equal arguments.
+
+    Sizes are bytes as ``core.program.Message`` counts them.
+    """
+    deadline = time.perf_counter() + budget_seconds
+    found: dict[str, Timing] = {}
+    total, done = len(primitives) * len(sizes), 0
+    # Small sizes of everything first, so that a short budget still sees every primitive.
+    for size in sorted(sizes):
+        for primitive in primitives:
+            share = max(deadline - time.perf_counter(), 0.0) / (total - done)
+            run = _prepare(primitive, size, group)
+            runs = _agree(_runs_within(run, share), group)
+            if runs > 0:
+                found[f"{primitive}|{size}"] = _repeat(run, runs)
+            done += 1
+            report(done, total)
+    return found
+
+
+def _runs_within(run: Run, seconds: float) -> int:
+    """Return how many runs fit, judged by the second of two; 0 when the time is over."""
+    run()
+    start = time.perf_counter()
+    run()
+    once = max(time.perf_counter() - start, 1e-6)
+    return 0 if seconds <= 0 else max(_MIN_RUNS, min(_MAX_RUNS, int(seconds / once)))
+
+
+def _agree(number: int, group: ProcessGroup) -> int:
+    """Return rank 0's number on every rank."""
+    shared = torch.tensor([number])
+    dist.broadcast(shared, group=group, group_src=0)
+    return int(shared.item())
+
+
+def _repeat(run: Run, runs: int) -> Timing:
+    """Return the timing of the quietest of three rounds: a busy machine delays whole rounds."""
+    rounds: list[Timing] = []
+    for _ in range(_ROUNDS):
+        samples: list[float] = []
+        for _ in range(-(-runs // _ROUNDS)):
+            start = time.perf_counter()
+            run()
+            samples.append(time.perf_counter() - start)
+        rounds.append(summarise(samples))
+    return min(rounds, key=lambda timing: timing.seconds)
+
+
+def _prepare(primitive: str, size: int, group: ProcessGroup) -> Run:
+    """Return one run of a primitive on flat float32 buffers made beforehand."""
+    ranks = group.size()
+    count = max(size // 4 // ranks, 1) * ranks
+    whole, other = torch.ones(count), torch.empty(count)
+    piece = torch.ones(count // ranks)
+    if primitive == "transfer":
+        return _transfer(whole, other, group)
+    starts: dict[str, Callable[[], verbs.Pending]] = {
+        "all_reduce": lambda: verbs.all_reduce(other, group),
+        "all_gather": lambda: verbs.all_gather(other, piece, group),
+        "reduce_scatter": lambda: verbs.reduce_scatter(piece, whole, group),
+        "all_to_all": lambda: verbs.all_to_all(other, whole, group),
+    }
+    start = starts[primitive]
+    other.zero_()
+
+    def run() -> None:
+        start().wait()
+
+    return run
+
+
+def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Run:
+    """Both of the first two ranks send and receive: one exchange is one transfer each way."""
+    rank = group.rank()
+    if rank > 1:
+        return _idle
+    peer = dist.get_global_rank(group, 1 - rank)
+
+    def run() -> None:
+        sent = verbs.send(whole, peer, group, 0)
+        received = verbs.receive(other, peer, group, 0)
+        received.wait()
+        sent.wait()
+
+    return run
+
+
+def _idle() -> None:
+    """A rank that takes no part."""
+
+
+def _number(value: float) -> Timing:
+    return Timing(seconds=value, spread=0.0, count=1)
+
+
+def overlap_slowdown(group: ProcessGroup) -> float:
+    """Return by how much matrix products and an all-reduce stretch while both run.
+
+    With lengths a and b alone and t together, both stretched by s while both run:
+    t = s x min(a, b) + |a - b|.
+    """
+    buffer = torch.zeros(_OVERLAPPED_BYTES // 4)
+    matrix = torch.rand(384, 384)
+
+    def communicate() -> float:
+        dist.barrier(group)
+        start = time.perf_counter()
+        verbs.all_reduce(buffer, group).wait()
+        return time.perf_counter() - start
+
+    def compute(times: int) -> float:
+        dist.barrier(group)
+        start = time.perf_counter()
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+        return time.perf_counter() - start
+
+    def both(times: int) -> float:
+        dist.barrier(group)
+        start = time.perf_counter()
+        pending = verbs.all_reduce(buffer, group)
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+        pending.wait()
+        return time.perf_counter() - start
+
+    communicate()
+    alone = summarise([communicate() for _ in range(7)]).seconds
+    once = summarise([compute(4) for _ in range(7)]).seconds / 4
+    times = _agree(max(1, round(alone / once)), group)
+    busy = summarise([compute(times) for _ in range(7)]).seconds
+    together = summarise([both(times) for _ in range(7)]).seconds
+    stretched = (together - abs(alone - busy)) / min(alone, busy)
+    return min(max(stretched, 1.0), 3.0)
+
+
+def _overheads() -> dict[str, Timing]:
+    """Measure the fixed costs of segments and messages, and the optimizer's rate."""
+    segment = _segment_seconds()
+    message = _message_seconds()
+    update = _update_seconds()
+    per_byte = Timing(
+        seconds=update.seconds / _UPDATED_BYTES,
+        spread=update.spread / _UPDATED_BYTES,
+        count=update.count,
+    )
+    return {
+        "overhead|segment_seconds": segment,
+        "overhead|message_seconds": message,
+        "overhead|update_seconds_per_byte": per_byte,
+    }
+
+
+def _segment_seconds() -> Timing:
+    """Time entering a segment's graph and its autograd engine once each, and halve it."""
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.view.default, (node, [8])),))
+    module = torch.fx.GraphModule({}, graph)
+    leaf, seed = torch.rand(8, requires_grad=True), torch.rand(8)
+
+    def run(number: int) -> None:
+        for _ in range(number):
+            (out,) = module(leaf)
+            torch.autograd.grad((out,), (leaf,), (seed,), allow_unused=True)
+
+    both = measure(run, budget_seconds=0.3, clock=time.thread_time)
+    return Timing(seconds=both.seconds / 2, spread=both.spread / 2, count=both.count)
+
+
+def _message_seconds() -> Timing:
+    """Time making a buffer, filling it and taking it apart: what a message costs besides the wire."""
+    source, target = torch.rand(64), torch.empty(64)
+
+    def run(number: int) -> None:
+        for _ in range(number):
+            buffer = torch.empty(64)
+            buffer.copy_(source)
+            target.copy_(buffer.view(64))
+
+    return measure(run, budget_seconds=0.3, clock=time.thread_time)
+
+
+def _update_seconds() -> Timing:
+    """Time one AdamW step, as torch chooses to run it, on a mixture of large and small parameters."""
+    large, small = _UPDATED_BYTES // 4 // 16, 256
+    sizes = [large - small] * 16 + [small] * 16
+    parameters = [torch.nn.Parameter(torch.rand(size)) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.rand_like(parameter)
+    optimizer = torch.optim.AdamW(parameters)
+
+    def run(number: int) -> None:
+        for _ in range(number):
+            optimizer.step()
+
+    return measure(run, budget_seconds=0.6, clock=time.thread_time)

@@ -1,0 +1,165 @@
+"""Processes of our own that measure at the same time: started fresh, timed out, always reaped.
+
+A fresh interpreter per worker: forking would copy thread pools, and multiprocessing would run the
+user's script again. Jobs and results travel as files in a private directory that is removed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import RunError
+
+Progress = Callable[[int, int], None]
+_POLL_SECONDS = 0.05
+
+
+class Reporter:
+    """Tells the parent how far a worker is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, done: int, total: int) -> None:
+        # Replaced in one go, so that the parent never reads half a number.
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(f"{done} {total}")
+        fresh.replace(self.path)
+
+
+def run_workers(
+    function: str,
+    jobs: Sequence[object],
+    *,
+    timeout_seconds: float,
+    progress: Progress | None = None,
+) -> list[Any]:
+    """Run ``function(rank, job, directory, report)`` in one process per job, all at once.
+
+    ``function`` is written ``module:name``. Returns the results in order. Raises RunError when a
+    worker fails or the time is over; no process outlives the call.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
+        directory = Path(name)
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank, job in enumerate(jobs):
+                (directory / f"job-{rank}").write_bytes(pickle.dumps((function, job)))
+                processes.append(_start(directory, rank))
+            _wait(processes, directory, timeout_seconds, progress)
+            return [_result(directory, rank) for rank in range(len(jobs))]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+                for stream in (process.stdin, process.stderr):
+                    if stream is not None:
+                        stream.close()
+
+
+def _start(directory: Path, rank: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    errors = (directory / f"errors-{rank}").open("wb")
+    try:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "shardwright.runtime.profile.workers",
+                str(directory),
+                str(rank),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
+        )
+    finally:
+        errors.close()
+
+
+def _wait(
+    processes: list[subprocess.Popen[bytes]],
+    directory: Path,
+    timeout_seconds: float,
+    progress: Progress | None,
+) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    seen = ""
+    while any(process.poll() is None for process in processes):
+        for rank, process in enumerate(processes):
+            if process.returncode not in (None, 0):
+                raise RunError(_complaint(directory, rank, process.returncode), rank=rank)
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"measuring took longer than {timeout_seconds:.0f} s and was stopped; end other "
+                "programs on this machine or raise the budget"
+            )
+        now = _read(directory / "progress-0")
+        if progress is not None and now and now != seen:
+            seen = now
+            done, total = map(int, now.split())
+            progress(done, total)
+        time.sleep(_POLL_SECONDS)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _result(directory: Path, rank: int) -> Any:
+    try:
+        return pickle.loads((directory / f"result-{rank}").read_bytes())
+    except (OSError, EOFError, pickle.UnpicklingError):
+        raise RunError(_complaint(directory, rank, -1), rank=rank) from None
+
+
+def _complaint(directory: Path, rank: int, status: int | None) -> str:
+    lines = _read(directory / f"errors-{rank}").strip().splitlines()
+    reason = lines[-1][:300] if lines else f"exit status {status}"
+    return f"measuring process {rank} failed: {reason}"
+
+
+def _die_with_parent() -> None:
+    """End this process when the parent's end of the pipe closes."""
+
+    def watch() -> None:
+        # The descriptor, not sys.stdin: its lock would be held when the interpreter shuts down.
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Run one job: the entry of a worker process."""
+    directory, rank = Path(sys.argv[1]), int(sys.argv[2])
+    _die_with_parent()
+    function, job = pickle.loads((directory / f"job-{rank}").read_bytes())
+    module, _, name = function.partition(":")
+    work = getattr(importlib.import_module(module), name)
+    result = work(rank, job, directory, Reporter(directory / f"progress-{rank}"))
+    (directory / f"result-{rank}").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

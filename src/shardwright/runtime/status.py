@@ -1,0 +1,81 @@
+"""What every rank is doing, written where the launcher can read it after the rank has died.
+
+One small file per rank, mapped into memory: writing the current instruction costs one store. Also
+the request to stop: the first Ctrl-C only raises a flag, on which all ranks agree at the end of a
+step, so that they can stop together and save.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+STATUS_DIRECTORY = "SHARDWRIGHT_STATUS"
+_WORDS = 3  # step, instruction + 1 (0: none), stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Where a rank was last seen. ``instruction`` is its description, empty between steps."""
+
+    step: int
+    stage: int
+    instruction: str
+
+
+class StatusFile:
+    """The rank's side. Without a launcher the words live in plain memory."""
+
+    def __init__(self, rank: int) -> None:
+        directory = os.environ.get(STATUS_DIRECTORY)
+        self._texts: Path | None = None
+        if directory is None:
+            self.words = memoryview(bytearray(8 * _WORDS)).cast("q")
+            return
+        path = Path(directory, f"{rank}.status")
+        path.write_bytes(bytes(8 * _WORDS))
+        self._texts = Path(directory, f"{rank}.instructions")
+        with path.open("r+b") as file:
+            self.words = memoryview(mmap.mmap(file.fileno(), 8 * _WORDS)).cast("q")
+
+    def explain(self, texts: dict[int, str], stage: int) -> None:
+        """Leave behind what the instruction numbers mean."""
+        self.words[2] = stage
+        if self._texts is not None:
+            lines = (f"{index}\t{text}\n" for index, text in texts.items())
+            self._texts.write_text("".join(lines))
+
+
+def read_status(directory: Path, rank: int) -> Status | None:
+    """Return what a rank was doing when it last said so, or None if it never began."""
+    try:
+        words = memoryview(Path(directory, f"{rank}.status").read_bytes()).cast("q")
+        lines = Path(directory, f"{rank}.instructions").read_text().splitlines()
+    except (OSError, ValueError, TypeError):
+        return None
+    texts = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    instruction = texts.get(str(words[1] - 1), "") if words[1] else ""
+    return Status(step=int(words[0]), stage=int(words[2]), instruction=instruction)
+
+
+class Interruption:
+    """Whether the user asked to stop. A second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def listen(self) -> None:
+        """Take over SIGINT in this process (main thread only)."""
+        signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+INTERRUPTION = Interruption()

@@ -1,0 +1,142 @@
+"""The loop around an Executor: seeds, optimizer, resuming, checkpoints, stopping, measuring.
+
+It decides nothing about parallelism. Every rank runs it with the same options and the same batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.core.timeline import Timeline
+from shardwright.runtime.capture.models import ModelSource
+from shardwright.runtime.executor import Executor, OptimizerFactory
+
+SEED = 0
+# The first steps allocate and warm caches; a later one is measured.
+WARM_STEPS = 2
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step as it went."""
+
+    number: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """How long to train, and where and how often checkpoints are written ("" for none).
+
+    ``steps`` counts from the beginning of training, not from a resume. ``profiles``: measure the
+    timelines of this many steps at the end.
+    """
+
+    steps: int
+    checkpoint_dir: str = ""
+    checkpoint_every: int = 100
+    resume: bool = False
+    profiles: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopEnd:
+    """How training ended. ``checkpoint`` is the last one written, "" if none."""
+
+    first_step: int
+    checkpoint: str
+    is_complete: bool
+    timelines: tuple[Timeline, ...]
+
+
+def named_optimizer(name: str, learning_rate: float) -> OptimizerFactory:
+    """Return a factory of a torch optimizer by its plan name."""
+    return functools.partial(OPTIMIZERS[name], lr=learning_rate)
+
+
+def build_seeded(source: ModelSource) -> nn.Module:
+    """Build a model with equal random weights on every rank."""
+    torch.manual_seed(SEED)
+    return source.build("cpu")
+
+
+def train(
+    executor: Executor,
+    batches: Callable[[int], Iterator[dict[str, Tensor]]],
+    options: LoopOptions,
+    tell: Callable[[Step], None],
+) -> LoopEnd:
+    """Train to ``options.steps``, telling every step. ``batches(start)`` yields from step ``start``.
+
+    Stops after the step in which any rank was interrupted, writing a checkpoint where they are kept.
+    """
+    if options.resume:
+        executor.load(options.checkpoint_dir)
+    first = executor.steps
+    data = batches(first)
+    checkpoint = ""
+    timelines: list[Timeline] = []
+    for number in range(first, options.steps):
+        batch = next(data)
+        start = time.perf_counter()
+        if options.profiles and number >= options.steps - options.profiles and number > first:
+            timelines.append(executor.profile_step(batch))
+            continue
+        loss = float(executor.step(batch))
+        tell(Step(number=number + 1, loss=loss, seconds=time.perf_counter() - start))
+        last = executor.interrupted or number + 1 == options.steps
+        if options.checkpoint_dir and (last or (number + 1) % options.checkpoint_every == 0):
+            extra: dict[str, Any] = {"step": number + 1, "loss": loss}
+            checkpoint = str(executor.save(options.checkpoint_dir, extra))
+        if executor.interrupted:
+            break
+    return LoopEnd(
+        first_step=first,
+        checkpoint=checkpoint,
+        is_complete=executor.steps >= options.steps,
+        timelines=tuple(timelines),
+    )
+
+
+def train_alone(
+    source: ModelSource,
+    batches: Iterator[dict[str, Tensor]],
+    optimizer: OptimizerFactory,
+    steps: int,
+    tell: Callable[[Step], None],
+) -> nn.Module:
+    """Train in this process with plain PyTorch: the yardstick of a plan's losses."""
+    module = build_seeded(source).train()
+    engine = optimizer(list(module.named_parameters()))
+    for number in range(steps):
+        start = time.perf_counter()
+        loss = module(**next(batches))
+        loss = loss if isinstance(loss, Tensor) else loss.loss
+        loss.backward()
+        engine.step()
+        engine.zero_grad()
+        tell(Step(number=number + 1, loss=float(loss), seconds=time.perf_counter() - start))
+    return module
+
+
+def mean_loss(module: nn.Module, batches: list[dict[str, Tensor]]) -> float:
+    """Return the mean loss of a plain module over batches, in evaluation mode."""
+    module.eval()
+    with torch.no_grad():
+        losses = [module(**batch) for batch in batches]
+    return sum(float(x if isinstance(x, Tensor) else x.loss) for x in losses) / len(losses)

@@ -1,0 +1,195 @@
+"""The memory: measurements in one SQLite file, safe under concurrent writers.
+
+Records are only ever added. Nothing is executed on reading; a file that cannot be read ends in a
+StoreError with a remedy, and is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shardwright.core.costs import Record
+from shardwright.errors import StoreError
+
+SCHEMA_VERSION = 1
+# Written into the SQLite header, so that another program's database is not taken for a store.
+APPLICATION_ID = 0x5368_7264
+BUSY_SECONDS = 30.0
+_CHUNK = 500
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS record (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,
+    environment TEXT NOT NULL CHECK (environment <> ''),
+    seconds REAL NOT NULL CHECK (seconds >= 0),
+    spread REAL NOT NULL,
+    count INTEGER NOT NULL CHECK (count >= 1),
+    measured_at TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS record_by_name ON record (environment, key);
+"""
+_COLUMNS = "key, seconds, spread, count, environment, measured_at"
+
+
+def default_path() -> Path:
+    """Return ``$SHARDWRIGHT_STORE``, else ``records.sqlite`` in the user's cache directory."""
+    named = os.environ.get("SHARDWRIGHT_STORE")
+    if named:
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    return base / "shardwright" / "records.sqlite"
+
+
+class Store:
+    """A record store, used as a context manager. The file is made when it is first written to."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = Path(path).expanduser() if path is not None else default_path()
+        self._connection: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        with self._explained("opened"):
+            if self.path.exists():
+                self._connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def put(self, records: Iterable[Record]) -> None:
+        """Add records: all of them or, when something fails, none."""
+        rows = [
+            (r.key, r.seconds, r.spread, r.count, r.environment, r.measured_at) for r in records
+        ]
+        if not rows:
+            return
+        with self._explained("written"):
+            connection = self._connection or self._create()
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(
+                    f"INSERT INTO record ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", rows
+                )
+
+    def find(self, keys: Sequence[str] | None, environment: str) -> list[Record]:
+        """Return all records of an environment with these keys (None: any), oldest first."""
+        with self._explained("read"):
+            if self._connection is None and self.path.exists():
+                self._connect()
+            if self._connection is None:
+                return []
+            if keys is None:
+                query = f"SELECT {_COLUMNS} FROM record WHERE environment = ? ORDER BY id"
+                return [_record(row) for row in self._connection.execute(query, (environment,))]
+            found: list[tuple[int, Record]] = []
+            wanted = list(dict.fromkeys(keys))
+            for start in range(0, len(wanted), _CHUNK):
+                chunk = wanted[start : start + _CHUNK]
+                marks = ", ".join("?" * len(chunk))
+                query = (
+                    f"SELECT id, {_COLUMNS} FROM record WHERE environment = ? AND key IN ({marks})"
+                )
+                rows = self._connection.execute(query, (environment, *chunk))
+                found += [(row[0], _record(row[1:])) for row in rows]
+            return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+
+    def environments(self) -> list[tuple[str, int]]:
+        """Return every environment with its number of records."""
+        with self._explained("read"):
+            if self._connection is None:
+                return []
+            query = (
+                "SELECT environment, COUNT(*) FROM record GROUP BY environment ORDER BY environment"
+            )
+            return [(str(name), int(count)) for name, count in self._connection.execute(query)]
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _create(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self._connect()
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Set up an empty file, accept a store of our version, refuse everything else."""
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
+        if tables == 0 and version == 0:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
+                f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+        elif owner != APPLICATION_ID:
+            raise StoreError(
+                f"{self.path}: this SQLite file belongs to another program; name another path in "
+                "SHARDWRIGHT_STORE"
+            )
+        elif version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path}: the record store has version {version}, this Shardwright reads "
+                f"{SCHEMA_VERSION}; name another path in SHARDWRIGHT_STORE, or update Shardwright"
+            )
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, UnicodeError, ValueError, TypeError) as error:
+            if isinstance(error, StoreError):
+                raise
+            reason = str(error)[:200] or type(error).__name__
+            raise StoreError(
+                f"{self.path}: the record store cannot be {verb}: {reason}; {_remedy(error)}"
+            ) from None
+
+
+def _remedy(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, sqlite3.OperationalError) and "locked" in text:
+        return f"another program has held it for {BUSY_SECONDS:g} s: end that, or try again"
+    if "full" in text or "No space" in text or "disk I/O" in text:
+        return "free space on its disk, or name another path in SHARDWRIGHT_STORE"
+    if "readonly" in text or "unable to open" in text or isinstance(error, OSError):
+        return "make file and directory writable, or name another path in SHARDWRIGHT_STORE"
+    return (
+        "the file is damaged or is none of ours: move it away to measure anew, or name another path"
+    )
+
+
+def _record(row: tuple[object, ...]) -> Record:
+    key, seconds, spread, count, environment, measured_at = row
+    if not (isinstance(seconds, int | float) and isinstance(spread, int | float)):
+        raise TypeError("a duration in it is not a number")
+    return Record(
+        key=str(key),
+        seconds=float(seconds),
+        spread=float(spread),
+        count=int(str(count)),
+        environment=str(environment),
+        measured_at=str(measured_at),
+    )

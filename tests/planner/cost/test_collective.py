@@ -1,0 +1,157 @@
+"""Collective times: the paper's table against step-by-step sums, measured points, and the link tree."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.clusterfile import parse_cluster, read_cluster
+from shardwright.core.costs import CostTable, collective_key
+from shardwright.planner.cost import collective_seconds
+from shardwright.planner.cost.collective import all_reduce_constants, interpolate
+
+NOTHING = CostTable()
+HOSTS = parse_cluster("4x8xH100")
+PRIMITIVES = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "transfer",
+    "slice",
+    "copy",
+]
+
+
+def test_ring_constants_equal_the_sum_over_its_steps():
+    n, alpha, beta, gamma, size = 8, 3e-6, 2e-9, 1e-10, 12345.0
+    piece = size / n
+    reduce_steps = (n - 1) * (alpha + piece * beta + piece * gamma)
+    gather_steps = (n - 1) * (alpha + piece * beta)
+    a, b = all_reduce_constants("ring", n, alpha, beta, gamma)
+    assert a + b * size == pytest.approx(reduce_steps + gather_steps)
+
+
+def test_rabenseifner_constants_equal_the_sum_over_its_halvings():
+    n, alpha, beta, gamma, size = 16, 3e-6, 2e-9, 1e-10, 4096.0
+    halves = [size / 2**step for step in range(1, int(math.log2(n)) + 1)]
+    total = sum(2 * alpha + part * (2 * beta + gamma) for part in halves)
+    a, b = all_reduce_constants("rabenseifner", n, alpha, beta, gamma)
+    assert a + b * size == pytest.approx(total)
+
+
+def test_recursive_doubling_and_trees_equal_their_rounds():
+    n, alpha, beta, gamma, size = 8, 3e-6, 2e-9, 1e-10, 4096.0
+    rounds = 3
+    expected = {
+        "recursive_doubling": rounds * (alpha + size * (beta + gamma)),
+        "binary_tree": rounds * (alpha + size * (beta + gamma)) + rounds * (alpha + size * beta),
+        "double_binary_trees": 2 * rounds * alpha + size * (beta + gamma),
+    }
+    for name, seconds in expected.items():
+        a, b = all_reduce_constants(name, n, alpha, beta, gamma)
+        assert a + b * size == pytest.approx(seconds), name
+
+
+@given(
+    primitive=st.sampled_from(PRIMITIVES),
+    sizes=st.tuples(st.integers(0, 2**34), st.integers(0, 2**34)),
+    count=st.integers(2, 32),
+    concurrent=st.integers(1, 8),
+)
+def test_modelled_seconds_never_fall_with_bytes(primitive, sizes, count, concurrent):
+    small, large = (
+        collective_seconds(primitive, size, tuple(range(count)), HOSTS, NOTHING, concurrent).seconds
+        for size in sorted(sizes)
+    )
+    assert 0 <= small <= large
+
+
+@given(
+    times=st.lists(st.floats(1e-6, 1), min_size=1, max_size=6),
+    sizes=st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)),
+)
+def test_measured_seconds_never_fall_with_bytes_however_noisy(times, sizes):
+    points = tuple((4.0 ** (5 + i), t, 0.1 * t) for i, t in enumerate(times))
+    small, large = (interpolate(points, size) for size in sorted(sizes))
+    assert small.seconds <= large.seconds * (1 + 1e-12)
+    assert small.source == "measured"
+    assert small.spread >= 0
+
+
+def test_measured_points_are_returned_exactly_and_lines_drawn_between_and_beyond():
+    points = ((1000.0, 1e-3, 1e-4), (3000.0, 2e-3, 2e-4), (5000.0, 6e-3, 3e-4))
+    read = [interpolate(points, size).seconds for size in (10, 1000, 2000, 3000, 4000, 5000, 7000)]
+    assert read == pytest.approx([1e-3, 1e-3, 1.5e-3, 2e-3, 4e-3, 6e-3, 10e-3])
+
+
+def test_a_measurement_of_the_group_beats_the_model():
+    cluster = read_cluster(
+        '[kind.c]\npeak = {float32 = "1 TFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "9 GB/s"\n'
+        'backend = "cpu"\n[[host]]\nkind = "c"\ndevices = 4\nlink = "2 GB/s"\n'
+    )
+    key = collective_key("all_reduce", 1, 2, "loopback")
+    table = CostTable(collectives=((key, ((1024.0, 7e-3, 1e-3), (4096.0, 8e-3, 1e-3))),))
+    cost = collective_seconds("all_reduce", 1024, (0, 1), cluster, table)
+    assert (cost.seconds, cost.spread, cost.source) == (7e-3, 1e-3, "measured")
+    assert collective_seconds("all_reduce", 1024, (0, 1, 2, 3), cluster, table).source == "modelled"
+
+
+def test_large_messages_take_the_ring_bound_of_the_slowest_link():
+    size, group = 2**32, tuple(range(32))
+    seconds = collective_seconds("all_reduce", size, group, HOSTS, NOTHING).seconds
+    wire = 2 * 31 / 32 * size / min(450e9, 400e9)
+    assert wire < seconds < 1.6 * wire
+
+
+def test_a_group_within_one_host_is_faster_than_one_across_hosts():
+    near = collective_seconds("all_reduce", 2**28, tuple(range(8)), HOSTS, NOTHING).seconds
+    far = collective_seconds("all_reduce", 2**28, tuple(range(0, 32, 4)), HOSTS, NOTHING, 4).seconds
+    assert near < far
+
+
+def test_groups_that_share_an_uplink_share_its_bandwidth():
+    group = (0, 8, 16, 24)
+    alone, shared = (
+        collective_seconds("all_reduce", 2**32, group, HOSTS, NOTHING, n).seconds for n in (1, 8)
+    )
+    assert shared > 4 * alone
+
+
+def test_all_gather_and_reduce_scatter_are_each_half_an_all_reduce_for_large_messages():
+    parts = [
+        collective_seconds(p, 2**33, tuple(range(8)), HOSTS, NOTHING).seconds
+        for p in ("all_gather", "reduce_scatter", "all_reduce")
+    ]
+    assert parts[0] + parts[1] == pytest.approx(parts[2], rel=0.01)
+
+
+def test_a_group_of_one_or_an_empty_message_costs_nothing():
+    assert collective_seconds("all_reduce", 2**20, (3,), HOSTS, NOTHING).seconds == 0
+    assert collective_seconds("all_reduce", 0, (0, 1), HOSTS, NOTHING).seconds == 0
+
+
+def test_hosts_under_one_rack_share_the_racks_uplink():
+    host = (
+        '[[host]]\nname = "{0}"\nkind = "H100"\ndevices = 1\nuplink = "50 GB/s"\nswitch = "{1}"\n'
+    )
+    rack = '[[switch]]\nname = "{0}"\nuplink = "50 GB/s"\n'
+    text = rack.format("r") + rack.format("q")
+    text += "".join(host.format(f"h{i}", "r" if i < 2 else "q") for i in range(4))
+    cluster = read_cluster(text)
+    inside = collective_seconds("all_to_all", 2**32, (0, 1), cluster, NOTHING).seconds
+    across = collective_seconds("all_reduce", 2**32, (0, 1, 2, 3), cluster, NOTHING).seconds
+    ring = 2 * 3 / 4 * 2**32 / 50e9
+    assert inside == pytest.approx(2**32 / 2 / 45e9, rel=0.05)
+    assert across > 1.9 * ring
+
+
+def test_eight_a100_all_reduce_is_within_a_quarter_of_the_published_measurement():
+    node = parse_cluster("8xA100")
+    published = {1: 92.8e-6, 8: 134.3e-6, 64: 579.9e-6, 1024: 8193.0e-6}
+    for mebibytes, seconds in published.items():
+        cost = collective_seconds("all_reduce", mebibytes * 2**20, tuple(range(8)), node, NOTHING)
+        assert cost.seconds == pytest.approx(seconds, rel=0.25), mebibytes

@@ -1,0 +1,147 @@
+"""Operator times: measured first, the roofline's two roofs, its calibration, and published products."""
+
+from __future__ import annotations
+
+import csv
+import re
+from importlib import resources
+
+import pytest
+
+from shardwright.clusterfile import parse_cluster, read_cluster
+from shardwright.core.costs import Cost, CostTable, operator_key
+from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
+from shardwright.planner.cost import Rates, operator_cost
+from shardwright.planner.cost.compute import local_flops
+
+
+def graph_of(
+    kind: str, shapes: list[tuple[int, ...]], out: tuple[int, ...], **attributes
+) -> OperatorGraph:
+    tensors = [
+        TensorSpec(name=f"t{i}", shape=s, dtype="float32", role="input", needs_gradient=True)
+        for i, s in enumerate(shapes)
+    ]
+    result = TensorSpec(
+        name="out", shape=out, dtype="float32", role="activation", producer=0, needs_gradient=True
+    )
+    operator = Operator(
+        name="op",
+        kind=kind,
+        inputs=tuple(range(len(shapes))),
+        input_names=("input", "weight", "bias")[: len(shapes)],
+        outputs=(len(shapes),),
+        attributes=tuple(attributes.items()),
+    )
+    return OperatorGraph(
+        name="g", tensors=(*tensors, result), operators=(operator,), blocks=(), loss=len(shapes)
+    )
+
+
+def cost(graph: OperatorGraph, rates: Rates, phase: str = "forward") -> Cost:
+    shapes = tuple(tensor.shape for tensor in graph.tensors)
+    return operator_cost(graph, 0, shapes[:-1], shapes[-1:], phase, rates)
+
+
+H100 = Rates(cluster=parse_cluster("1xH100"), precision="bfloat16")
+LINEAR = graph_of("aten.linear.default", [(4096, 8192), (8192, 8192)], (4096, 8192))
+
+
+def test_a_large_product_runs_at_a_plausible_share_of_peak():
+    flops = 2 * 4096 * 8192 * 8192
+    assert 0.6 < flops / cost(LINEAR, H100).seconds / 989e12 < 0.8
+
+
+def test_backward_of_a_product_costs_twice_its_forward_and_half_that_with_one_gradient():
+    ahead = cost(LINEAR, H100).seconds
+    assert cost(LINEAR, H100, "backward").seconds == pytest.approx(2 * ahead, rel=0.02)
+    tensors = list(LINEAR.tensors)
+    tensors[0] = TensorSpec(name="t0", shape=(4096, 8192), dtype="float32", role="input")
+    frozen_input = OperatorGraph(
+        name="g", tensors=tuple(tensors), operators=LINEAR.operators, blocks=(), loss=2
+    )
+    assert cost(frozen_input, H100, "backward").seconds == pytest.approx(ahead, rel=0.02)
+
+
+def test_an_elementwise_operator_is_bound_by_memory():
+    graph = graph_of("aten.relu.default", [(2**28,)], (2**28,))
+    assert cost(graph, H100).seconds == pytest.approx(2 * 2**28 * 2 / (0.8 * 3.35e12), rel=0.05)
+
+
+def test_a_lookup_reads_only_the_rows_it_returns():
+    graph = graph_of("aten.embedding.default", [(10**6, 1024), (64,)], (64, 1024))
+    assert cost(graph, H100).seconds < 1e-5
+
+
+def test_views_cost_nothing_on_a_gpu():
+    assert cost(graph_of("aten.view.default", [(2**28,)], (2**14, 2**14)), H100).seconds == 0
+
+
+def test_a_sixth_of_the_work_never_costs_more():
+    shard = graph_of("aten.linear.default", [(4096, 8192), (1024, 8192)], (4096, 1024))
+    assert cost(shard, H100).seconds < cost(LINEAR, H100).seconds / 6
+
+
+def test_a_measurement_wins_and_is_only_valid_for_its_precision():
+    shapes = tuple(t.shape for t in LINEAR.tensors)
+    key = operator_key(LINEAR, LINEAR.operators[0], shapes[:2], shapes[2:], "forward", "float32")
+    table = CostTable(operators=((key, Cost(seconds=42.0, spread=1.0, source="measured")),))
+    cluster = parse_cluster("1xH100")
+    assert cost(LINEAR, Rates(cluster=cluster, table=table)).seconds == 42.0
+    other = cost(LINEAR, Rates(cluster=cluster, table=table, precision="bfloat16"))
+    assert other.source == "modelled"
+
+
+def test_unmeasured_shards_are_scaled_like_the_measured_ones_of_their_kind():
+    cluster = read_cluster(
+        '[kind.c]\npeak = {float32 = "0.1 TFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "9 GB/s"\n'
+        'backend = "cpu"\nlaunch = "0 s"\n[[host]]\nkind = "c"\ndevices = 1\nlink = "2 GB/s"\n'
+    )
+    small = graph_of("aten.linear.default", [(256, 512), (512, 512)], (256, 512))
+    large = graph_of("aten.linear.default", [(512, 512), (512, 512)], (512, 512))
+    shapes = tuple(t.shape for t in small.tensors)
+    modelled = cost(small, Rates(cluster=cluster)).seconds
+    key = operator_key(small, small.operators[0], shapes[:2], shapes[2:], "forward")
+    table = CostTable(operators=((key, Cost(seconds=3 * modelled, source="measured")),))
+    scaled = cost(large, Rates(cluster=cluster, table=table))
+    assert scaled.seconds == pytest.approx(3 * cost(large, Rates(cluster=cluster)).seconds)
+    assert scaled.source == "modelled"
+
+
+def test_no_backward_where_no_gradient_flows():
+    tensors = tuple(
+        TensorSpec(name=t.name, shape=t.shape, dtype=t.dtype, role=t.role, producer=t.producer)
+        for t in LINEAR.tensors
+    )
+    graph = OperatorGraph(name="g", tensors=tensors, operators=LINEAR.operators, blocks=(), loss=2)
+    assert cost(graph, H100, "backward").seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "output", "flops"),
+    [
+        ("linear", ((4, 5, 6), (7, 6)), (4, 5, 7), 2 * 4 * 5 * 6 * 7),
+        ("matmul", ((3, 4, 5), (3, 5, 6)), (3, 4, 6), 2 * 3 * 4 * 5 * 6),
+        ("conv2d", ((2, 3, 8, 8), (5, 3, 3, 3)), (2, 5, 6, 6), 2 * 2 * 5 * 36 * 27),
+        ("einsum", ((4, 5), (5, 6)), (4, 6), 2 * 4 * 5 * 6),
+        ("scaled_dot_product_attention", ((2, 3, 4, 8),) * 3, (2, 3, 4, 8), 4 * 2 * 3 * 4 * 4 * 8),
+    ],
+)
+def test_flops_are_counted_from_shapes(kind, inputs, output, flops):
+    assert local_flops(kind, inputs, (output,)) == pytest.approx(flops)
+
+
+def test_published_v100_products_are_predicted_within_a_tenth_in_the_median():
+    text = resources.files("shardwright").joinpath("data/hardware.csv").read_text("utf-8")
+    rates = Rates(cluster=parse_cluster("1xV100"), precision="float16")
+    errors = []
+    for row in csv.DictReader(text.splitlines()):
+        if row["kind"] != "gemm" or not row["name"].startswith("V100"):
+            continue
+        match = re.match(r"MxNxK (\d+)x(\d+)x(\d+), (\d+) us", row["condition"])
+        assert match is not None
+        m, n, k, micros = map(int, match.groups())
+        graph = graph_of("aten.linear.default", [(m, k), (n, k)], (m, n))
+        errors.append(abs(cost(graph, rates).seconds * 1e6 / micros - 1))
+    assert len(errors) == 80
+    assert sorted(errors)[40] < 0.1

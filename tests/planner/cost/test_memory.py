@@ -1,0 +1,147 @@
+"""Saved bytes per segment against what autograd really keeps, model by model and kind by kind."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from collections.abc import Callable  # noqa: E402
+
+import zoo  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from shardwright.core.graph import OperatorGraph  # noqa: E402
+from shardwright.core.program import Call, Value  # noqa: E402
+from shardwright.planner.cost import segment_memory  # noqa: E402
+from shardwright.runtime.capture import capture  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def really_saved(module: nn.Module, batch: dict[str, Tensor]) -> int:
+    """Sum the distinct storages autograd holds, without parameters, buffers, batch and loss."""
+    held: dict[int, int] = {}
+    known = [*module.parameters(), *module.buffers(), *batch.values()]
+    outside = {tensor.untyped_storage().data_ptr() for tensor in known}
+    keep: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        keep.append(tensor)  # alive, so that no address is used twice
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = module(**batch)
+    loss = result if isinstance(result, Tensor) else result.loss
+    outside.add(loss.untyped_storage().data_ptr())
+    return sum(size for pointer, size in held.items() if pointer not in outside)
+
+
+def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tuple[int, int]]:
+    """Price the whole graph as one segment on one device."""
+    values = [
+        Value(
+            tensor=index, mesh=0, layout=(), shape=spec.shape, dtype=spec.dtype,
+            scope="step", role="activation",
+        )
+        for index, spec in enumerate(graph.tensors)
+    ]  # fmt: skip
+    calls = [
+        Call(
+            operator=index,
+            operands=operator.inputs,
+            results=operator.outputs,
+            result_shapes=tuple(graph.tensors[out].shape for out in operator.outputs),
+            dims=(),
+        )
+        for index, operator in enumerate(graph.operators)
+    ]
+    entries = tuple(i for i, spec in enumerate(graph.tensors) if spec.producer < 0)
+    return segment_memory(graph, calls, values, entries, (graph.loss,), has_backward)
+
+
+MODELS = [
+    "mlp",
+    "gpt",
+    "bert",
+    "cnn",
+    "cnn_groupnorm",
+    "gpt2",
+    "llama",
+    "hf_bert",
+    "vit",
+    "resnet",
+    "mixtral",
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_bytes_of_a_model_equal_what_autograd_keeps(name: str):
+    module, batch = getattr(zoo, name)(dtype=torch.float32)
+    saved, _ = predicted(capture(module, batch).graph)
+    assert saved == pytest.approx(really_saved(module, batch), rel=0.02)
+
+
+def test_nothing_is_saved_without_a_backward_and_temporaries_remain():
+    module, batch = zoo.gpt(dtype=torch.float32)
+    graph = capture(module, batch).graph
+    saved, (forward, backward) = predicted(graph, has_backward=False)
+    largest = max(spec.bytes for spec in graph.tensors if spec.producer >= 0)
+    assert (saved, backward) == (0, 0)
+    assert forward >= largest
+
+
+class One(nn.Module):
+    """One function of a projected input, so that its operand is an activation needing a gradient."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        self.function = function
+        self.first = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.first(x) * self.scale).sum()
+
+
+WIDTH = 16
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, (WIDTH,)),
+    "square": lambda x: x * x,
+    "divide": lambda x: x / (x + 3),
+    "power": lambda x: x.pow(2),
+    "rsqrt": lambda x: (x + 9).rsqrt(),
+    "exp": torch.exp,
+    "mean": lambda x: x.mean(-1),
+    "masked": lambda x: x.masked_fill(x > 0, 0.0),
+    "where": lambda x: torch.where(x > 0, x, 2 * x),
+    "views": lambda x: x.view(2, -1, WIDTH).transpose(0, 1)[:, 0].unsqueeze(0),
+    "split": lambda x: torch.cat([a * b for a, b in [x.chunk(2, -1)]], -1),
+    "scores": lambda x: x @ x.transpose(-1, -2),
+    "maximum": lambda x: torch.maximum(x, -x),
+    "attention": lambda x: F.scaled_dot_product_attention(
+        *(x.view(2, 2, 2, WIDTH) * k for k in (1, 2, 3)), is_causal=True
+    ),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(8, dtype=torch.int64, device=x.device)),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "gather": lambda x: x.gather(1, torch.zeros(8, 2, dtype=torch.int64, device=x.device)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_saved_bytes_of_one_operator_equal_what_autograd_keeps(name: str):
+    module = One(CASES[name], WIDTH)
+    batch = {"x": torch.rand(8, WIDTH)}
+    saved, _ = predicted(capture(module, batch).graph)
+    assert saved == pytest.approx(really_saved(module, batch), abs=256)

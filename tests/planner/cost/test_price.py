@@ -1,0 +1,190 @@
+"""Prices of a hand-written Program: every instruction kind, from measurements that are easy to add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.clusterfile import parse_cluster, read_cluster
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import Cost, CostTable, collective_key, operator_key
+from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
+from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
+from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
+from shardwright.planner.cost import price
+from shardwright.planner.cost.price import peer_groups
+
+CPU = read_cluster(
+    '[kind.c]\npeak = {float32 = "0.1 TFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "10 GB/s"\n'
+    'backend = "cpu"\n[[host]]\nkind = "c"\ndevices = 4\nlink = "2 GB/s"\n'
+)
+GRAPH = OperatorGraph(
+    name="g",
+    tensors=(
+        TensorSpec(name="x", shape=(8, 16), dtype="float32", role="input"),
+        TensorSpec(name="w", shape=(4, 16), dtype="float32", role="parameter", needs_gradient=True),
+        TensorSpec(
+            name="y",
+            shape=(8, 4),
+            dtype="float32",
+            role="activation",
+            producer=0,
+            needs_gradient=True,
+        ),
+    ),
+    operators=(
+        Operator(
+            name="y",
+            kind="aten.linear",
+            inputs=(0, 1),
+            input_names=("input", "weight"),
+            outputs=(2,),
+        ),
+    ),
+    blocks=(),
+    loss=2,
+)
+LOCAL = ((4, 16), (4, 16)), ((4, 4),)
+ROWS = [
+    (Kind.FORWARD, 0, 0),
+    (Kind.BACKWARD, 0, 0),
+    (Kind.RECOMPUTE, 0, 0),
+    (Kind.MESSAGE, 0, 0),
+    (Kind.SEND, 0, 1),
+    (Kind.RECEIVE, 1, 1),
+    (Kind.UPDATE, 0, -1),
+    (Kind.CLIP, 0, -1),
+    (Kind.UPDATE, 1, -1),
+    (Kind.FORWARD, 0, 0),
+]
+
+
+def program() -> Program:
+    meshes = (
+        Mesh(axes=("d",), sizes=(2,), devices=(0, 1)),
+        Mesh(axes=("d",), sizes=(2,), devices=(2, 3)),
+    )
+    strategy = Strategy(
+        meshes=meshes,
+        configs=(OperatorConfig(mesh=0, dims=("b",)),),
+        parameters=(ParameterConfig(rest=(-1,), optimizer=(0,)),),
+    )
+    common = {"mesh": 0, "dtype": "float32", "scope": "step"}
+    values = (
+        Value(tensor=0, layout=(0,), shape=(4, 16), role="input", **common),
+        Value(tensor=1, layout=(-1,), shape=(4, 16), role="parameter", gradient=3, **common),
+        Value(tensor=2, layout=(0,), shape=(4, 4), role="activation", **common),
+        Value(tensor=1, layout=(-2,), shape=(4, 16), role="gradient", **common),
+    )
+    call = Call(operator=0, operands=(0, 1), results=(2,), result_shapes=((4, 4),), dims=("b",))
+    segment = Segment(
+        mesh=0, block=0, calls=(call,), inputs=(0, 1), outputs=(2,), has_backward=True
+    )
+    messages = (
+        Message(
+            primitive="all_reduce", mesh=0, axes=(0,), sources=(3,), results=(3,), dims=((-1, -1),),
+            bytes=2000, purpose="synchronise",
+        ),
+        Message(
+            primitive="transfer", mesh=0, axes=(), sources=(2,), results=(2,), dims=((-1, -1),),
+            bytes=1000, purpose="activation", destination=1,
+        ),
+    )  # fmt: skip
+    count = len(ROWS)
+    kind, group, item = zip(*ROWS, strict=True)
+    none = np.zeros(count, dtype=np.int64)
+    return Program(
+        strategy=strategy,
+        values=values,
+        segments=(segment,),
+        messages=messages,
+        loss=2,
+        kind=np.array(kind, dtype=np.int8),
+        group=np.array(group, dtype=np.int32),
+        item=np.array(item, dtype=np.int32),
+        microbatch=np.zeros(count, dtype=np.int32),
+        resource=np.zeros(count, dtype=np.int32),
+        resource_names=("compute:0",),
+        offset=np.zeros(count + 1, dtype=np.int64),
+        predecessor=np.zeros(0, dtype=np.int32),
+        free_offset=np.zeros(count + 1, dtype=np.int64),
+        free_value=np.zeros(0, dtype=np.int32),
+        allocated=none,
+        freed=none,
+        temporary=none,
+        base_bytes=(0, 0),
+    )
+
+
+def table() -> CostTable:
+    keys = [
+        operator_key(GRAPH, GRAPH.operators[0], *LOCAL, phase) for phase in ("forward", "backward")
+    ]
+    reduce_key = collective_key("all_reduce", 1, 2, "loopback")
+    send_key = collective_key("transfer", 1, 2, "loopback")
+    return CostTable(
+        operators=(
+            (keys[0], Cost(seconds=3.0, spread=0.3, source="measured")),
+            (keys[1], Cost(seconds=5.0, spread=0.5, source="measured")),
+        ),
+        collectives=(
+            (reduce_key, ((1000.0, 1.0, 0.1), (3000.0, 3.0, 0.1))),
+            (send_key, ((1000.0, 7.0, 0.1), (3000.0, 9.0, 0.1))),
+        ),
+        overheads=(
+            ("segment_seconds", 0.5),
+            ("message_seconds", 0.25),
+            ("update_seconds_per_byte", 0.125),
+        ),
+    )
+
+
+def test_every_kind_of_instruction_is_priced_from_its_measurements():
+    prices = price(program(), GRAPH, CPU, table())
+    update = 0.125 * 4 * 16 * 4 / 2  # the optimizer's shard is half the parameter
+    expected = [3.5, 5.5, 3.5, 2.25, 7.25, 0.25, update]
+    assert prices.seconds[:7] == pytest.approx(expected)
+    assert prices.seconds[8] == 0  # no parameters on the second stage
+    assert prices.seconds[9] == prices.seconds[0]
+    assert (prices.seconds[7] > 0, prices.spread[0]) == (True, pytest.approx(0.3))
+
+
+def test_shares_by_source_add_up_to_all_seconds():
+    prices = price(program(), GRAPH, CPU, table())
+    assert sum(s for _, s in prices.by_source()) == pytest.approx(prices.seconds.sum())
+    assert dict(prices.by_source())["measured"] > 0.99 * prices.seconds.sum()
+
+
+def test_without_measurements_everything_is_modelled_and_says_so():
+    prices = price(program(), GRAPH, CPU, CostTable())
+    busy = prices.seconds > 0
+    assert set(prices.source[busy]) == {2}
+    assert bool((prices.seconds[[0, 1, 3, 4, 6]] > 0).all())
+
+
+def brute_force(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> set[tuple[int, int]]:
+    """Return (hosts, sharing groups) of every peer group, by the definition of peers."""
+    groups = {tuple(sorted(mesh.peers(device, axes))) for device in mesh.devices}
+    spans = {group: {cluster.devices[d].host for d in group} for group in groups}
+    found = set()
+    for group, hosts in spans.items():
+        if len(hosts) == 1:
+            found.add((1, 1))
+            continue
+        sharing = max(
+            sum(host in other and len(other) > 1 for other in spans.values()) for host in hosts
+        )
+        found.add((len(hosts), sharing))
+    return found
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("sizes", [(2, 4, 4), (4, 2, 4), (8, 2, 2)])
+def test_peer_groups_count_who_shares_an_uplink(sizes, axes):
+    cluster = parse_cluster("4x8xH100")
+    mesh = Mesh(axes=("a", "b", "c"), sizes=sizes, devices=tuple(range(32)))
+    found = {
+        (len({cluster.devices[d].host for d in devices}), concurrent)
+        for devices, concurrent in peer_groups(cluster, mesh, axes)
+    }
+    assert found == brute_force(cluster, mesh, axes)

@@ -1,0 +1,56 @@
+"""The trace file: valid events, ranks as processes, arrows between sends and receives."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+
+from shardwright.report.perfetto import MEASURED_OFFSET, trace_bytes
+from shardwright.report.story import Story
+
+
+def test_every_rank_is_a_process_predicted_and_measured_apart(story: Story) -> None:
+    events = json.loads(trace_bytes(story.plans[0]))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names[1] == "predicted rank 0 (stage 0)"
+    assert names[4] == "predicted rank 3 (stage 1)"
+    assert names[MEASURED_OFFSET + 4] == "measured rank 3 (stage 1)"
+    assert len(names) == 8
+
+
+def test_every_instruction_appears_once_per_rank_with_its_times(story: Story) -> None:
+    events = json.loads(trace_bytes(story.plans[1]))["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert Counter(e["pid"] for e in slices) == {1: 3, 2: 3, 3: 5, 4: 5}
+    update = next(e for e in slices if e["name"].endswith("update") and e["pid"] == 3)
+    assert (update["ts"], update["dur"]) == (6.75e6, 0.75e6)
+
+
+def test_arrows_leave_a_slice_and_end_in_one(story: Story) -> None:
+    events = json.loads(trace_bytes(story.plans[0]))["traceEvents"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == 4  # two pairs of ranks, predicted and measured
+    for arrow in (*starts.values(), *ends.values()):
+        inside = [
+            e
+            for e in events
+            if e["ph"] == "X"
+            and (e["pid"], e["tid"]) == (arrow["pid"], arrow["tid"])
+            and e["ts"] - 1 <= arrow["ts"] <= e["ts"] + e["dur"] + 1
+        ]
+        assert inside
+
+
+def test_memory_is_a_counter(story: Story) -> None:
+    events = json.loads(trace_bytes(story.plans[0]))["traceEvents"]
+    sizes = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == 1]
+    assert sizes == [4 * 2**20, 9 * 2**20, 5 * 2**20]
+
+
+def test_a_compressed_trace_holds_the_same_bytes_every_time(story: Story) -> None:
+    plain, packed = trace_bytes(story.plans[0]), trace_bytes(story.plans[0], compressed=True)
+    assert gzip.decompress(packed) == plain
+    assert packed == trace_bytes(story.plans[0], compressed=True)

@@ -1,0 +1,92 @@
+"""What a report reads off plans: sums that add up, and names as people say them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.report.story import (
+    Story,
+    differences,
+    group_rows,
+    lane_text,
+    memory_by_part,
+    seconds_by_work,
+    split_text,
+)
+from shardwright.report.units import bytes_text, count_text, dollars_text, seconds_text
+
+
+def test_seconds_by_work_are_those_of_the_busiest_stage(story: Story) -> None:
+    plan = story.plans[0]
+    found = dict(seconds_by_work(plan.program, plan.predicted))
+    assert found == pytest.approx(
+        {
+            "forward": 1.0,
+            "backward": 2.0,
+            "activation message": 0.2,
+            "gradient synchronisation": 0.3,
+            "update": 0.5,
+        }
+    )
+
+
+def test_memory_parts_add_up_to_the_peak(story: Story) -> None:
+    plan = replace(story.plans[0], process_bytes=2.0**20)
+    for mesh in range(2):
+        total = sum(size for _, size in memory_by_part(plan, mesh))
+        assert total == plan.predicted.peak_bytes[mesh]
+
+
+def test_a_measured_step_ten_percent_longer_differs_by_ten_percent(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    rows = {row.name: row for row in differences(plan.program, plan.predicted, plan.measured)}
+    assert rows["step time"].ratio == pytest.approx(1 / 1.1 - 1)
+    assert rows["peak memory"].ratio == 0
+    assert rows["backward"].ratio == pytest.approx(1 / 1.1 - 1)
+
+
+def test_instructions_nobody_measured_are_not_held_against_the_prediction(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    blind = np.where(np.arange(len(plan.measured.start)) == 5, np.nan, plan.measured.start)
+    seen = replace(plan.measured, start=blind)
+    names = [row.name for row in differences(plan.program, plan.predicted, seen)]
+    assert "backward" not in names
+
+
+def test_equal_operators_of_repeated_layers_become_one_row(story: Story) -> None:
+    (row,) = group_rows(story.plans[0].operators)
+    assert (row.name, row.count) == ("model.h.*.up", 3)
+    assert row.forward_seconds == pytest.approx(0.2)
+
+
+def test_splits_and_lanes_are_written_as_people_read_them() -> None:
+    assert split_text(("data", "tensor"), (2, 4), ("b", "n")) == "b over data (2), n over tensor (4)"
+    assert split_text(("data",), (2,), ("+",)) == "partial sums over data (2)"
+    assert split_text(("data",), (1,), ("b",)) == "whole"
+    assert lane_text("link:0:data.tensor") == "link data.tensor"
+    assert lane_text("send:0-1") == "send 0-1"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (seconds_text(0), "0 s"),
+        (seconds_text(8.12e-4), "812 us"),
+        (seconds_text(0.04131), "41.3 ms"),
+        (seconds_text(0.99999), "1.00 s"),
+        (seconds_text(200), "3 min 20 s"),
+        (seconds_text(float("inf")), "-"),
+        (bytes_text(512), "512 B"),
+        (bytes_text(17.2 * 2**30), "17.2 GiB"),
+        (count_text(8.03e9), "8.03 G"),
+        (dollars_text(0), "-"),
+        (dollars_text(0.00234), "$0.0023"),
+    ],
+)
+def test_quantities_are_written_with_three_digits(written: str, expected: str) -> None:
+    assert written == expected

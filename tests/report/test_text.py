@@ -1,0 +1,60 @@
+"""Terminal tables: everything is there, and no name is read as markup."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from shardwright.core.plan import Frontier
+from shardwright.report.story import Story, differences
+from shardwright.report.text import (
+    chosen_lines,
+    difference_table,
+    frontier_table,
+    operator_table,
+    plan_tables,
+)
+
+
+def written(*parts: object) -> str:
+    console = Console(width=140, no_color=True)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return captured.get()
+
+
+def test_the_frontier_shows_every_plan_and_marks_the_chosen_one(story: Story) -> None:
+    frontier = Frontier(plans=tuple(item.plan for item in story.plans), chosen=1)
+    text = written(frontier_table(frontier, (0.2, 0.2), 16 * 2**20))
+    assert "5.00 s ±4.0 %" in text
+    assert "9.00 MiB (56%)" in text
+    assert "measured 80%, modelled 20%" in text
+    assert next(line for line in text.splitlines() if "▸" in line).split()[1:4] == ["model", "plan", "1"]
+
+
+def test_the_chosen_plan_comes_with_reason_bound_and_notes(story: Story) -> None:
+    text = written(chosen_lines(Frontier(plans=(story.plans[0].plan,))))
+    for words in ("Because of model.", "4.00 s (gap 20.0%; without overlap)", "a note about model"):
+        assert words in text
+
+
+def test_tables_of_a_plan_name_devices_time_and_memory(story: Story) -> None:
+    text = written(plan_tables(story.plans[0]), operator_table(story.plans[0].operators))
+    for words in ("data 2", "2, 3", "gradient synchronisation", "activations and gradients", "h.2.up"):
+        assert words in text
+
+
+def test_the_comparison_shows_both_numbers_and_their_difference(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    text = written(difference_table(differences(plan.program, plan.predicted, plan.measured)))
+    assert "5.00 s" in text
+    assert "5.50 s" in text
+    assert "-9.1 %" in text
+
+
+def test_square_brackets_in_names_are_text(bracket_story: Story) -> None:
+    plan = bracket_story.plans[0]
+    frontier = Frontier(plans=(plan.plan,))
+    text = written(frontier_table(frontier), chosen_lines(frontier), operator_table(plan.operators))
+    assert text.count("[bold red]layer") >= 3

@@ -1,0 +1,81 @@
+"""The local machine as a cluster, and collectives between real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardwright.clusterfile import read_cluster, write_cluster  # noqa: E402
+from shardwright.core.costs import collective_key  # noqa: E402
+from shardwright.planner.cost import build_costs, collective_seconds  # noqa: E402
+from shardwright.runtime.profile import (  # noqa: E402
+    detect,
+    local_environment,
+    measure_collectives,
+    num_local_devices,
+)
+from shardwright.runtime.profile.collectives import PRIMITIVES  # noqa: E402
+from shardwright.runtime.profile.machine import memory_bytes  # noqa: E402
+
+KNOWN = {"peak_flops": 1e11, "memory_bandwidth": 1e10, "overlap_slowdown": 1.5}
+
+
+@pytest.mark.torch
+def test_known_rates_give_the_same_cluster_every_time():
+    cluster = detect(KNOWN)
+    assert cluster == detect(KNOWN)
+    assert cluster.num_devices == num_local_devices()
+    assert cluster.overlap_slowdown == 1.5
+    assert read_cluster(write_cluster(cluster)) == cluster
+
+
+@pytest.mark.torch
+def test_devices_share_the_machines_memory():
+    cluster = detect(KNOWN)
+    if cluster.kind_of(0).backend == "cuda":
+        pytest.skip("GPUs have their own memory")
+    whole = cluster.kind_of(0).memory_bytes * cluster.num_devices
+    assert 0.99 * memory_bytes() <= whole <= memory_bytes()
+
+
+@pytest.mark.torch
+def test_the_environment_names_what_timings_depend_on():
+    text = local_environment(3)
+    assert torch.__version__ in text
+    assert "processes 3" in text
+
+
+@pytest.mark.ranks
+def test_rates_of_an_unknown_machine_are_measured():
+    cluster = detect()
+    kind = cluster.kind_of(0)
+    assert 1e8 < kind.flops_for("float32") < 1e16
+    assert 1e8 < kind.memory_bandwidth < 1e14
+
+
+@pytest.mark.ranks
+def test_collectives_of_two_ranks_fill_the_cost_table():
+    cluster = read_cluster(
+        '[kind.c]\npeak = {float32 = "1 TFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "9 GB/s"\n'
+        'backend = "cpu"\n[[host]]\nkind = "c"\ndevices = 2\nlink = "2 GB/s"\n'
+    )
+    seen: list[tuple[int, int]] = []
+    records = measure_collectives(
+        cluster,
+        (0, 1),
+        environment="e",
+        sizes=(1024, 65536),
+        budget_seconds=1.0,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    table = build_costs(records, "e")
+    for primitive in PRIMITIVES:
+        points = table.collective_map[collective_key(primitive, 1, 2, "loopback")]
+        assert [point[0] for point in points] == [1024, 65536]
+        assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
+    names = {"segment_seconds", "message_seconds", "update_seconds_per_byte", "process_bytes"}
+    assert names | {"overlap_slowdown"} == set(table.overhead_map)
+    assert 1.0 <= table.overhead_map["overlap_slowdown"] <= 3.0
+    assert table.overhead_map["process_bytes"] > 2**20
+    assert seen

@@ -1,0 +1,145 @@
+"""Operator measurements: what is run is the operator on its local shapes, and every key is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import zoo  # noqa: E402
+from torch import nn  # noqa: E402
+
+from shardwright.core.costs import operator_key  # noqa: E402
+from shardwright.core.graph import OperatorGraph  # noqa: E402
+from shardwright.errors import RunError  # noqa: E402
+from shardwright.planner.cost import build_costs  # noqa: E402
+from shardwright.runtime.capture import Captured, capture  # noqa: E402
+from shardwright.runtime.profile import measure_operators  # noqa: E402
+from shardwright.runtime.profile.operators import (  # noqa: E402
+    Overload,
+    Request,
+    _make,
+    make_shard,
+    time_shard,
+)
+from shardwright.runtime.profile.workers import run_workers  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def whole(graph: OperatorGraph) -> list[Request]:
+    return [
+        (
+            index,
+            tuple(graph.tensors[t].shape for t in operator.inputs),
+            tuple(graph.tensors[t].shape for t in operator.outputs),
+        )
+        for index, operator in enumerate(graph.operators)
+    ]
+
+
+def captured(name: str, **options: object) -> Captured:
+    module, batch = getattr(zoo, name)(dtype=torch.float32, **options)
+    return capture(module, batch)
+
+
+MODELS = [
+    "mlp",
+    "gpt",
+    "bert",
+    "cnn",
+    "llama",
+    "t5",
+    "vit",
+    "resnet",
+    "mixtral",
+    "lstm_translation",
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_operator_of_a_model_can_be_timed_forward_and_backward(name: str):
+    model = captured(name)
+    graph = model.graph
+    failed: list[str] = []
+    for request in whole(graph):
+        shard = make_shard(model, request, "cpu", "float32")
+        operator = graph.operators[request[0]]
+        if shard is None:
+            failed += [operator.kind] if operator.outputs else []
+            continue
+        ahead, back = time_shard(shard, "cpu", 0.0, 0.0)
+        wants = any(graph.tensors[t].needs_gradient for t in operator.outputs)
+        if ahead.seconds < 0 or (back is None and wants):
+            failed.append(operator.kind)
+    assert failed == []
+
+
+def test_requests_become_records_under_the_planners_keys():
+    model = captured("gpt", width=16, depth=1)
+    graph = model.graph
+    requests = whole(graph)
+    records = measure_operators(
+        model, requests * 2, environment="e", concurrency=2, budget_seconds=4
+    )
+    table = build_costs(records, "e")
+    for index, inputs, outputs in requests:
+        operator = graph.operators[index]
+        key = operator_key(graph, operator, inputs, outputs, "forward")
+        assert table.operator_map[key].seconds > 0, operator.kind
+        if any(graph.tensors[t].needs_gradient for t in operator.inputs):
+            assert operator_key(graph, operator, inputs, outputs, "backward") in table.operator_map
+    assert len({record.key for record in records}) == len(records)
+
+
+def test_shards_of_an_operator_run_on_their_local_shapes():
+    model = captured("mlp", batch=8, width=16)
+    index = next(i for i, o in enumerate(model.graph.operators) if o.kind.startswith("aten.linear"))
+    shard = make_shard(model, (index, ((4, 16), (8, 16), (8,)), ((4, 8),)), "cpu", "float32")
+    assert shard is not None
+    assert [operand.shape for operand in shard.operands] == [(4, 16), (8, 16), (8,)]
+    assert time_shard(shard, "cpu", 0.0, 0.0)[1] is not None
+
+
+def test_another_precision_has_another_key_and_dtype():
+    model = captured("mlp")
+    request = whole(model.graph)[0]
+    half, full = (make_shard(model, request, "cpu", p) for p in ("bfloat16", "float32"))
+    assert half is not None
+    assert full is not None
+    assert half.operands[0].dtype == "bfloat16"
+    assert half.keys[0] != full.keys[0]
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 4, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).permute(2, 0, 1).transpose(0, 1).reshape(-1).sum()
+
+
+def test_operands_have_the_strides_that_transposes_left():
+    module, x = Transposed(), torch.rand(3, 4, 5)
+    model = capture(module, {"x": x})
+    index = [o.kind for o in model.graph.operators].index("aten.reshape.default")
+    shard = make_shard(model, whole(model.graph)[index], "cpu", "float32")
+    assert shard is not None
+    expected = x.permute(2, 0, 1).transpose(0, 1)
+    assert _make(shard.operands[0], "cpu").stride() == expected.stride()
+
+
+def test_overloads_are_found_again_by_name():
+    for overload in (torch.ops.aten.add.Tensor, torch.ops.aten.linear.default):
+        assert Overload(name=str(overload)).find() is overload
+
+
+def test_a_failing_worker_is_reported_with_its_reason():
+    with pytest.raises(RunError, match=r"process 0 failed.*no attribute 'nowhere'"):
+        run_workers("shardwright.runtime.profile.clock:nowhere", [None], timeout_seconds=60)
+
+
+def test_a_worker_that_takes_too_long_is_stopped():
+    with pytest.raises(RunError, match="longer than 0 s"):
+        run_workers("shardwright.runtime.profile.machine:work", [None], timeout_seconds=0.1)
