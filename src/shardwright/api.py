@@ -6,7 +6,7 @@ functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
-from shardwright.narrate import spread_of, tell
+from shardwright.narrate import tell, with_process
 from shardwright.planfile import (
     Origin,
     PlanFile,
@@ -26,27 +26,25 @@ from shardwright.planfile import (
     write_graph,
     write_plan,
 )
-from shardwright.planner.search import Limits, Progress, Training, search
-from shardwright.planner.space import has_rule
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
-from shardwright.request import OPTIMIZER_STATES, Job, Request, Watch
+from shardwright.request import Job, Request, Watch
 from shardwright.results import (
     Check,
     Comparison,
-    Coverage,
     Profile,
     Report,
     Study,
     TrainingRun,
 )
+from shardwright.study import study
+from shardwright.subject import Batch, capture, coverage, find_cluster
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from shardwright.runtime.capture import Captured
-    from shardwright.runtime.executor import Executor
+    from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
     "Job", "Request", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
@@ -54,69 +52,12 @@ __all__ = [
     "save_plan", "save_trace", "simulate", "study",
 ]  # fmt: skip
 
-DEFAULT_BATCH = 16
-
-
-def capture(
-    model: str | nn.Module,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
-    *,
-    global_batch: int | None = None,
-    seq: int | None = None,
-    precision: str = "float32",
-) -> Captured:
-    """Capture a model, by name or as a module with an example batch, at the global batch size."""
-    from shardwright.runtime.capture import capture as capture_module
-    from shardwright.runtime.capture import load_model
-
-    # Mixed precision keeps float32 parameters: its graph is the float32 one.
-    dtype = "float64" if precision == "float64" else "float32"
-    if isinstance(model, str):
-        source = load_model(model)
-        size = global_batch or DEFAULT_BATCH
-        # Batches of one sample are special to export; a few samples stand for all.
-        example = source.example(max(2, min(size, 4)), seq)
-        name = source.name if model.startswith("hf:") else ""
-        return capture_module(
-            source.build(), example, global_batch=size, precision=dtype, name=name
-        )
-    if batch is None:
-        raise InputError("a module is captured with an example batch; give batch=")
-    return capture_module(model, batch, global_batch=global_batch, precision=dtype)
-
-
-def coverage(graph: OperatorGraph) -> Coverage:
-    """Say which operators can be split, and which will run replicated for want of a rule."""
-    missing: dict[str, int] = {}
-    for operator in graph.operators:
-        if not has_rule(operator.kind):
-            missing[operator.kind] = missing.get(operator.kind, 0) + 1
-    total = len(graph.operators)
-    return Coverage(
-        num_operators=total,
-        num_with_rule=total - sum(missing.values()),
-        replicated=tuple(sorted(missing.items(), key=lambda item: (-item[1], item[0]))),
-    )
-
-
-def find_cluster(
-    cluster: Cluster | str | None, watch: Watch | None = None
-) -> tuple[Cluster, bool]:
-    """Return a cluster and whether it is this machine: a value, a file, ``8x8xH100``, or ``local``."""
-    if isinstance(cluster, Cluster):
-        return cluster, False
-    if cluster and cluster != "local":
-        return clusterfile.parse_cluster(cluster), False
-    from shardwright.measure import local_cluster
-
-    return local_cluster(watch or Watch()), True
-
 
 def plan(
     model: str | nn.Module,
     cluster: Cluster | str | None = None,
     *,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    batch: Batch | None = None,
     global_batch: int | None = None,
     seq: int | None = None,
     memory_limit: str | float | None = None,
@@ -142,85 +83,6 @@ def plan(
     return study(model, cluster, request, batch=batch).frontier
 
 
-def study(
-    model: str | nn.Module,
-    cluster: Cluster | str | None = None,
-    request: Request | None = None,
-    watch: Watch | None = None,
-    *,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
-) -> Study:
-    """Plan, and return the frontier with the graph, cluster and costs it rests on.
-
-    On this machine: plan, measure what the best plans would run, plan again, until nothing new has to
-    be measured (three rounds at most).
-    """
-    request, watch = request or Request(), watch or Watch()
-    limits = Limits(memory_bytes=request.memory_bytes)
-    watch.tell("capturing the model", 0.0)
-    captured = capture(
-        model, batch, global_batch=request.global_batch, seq=request.seq, precision=request.precision
-    )
-    graph = captured.graph
-    machine, is_local = find_cluster(cluster, watch)
-    training = Training(
-        precision=request.precision,  # type: ignore[arg-type]  # checked by Request
-        optimizer_states=OPTIMIZER_STATES[request.optimizer],
-        clips=request.clips,
-    )
-
-    def solve(costs: CostTable) -> Frontier:
-        return search(
-            graph,
-            machine,
-            costs,
-            training=training,
-            limits=limits,
-            seed=request.seed,
-            progress=_search_progress(watch),
-            stop=watch.stop,
-        )
-
-    measured = 0
-    if is_local and request.measure != "never":
-        from shardwright.measure import local_cluster, measure_links, refine
-
-        measured = measure_links(machine, watch)
-        machine = local_cluster(watch)  # now with the measured overlap
-        costs, frontier, shards = refine(captured, machine, request, watch, solve)
-        measured += shards
-    else:
-        costs = CostTable()
-        frontier = solve(costs)
-    watch.tell("estimating uncertainty", 1.0)
-    spreads = tuple(spread_of(one, graph, machine, costs) for one in frontier.plans)
-    return Study(
-        graph=graph,
-        cluster=machine,
-        costs=costs,
-        frontier=frontier,
-        origin=Origin(
-            model=model if isinstance(model, str) else "",
-            seq=request.seq,
-            optimizer=request.optimizer,
-        ),
-        spreads=spreads,
-        num_measured=measured,
-        is_complete=not watch.stop(),
-    )
-
-
-def _search_progress(watch: Watch) -> Callable[[Progress], None]:
-    from shardwright.report.units import seconds_text
-
-    def show(progress: Progress) -> None:
-        best = seconds_text(progress.best_seconds)
-        bound = seconds_text(progress.bound_seconds) if progress.bound_seconds else "-"
-        watch.tell(f"searching: best {best}, bound {bound}", progress.fraction)
-
-    return show
-
-
 def profile(
     model: str = "", request: Request | None = None, watch: Watch | None = None
 ) -> Profile:
@@ -242,7 +104,7 @@ def simulate(
     model: str | nn.Module = "",
     cluster: Cluster | str = "",
     *,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    batch: Batch | None = None,
     pick: int | None = None,
 ) -> PlanStory:
     """Lower, price and simulate a plan: its Program, Timeline, half-width and operators."""
@@ -257,7 +119,7 @@ def explain(
     model: str | nn.Module = "",
     cluster: Cluster | str = "",
     *,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    batch: Batch | None = None,
     pick: int | None = None,
 ) -> str:
     """Return, as text, why this plan: where time and memory go and what each operator costs."""
@@ -272,13 +134,15 @@ def build(
     model: nn.Module,
     *,
     optimizer: Callable[..., Any],
-    batch: Mapping[str, Any] | tuple[Any, ...],
+    batch: Batch,
+    options: RunOptions | None = None,
     pick: int | None = None,
 ) -> Executor:
     """Make this rank's executor of a plan, under torchrun, the built-in launcher, or alone.
 
-    ``optimizer`` takes parameters and returns a ``torch.optim`` optimizer. ``batch`` is an example
-    of any batch size. Raises PlanMismatch when the plan was made for another model.
+    ``optimizer`` takes named parameters and returns a ``torch.optim`` optimizer
+    (``functools.partial(torch.optim.AdamW, lr=1e-3)``). ``batch`` is an example of any batch size.
+    Raises PlanMismatch when the plan was made for another model.
     """
     from shardwright.planner.lower import lower
     from shardwright.runtime.executor import Executor
@@ -289,7 +153,7 @@ def build(
     )
     check_fits(chosen, captured.graph)
     program = lower(captured.graph, chosen.strategy)
-    return Executor(captured, program, model, optimizer=optimizer)
+    return Executor(captured, program, model, optimizer=optimizer, options=options)
 
 
 def run(
@@ -316,8 +180,8 @@ def compare(
     outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
     if outcome.timeline is None:
         raise InputError("the ranks measured no step; train more steps (--steps)")
-    story = replace(story, measured=outcome.timeline)
-    rows = differences(story.program, story.predicted, outcome.timeline)
+    story = replace(story, measured=with_process(outcome.timeline, story.process_bytes))
+    rows = differences(story)
     return Comparison(story=story, rows=rows, training=outcome.run)
 
 
@@ -326,7 +190,7 @@ def report(
     model: str | nn.Module = "",
     cluster: Cluster | str = "",
     *,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    batch: Batch | None = None,
     out: str | Path = "report.html",
     trace: str | Path = "",
 ) -> Report:
@@ -421,7 +285,7 @@ def _evidence(
     plan: Plan,
     model: str | nn.Module,
     cluster: Cluster | str,
-    batch: Mapping[str, Any] | tuple[Any, ...] | None,
+    batch: Batch | None,
 ) -> tuple[OperatorGraph, Cluster, CostTable]:
     """Return the graph, cluster and costs behind a plan, refusing what it was not made for."""
     origin = document.origin

@@ -1,8 +1,8 @@
 """The border where clusters are read and written: TOML with units, presets, and ``8x8xH100``.
 
-The file describes facts. Whatever is wrong with one ends in a single InputError which names the file,
-the key, the value and what is accepted. ``local`` is not read here: detecting a machine needs the
-runtime.
+The file describes facts. Whatever is wrong with one ends in a single InputError which names the
+file, the key, the value and what is accepted. ``local`` is not read here: detecting a machine needs
+the runtime.
 """
 
 from __future__ import annotations

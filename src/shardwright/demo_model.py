@@ -101,10 +101,11 @@ def training_data(batch_size: int = 16, seq: int = 128, start: int = 0) -> Itera
         yield cut(text, batch_size, seq, (0, step))
 
 
-def held_out_data(count: int = 8, batch_size: int = 16, seq: int = 128) -> list[Batch]:
-    """Return fixed batches from files that training never sees."""
+def held_out_data(batch_size: int = 16, seq: int = 128) -> Iterator[Batch]:
+    """Yield batches from files that training never sees."""
     text = corpus(held_out=True)
-    return [cut(text, batch_size, seq, (1, index)) for index in range(count)]
+    for index in itertools.count():
+        yield cut(text, batch_size, seq, (1, index))
 
 
 def cut(text: np.ndarray, batch_size: int, seq: int, seed: tuple[int, int]) -> Batch:

@@ -64,14 +64,16 @@ class TrainingRun:
     """What training did, as the ranks reported it.
 
     ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
-    steps but the first two. ``peak_bytes`` is per rank.
+    steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
+    ``held_out`` are losses on batches not trained on.
     """
 
     losses: tuple[float, ...]
     first_step: int
     step_seconds: float
     tokens_per_second: float
-    peak_bytes: tuple[float, ...]
+    peak_bytes: tuple[float, ...] = ()
+    held_out: tuple[float, ...] = ()
     checkpoint: str = ""
     is_complete: bool = True
 

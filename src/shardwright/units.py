@@ -1,7 +1,7 @@
 """Quantities with units, as people write them: ``25 Gbit/s``, ``80 GiB``, ``3.2 USD/h``.
 
-Units are mandatory and case matters: GB and GiB differ, and so do Gbit and GByte. Inside everything is
-SI; this module and the report's printing are the only places that know other units.
+Units are mandatory and case matters: GB and GiB differ, and so do Gbit and GByte. Inside everything
+is SI; this module and the report's printing are the only places that know other units.
 """
 
 from __future__ import annotations

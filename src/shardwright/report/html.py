@@ -140,12 +140,7 @@ def _plan_data(item: PlanStory) -> dict[str, Any]:
             for r in rows[:MAX_OPERATORS]
         ],
         "hidden": max(0, len(rows) - MAX_OPERATORS),
-        "differences": []
-        if item.measured is None
-        else [
-            [d.name, d.predicted, d.measured, d.unit]
-            for d in differences(program, item.predicted, item.measured)
-        ],
+        "differences": [[d.name, d.predicted, d.measured, d.unit] for d in differences(item)],
     }
 
 

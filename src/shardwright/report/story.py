@@ -117,41 +117,52 @@ def work_of(program: Program) -> np.ndarray:
     return found
 
 
-def seconds_by_work(program: Program, timeline: Timeline) -> tuple[tuple[str, float], ...]:
-    """Sum durations per kind of work on the busiest group, leaving out what does not occur."""
+def busiest_mesh(program: Program, timeline: Timeline) -> int:
+    """Return the mesh whose devices work longest."""
+    spent = np.nan_to_num(timeline.end - timeline.start)
+    return int(np.argmax([spent[program.group == mesh].sum() for mesh in range(len(program.meshes))]))
+
+
+def seconds_by_work(
+    program: Program, timeline: Timeline, mesh: int | None = None
+) -> tuple[tuple[str, float], ...]:
+    """Sum durations per kind of work on a mesh (the busiest one), leaving out what does not occur."""
     work = work_of(program)
     spent = np.nan_to_num(timeline.end - timeline.start)
-    busiest = np.argmax([spent[program.group == mesh].sum() for mesh in range(len(program.meshes))])
-    mine = program.group == busiest
+    mine = program.group == (busiest_mesh(program, timeline) if mesh is None else mesh)
     sums = ((name, float(spent[mine & (work == i)].sum())) for i, name in enumerate(WORK))
     return tuple((name, total) for name, total in sums if total > 0)
 
 
-def differences(
-    program: Program, predicted: Timeline, measured: Timeline
-) -> tuple[Difference, ...]:
-    """Lay a prediction beside a measurement: step time, peak memory, seconds per kind of work."""
+def differences(story: PlanStory) -> tuple[Difference, ...]:
+    """Lay a prediction beside its measurement: step time, peak memory, seconds per kind of work.
+
+    Memory is that of tensors: what the process occupies by itself is no prediction.
+    """
+    program, predicted, measured = story.program, story.predicted, story.measured
+    if measured is None:
+        return ()
     rows = [
         Difference(
             name="step time", predicted=predicted.step_seconds, measured=measured.step_seconds
         ),
         Difference(
             name="peak memory",
-            predicted=predicted.worst_peak_bytes,
-            measured=measured.worst_peak_bytes,
+            predicted=predicted.worst_peak_bytes - story.process_bytes,
+            measured=measured.worst_peak_bytes - story.process_bytes,
             unit="bytes",
         ),
     ]
-    seen = ~np.isnan(measured.start)
-    hidden = np.where(seen, 0.0, np.nan)
+    hidden = np.where(np.isnan(measured.start), np.nan, 0.0)
     there = replace(predicted, start=predicted.start + hidden, end=predicted.end + hidden)
-    was = dict(seconds_by_work(program, there))
-    now = dict(seconds_by_work(program, measured))
-    for name in WORK:
-        if name in was or name in now:
-            rows.append(
-                Difference(name=name, predicted=was.get(name, 0.0), measured=now.get(name, 0.0))
-            )
+    mesh = busiest_mesh(program, there)
+    was = dict(seconds_by_work(program, there, mesh))
+    now = dict(seconds_by_work(program, measured, mesh))
+    names = [name for name in WORK if name in was or name in now]
+    rows += [
+        Difference(name=name, predicted=was.get(name, 0.0), measured=now.get(name, 0.0))
+        for name in names
+    ]
     return tuple(rows)
 
 

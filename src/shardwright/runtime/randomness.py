@@ -4,8 +4,8 @@ Before every random operator the generator is seeded with a pure function of (se
 microbatch, operator, coordinate on the axes that split the operator). So a recomputed, resumed or
 replicated operator draws the same mask, and shards draw different ones. The rule:
 
-    place = blake2b-64(repr((seed, operator, coordinate)))
-    seed of the generator = splitmix64(place + step * 2**20 + microbatch)
+    place = blake2b-64(repr((operator, coordinate)))
+    seed of the generator = splitmix64(place + splitmix64(seed) + step * 2**20 + microbatch)
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def place_seed(seed: int, operator: int, coordinate: tuple[int, ...]) -> int:
-    """Return the part of the seed that does not change while training."""
-    text = repr((seed, operator, coordinate)).encode()
+def place_seed(operator: int, coordinate: tuple[int, ...]) -> int:
+    """Return the part of the seed that says which operator draws, and which shard of it."""
+    text = repr((operator, coordinate)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
@@ -47,7 +47,7 @@ class RandomSource:
 
     def stand_at(self, step: int, microbatch: int) -> None:
         """Say which step and microbatch the next random operators belong to."""
-        self.moment = (step << 20) + microbatch + 1
+        self.moment = splitmix64(self.seed) + (step << 20) + microbatch + 1
 
     def reseed(self, place: int) -> None:
         """Seed the generator for one operator; ``place`` is its ``place_seed``."""

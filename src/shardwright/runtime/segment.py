@@ -151,7 +151,7 @@ class _Builder:
             place if name else -1
             for place, name in zip(self.site.coordinate, call.dims, strict=True)
         )
-        place = place_seed(self.site.source.seed, call.operator, coordinate)
+        place = place_seed(call.operator, coordinate)
         self.graph.call_function(reseed, (self.randomness, place))
 
     def _offset(self, call: Call, operator: Operator, operands: list[fx.Node]) -> fx.Node:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from shardwright.core.timeline import Timeline
 from shardwright.runtime.capture.models import ModelSource
 from shardwright.runtime.executor import Executor, OptimizerFactory
+from shardwright.runtime.status import INTERRUPTION
 
 SEED = 0
-# The first steps allocate and warm caches; a later one is measured.
-WARM_STEPS = 2
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -43,14 +42,15 @@ class Step:
 class LoopOptions:
     """How long to train, and where and how often checkpoints are written ("" for none).
 
-    ``steps`` counts from the beginning of training, not from a resume. ``profiles``: measure the
-    timelines of this many steps at the end.
+    ``steps`` counts from the beginning of training, not from a resume. ``held_out`` batches are
+    evaluated at the end, and then ``profiles`` timelines measured in further steps.
     """
 
     steps: int
     checkpoint_dir: str = ""
     checkpoint_every: int = 100
     resume: bool = False
+    held_out: tuple[dict[str, Tensor], ...] = ()
     profiles: int = 0
 
 
@@ -61,7 +61,8 @@ class LoopEnd:
     first_step: int
     checkpoint: str
     is_complete: bool
-    timelines: tuple[Timeline, ...]
+    timelines: tuple[Timeline, ...] = ()
+    held_out: tuple[float, ...] = ()
 
 
 def named_optimizer(name: str, learning_rate: float) -> OptimizerFactory:
@@ -79,38 +80,37 @@ def train(
     executor: Executor,
     batches: Callable[[int], Iterator[dict[str, Tensor]]],
     options: LoopOptions,
-    tell: Callable[[Step], None],
+    tell: Callable[[Step], bool],
 ) -> LoopEnd:
     """Train to ``options.steps``, telling every step. ``batches(start)`` yields from step ``start``.
 
-    Stops after the step in which any rank was interrupted, writing a checkpoint where they are kept.
+    Stops after a step once any rank was interrupted, or was told so by ``tell``, writing a checkpoint
+    where they are kept.
     """
     if options.resume:
         executor.load(options.checkpoint_dir)
     first = executor.steps
     data = batches(first)
     checkpoint = ""
-    timelines: list[Timeline] = []
     for number in range(first, options.steps):
         batch = next(data)
         start = time.perf_counter()
-        if options.profiles and number >= options.steps - options.profiles and number > first:
-            timelines.append(executor.profile_step(batch))
-            continue
         loss = float(executor.step(batch))
-        tell(Step(number=number + 1, loss=loss, seconds=time.perf_counter() - start))
+        if tell(Step(number=number + 1, loss=loss, seconds=time.perf_counter() - start)):
+            INTERRUPTION.requested = True  # all ranks agree on it in the next step
         last = executor.interrupted or number + 1 == options.steps
         if options.checkpoint_dir and (last or (number + 1) % options.checkpoint_every == 0):
             extra: dict[str, Any] = {"step": number + 1, "loss": loss}
             checkpoint = str(executor.save(options.checkpoint_dir, extra))
         if executor.interrupted:
             break
-    return LoopEnd(
-        first_step=first,
-        checkpoint=checkpoint,
-        is_complete=executor.steps >= options.steps,
-        timelines=tuple(timelines),
+    end = LoopEnd(
+        first_step=first, checkpoint=checkpoint, is_complete=executor.steps >= options.steps
     )
+    held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
+    batch = next(data)
+    timelines = tuple(executor.profile_step(batch) for _ in range(options.profiles))
+    return replace(end, timelines=timelines, held_out=tuple(held_out))
 
 
 def train_alone(

@@ -49,7 +49,7 @@ LINEAR = graph_of("aten.linear.default", [(4096, 8192), (8192, 8192)], (4096, 81
 
 def test_a_large_product_runs_at_a_plausible_share_of_peak():
     flops = 2 * 4096 * 8192 * 8192
-    assert 0.6 < flops / cost(LINEAR, H100).seconds / 989e12 < 0.8
+    assert 0.45 < flops / cost(LINEAR, H100).seconds / 989e12 < 0.8
 
 
 def test_backward_of_a_product_costs_twice_its_forward_and_half_that_with_one_gradient():
@@ -65,7 +65,7 @@ def test_backward_of_a_product_costs_twice_its_forward_and_half_that_with_one_gr
 
 def test_an_elementwise_operator_is_bound_by_memory():
     graph = graph_of("aten.relu.default", [(2**28,)], (2**28,))
-    assert cost(graph, H100).seconds == pytest.approx(2 * 2**28 * 2 / (0.8 * 3.35e12), rel=0.05)
+    assert cost(graph, H100).seconds == pytest.approx(2 * 2**28 * 2 / (0.7 * 3.35e12), rel=0.05)
 
 
 def test_a_lookup_reads_only_the_rows_it_returns():

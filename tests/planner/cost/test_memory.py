@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-from collections.abc import Callable  # noqa: E402
-
-import zoo  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from shardwright.core.graph import OperatorGraph  # noqa: E402
-from shardwright.core.program import Call, Value  # noqa: E402
-from shardwright.planner.cost import segment_memory  # noqa: E402
-from shardwright.runtime.capture import capture  # noqa: E402
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Call, Value
+from shardwright.planner.cost import segment_memory
+from shardwright.runtime.capture import capture
 
 pytestmark = pytest.mark.torch
 

@@ -167,7 +167,7 @@ def brute_force(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> set[tupl
     groups = {tuple(sorted(mesh.peers(device, axes))) for device in mesh.devices}
     spans = {group: {cluster.devices[d].host for d in group} for group in groups}
     found = set()
-    for group, hosts in spans.items():
+    for hosts in spans.values():
         if len(hosts) == 1:
             found.add((1, 1))
             continue

@@ -98,7 +98,7 @@ def residual(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) 
     """Pre-norm residual layers x + down(gelu(gate(norm x) * up(norm x))): tensors with several readers."""
     sketch = Sketch(batch)
     tokens = sketch.outside("x", (batch, 4, width), "input")
-    y = sketch.outside("y", (batch * 4,), "input", "int64")
+    y = sketch.outside("y", (batch, 4), "input", "int64")
     x = sketch.linear(tokens, width, "stem")
     sketch.close_block("stem", "")
     for layer in range(depth):
@@ -119,7 +119,10 @@ def residual(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) 
     flat = sketch.apply(
         "aten.view.default", {"self": scores}, (batch * 4, classes), size=(batch * 4, classes)
     )
-    return sketch.finish("residual", flat, y)
+    targets = sketch.apply(
+        "aten.view.default", {"self": y}, (batch * 4,), "int64", size=(batch * 4,)
+    )
+    return sketch.finish("residual", flat, targets)
 
 
 def cluster(

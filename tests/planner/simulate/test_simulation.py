@@ -1,7 +1,9 @@
 import itertools
+import os
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,6 +216,27 @@ def test_importing_the_simulator_does_not_import_numba_or_torch():
         "sys.exit(bool({'numba', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_disk_that_cannot_keep_the_compiled_kernels_changes_nothing(tmp_path):
+    code = (
+        "import resource, numpy as np;"
+        "from tests.planner.programs import Row, build_program;"
+        "from shardwright.planner.simulate import simulate;"
+        "_, hard = resource.getrlimit(resource.RLIMIT_FSIZE);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard));"
+        "made = build_program([Row(resource='compute:0', seconds=2.0)]);"
+        "assert [simulate(*made).step_seconds for _ in range(4)] == [2.0] * 4"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.stat().st_size <= 4000 for path in kept)
 
 
 @given(row_lists(), SLOWDOWNS)

@@ -121,8 +121,9 @@ POINTWISE = {
     **every("divide.Tensor_mode", call(F(4, 6), F(4, 6), rounding_mode="trunc")),
     **every("divide.Scalar_mode", call(F(4, 6), 2.0, rounding_mode="floor")),
     **every("subtract.Scalar multiply.Scalar divide.Scalar true_divide.Scalar", call(F(4, 6), 2)),
+    **every("remainder.Scalar_Tensor", call(2, K(4, 6))),
     **every("xlogy.Scalar_Other", call(F(4, 6), 2)),
-    **every("remainder.Scalar_Tensor xlogy.Scalar_Self", call(2, U(4, 6))),
+    **every("xlogy.Scalar_Self", call(2, U(4, 6))),
     **every("fill.Scalar", call(F(4, 6), 2.0)),
     **every("fill.Tensor", call(F(4, 6), F())),
     **every(

@@ -247,8 +247,8 @@ INDEXING = {
     **every("scatter_reduce.two", call(F(4, 6), 1, I(4, 2), F(4, 2), "amax")),
     **every("bucketize.Tensor", call(F(4, 6), L(-1, 0, 1))),
     **every("grid_sampler.default", call(F(2, 4, 5, 5), U(2, 6, 8, 2), 0, 0, False)),
-    **every("scatter.reduce", call(F(4, 6), 1, I(4, 2), K(4, 2), reduce="add")),
-    **every("scatter.value_reduce", call(F(4, 6), 1, I(4, 2), 1.5, reduce="add")),
+    **every("scatter.reduce", call(K(4, 6), 1, I(4, 2), K(4, 2), reduce="add")),
+    **every("scatter.value_reduce", call(K(4, 6), 1, I(4, 2), 1.5, reduce="add")),
     **every("index_fill.int_Tensor", call(F(4, 6), 1, I(2), K())),
     **every("scatter.value", call(F(4, 6), 1, I(4, 2), 1.5)),
     **every(

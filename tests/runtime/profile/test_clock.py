@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
-
-from shardwright.runtime.profile.clock import MAX_SAMPLES, measure, summarise  # noqa: E402
+from shardwright.runtime.profile.clock import MAX_SAMPLES, measure, summarise
 
 pytestmark = pytest.mark.torch
 

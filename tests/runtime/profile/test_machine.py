@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardwright.clusterfile import read_cluster, write_cluster  # noqa: E402
-from shardwright.core.costs import collective_key  # noqa: E402
-from shardwright.planner.cost import build_costs, collective_seconds  # noqa: E402
-from shardwright.runtime.profile import (  # noqa: E402
+from shardwright.clusterfile import read_cluster, write_cluster
+from shardwright.core.costs import collective_key
+from shardwright.planner.cost import build_costs, collective_seconds
+from shardwright.runtime.profile import (
     detect,
     local_environment,
     measure_collectives,
     num_local_devices,
 )
-from shardwright.runtime.profile.collectives import PRIMITIVES  # noqa: E402
-from shardwright.runtime.profile.machine import memory_bytes  # noqa: E402
+from shardwright.runtime.profile.collectives import PRIMITIVES
+from shardwright.runtime.profile.machine import memory_bytes
 
 KNOWN = {"peak_flops": 1e11, "memory_bandwidth": 1e10, "overlap_slowdown": 1.5}
 

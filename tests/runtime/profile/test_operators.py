@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import zoo
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import zoo  # noqa: E402
-from torch import nn  # noqa: E402
-
-from shardwright.core.costs import operator_key  # noqa: E402
-from shardwright.core.graph import OperatorGraph  # noqa: E402
-from shardwright.errors import RunError  # noqa: E402
-from shardwright.planner.cost import build_costs  # noqa: E402
-from shardwright.runtime.capture import Captured, capture  # noqa: E402
-from shardwright.runtime.profile import measure_operators  # noqa: E402
-from shardwright.runtime.profile.operators import (  # noqa: E402
+from shardwright.core.costs import operator_key
+from shardwright.core.graph import OperatorGraph
+from shardwright.errors import RunError
+from shardwright.planner.cost import build_costs
+from shardwright.runtime.capture import Captured, capture
+from shardwright.runtime.profile import measure_operators
+from shardwright.runtime.profile.operators import (
     Overload,
     Request,
     _make,
     make_shard,
     time_shard,
 )
-from shardwright.runtime.profile.workers import run_workers  # noqa: E402
+from shardwright.runtime.profile.workers import run_workers
 
 pytestmark = pytest.mark.torch
 

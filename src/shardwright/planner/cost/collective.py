@@ -3,9 +3,10 @@
 Measured points are interpolated on straight lines between neighbours and continued with the last
 slope. The model knows ring, double binary tree and hierarchical (within hosts, between hosts) forms
 and takes the fastest, as NCCL's tuner would. A host's uplink is shared by all groups crossing it at
-once. Constants from ``data/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us +
-2 us per hop + bytes at 0.75 of the link`` with 6 % mean error above 1 MiB; on four InfiniBand hosts 0.92 of
-the wire is reached. The model is wrong on oversubscribed fabrics, and does not know in-switch reduction.
+once. Constants from ``data/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
+us per hop + bytes at 0.75 of the link`` with 6 % mean error above 1 MiB; on four InfiniBand hosts
+0.92 of the wire is reached. The model is wrong on oversubscribed fabrics, and does not know in-
+switch reduction.
 
 Bytes follow ``core.program.Message``: the full local input, for all_gather the full local output.
 """
@@ -25,6 +26,7 @@ Points = tuple[tuple[float, float, float], ...]
 LAUNCH_SECONDS = {"cuda": 4e-5, "cpu": 1e-4}
 INTRA_EFFICIENCY = 0.75
 INTER_EFFICIENCY = 0.9
+COPY_EFFICIENCY = 0.7
 MODEL_SPREAD = 0.25
 
 
@@ -93,7 +95,7 @@ def _never_falling(seconds: list[float]) -> list[float]:
 
 def _local_copy(num_bytes: float, cluster: Cluster, device: int) -> Cost:
     kind = cluster.kind_of(device)
-    seconds = kind.launch_seconds + 2 * num_bytes / (0.8 * kind.memory_bandwidth)
+    seconds = kind.launch_seconds + 2 * num_bytes / (COPY_EFFICIENCY * kind.memory_bandwidth)
     return Cost(seconds=seconds, spread=MODEL_SPREAD * seconds)
 
 

@@ -1,8 +1,8 @@
 """Seconds for every instruction of a Program.
 
-Each segment and each message is priced once and gathered by the instructions' items, so the work does
-not grow with microbatches. A transfer's time lies on its SEND, which occupies the link; the RECEIVE
-waits for it and costs only the message overhead.
+Each segment and each message is priced once and gathered by the instructions' items, so the work
+does not grow with microbatches. A transfer's time lies on its SEND, which occupies the link; the
+RECEIVE waits for it and costs only the message overhead.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _columns(costs: list[Cost]) -> NDArray[np.float64]:
 
 def _total(costs: list[Cost]) -> Cost:
     """Add costs; half-widths add too, since one machine's errors are not independent."""
-    seconds = {source: 0.0 for source in SOURCES}
+    seconds = dict.fromkeys(SOURCES, 0.0)
     for cost in costs:
         seconds[cost.source] += cost.seconds
     source = max(SOURCES, key=lambda name: seconds[name])

@@ -133,6 +133,10 @@ def assemble(draft: Draft, templates: Templates, loss: int) -> Program:
     return _program(draft, layout, loss)
 
 
+def _without_last(steps: Sequence[Step]) -> list[Step]:
+    return [step for step in steps if not step.last_only]
+
+
 class _Compiler:
     """Turns lists of steps into arrays."""
 
@@ -140,10 +144,12 @@ class _Compiler:
         self.draft = draft
         self.templates = templates
         self.layout = layout
-        self.senders: dict[int, tuple[str, int, int]] = {}
+        self.senders: dict[tuple[str, int], tuple[str, int, int]] = {}
         for name, lists in (("forward", templates.forward), ("prologue", templates.prologue)):
             self._note_senders(name, lists)
-        self._note_senders("backward", templates.backward)
+        # Every schedule runs backward by ascending microbatch, so stages agree on which is the last.
+        self._note_senders("last backward", templates.backward)
+        self._note_senders("backward", [_without_last(steps) for steps in templates.backward])
         sends = [[s for s in steps if s.kind is Kind.SEND] for steps in templates.exchange]
         self._note_senders("exchange", sends)
 
@@ -151,14 +157,14 @@ class _Compiler:
         for stage, steps in enumerate(lists):
             for place, step in enumerate(steps):
                 if step.kind is Kind.SEND:
-                    self.senders[step.item] = (name, stage, place)
+                    self.senders[name, step.item] = (name.removeprefix("last "), stage, place)
 
     def stage(self, stage: int) -> dict[str, _Compiled]:
         """Compile all templates of one stage."""
         draft, all_steps = self.draft, self.templates
         prologue, forward = all_steps.prologue[stage], all_steps.forward[stage]
         last = all_steps.backward[stage]
-        middle = [step for step in last if not step.last_only]
+        middle = _without_last(last)
         writers: dict[int, list[tuple[str, int]]] = {}
         result: dict[str, _Compiled] = {}
         lifetimes = once_lifetimes(draft, prologue, (), ends_step=False)
@@ -168,10 +174,10 @@ class _Compiler:
         for name, steps in (("backward", middle), ("last backward", last)):
             known = {value: list(refs) for value, refs in writers.items()}
             lifetimes = backward_lifetimes(draft, steps, alive)
-            result[name] = self._compile("backward", stage, steps, lifetimes, known)
+            result[name] = self._compile(name, stage, steps, lifetimes, known)
             if name == "last backward":
                 writers = {
-                    value: [("last" if where == "backward" else where, place) for where, place in refs]
+                    value: [("last" if where == name else where, place) for where, place in refs]
                     for value, refs in known.items()
                 }
         sends = [step for step in all_steps.exchange[stage] if step.kind is Kind.SEND]
@@ -235,7 +241,8 @@ class _Compiler:
             for instance, target in sorted(sources):
                 refer(place, "self" if instance == name else instance, stage, target)
             if step.kind is Kind.RECEIVE:
-                instance, other, target = self.senders[step.item]
+                source = "exchange" if name == "receive" else name
+                instance, other, target = self.senders[source, step.item]
                 refer(place, instance, other, target)
             if step.kind in (Kind.MESSAGE, Kind.SEND):
                 if compute >= 0:

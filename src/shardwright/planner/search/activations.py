@@ -91,9 +91,13 @@ class _Copies:
             for dims in problem.domains[flow.maker]
         ]
         self.sources = [self._key(pair.value, pair.gradient) for pair in made]
-        lenient = context.samples.operator_dim[flow.maker] == ""
+        lenient = context.hands_on[flow.maker]
         self.open_axes = [
-            tuple(lenient and name == "" for name in dims) for dims in problem.domains[flow.maker]
+            tuple(
+                lenient and name == "" and axis == "data"
+                for name, axis in zip(dims, problem.mesh.axes, strict=True)
+            )
+            for dims in problem.domains[flow.maker]
         ]
         self.wanted = [
             [

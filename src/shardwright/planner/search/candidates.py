@@ -131,20 +131,21 @@ def _relaxed_bound(
 ) -> float:
     """Bound this arrangement's seconds from below, whatever the cuts; give up once above ``known``.
 
-    The slowest stage takes at least the mean, and every stage holds at least one microbatch. With A the
-    seconds on the compute stream's path and H those of messages that could hide, a step takes at least
-    A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean of the two. Each
-    mean's hull, read at the limit, is a bound (Lagrangian duality).
+    With A the seconds on the compute stream's path and H those of messages that could hide, a step
+    takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean of the
+    two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
+    (Lagrangian duality).
     """
     if not curve.points or curve.points[0].seconds * (1 - 0.02) >= known:
         return known
     p, m = arrangement.stages, arrangement.microbatches
+    rounds, once = least_rounds(p, m)
     axes, sorts = len(problem.mesh.sizes), len(problem.context.ties.classes)
     least, best = exposed_share(problem.context, axes), 0.0
     for mean in MEANS:
         weights = Weights(
-            each=mean * (m + p - 1) / p, once=mean / p,
-            exposed=least + (1 - mean) / mean / channels(axes) * m / (m + p - 1),
+            each=mean * rounds, once=mean * once,
+            exposed=least + (1 - mean) / mean / channels(axes) * m / p / rounds,
             kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
         )  # fmt: skip
         relaxed = hull(Elimination(problem.factor_graph(weights)), 2, limit)
@@ -152,6 +153,22 @@ def _relaxed_bound(
         if best >= known:
             return known
     return best
+
+
+def least_rounds(stages: int, microbatches: int) -> tuple[float, float]:
+    """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through all
+    stages) + b * (seconds once per step of all stages), however the work is cut.
+
+    Stage s can neither start before nor end after the stages ahead of it have had their part of the
+    first and the last microbatch, so T >= m t_s + u_s + sum of t before s. The weights y_s of these
+    that make every t_s count alike give a = 1 / (1 - (1 - 1/m)^p); b is the least y_s.
+    """
+    if stages == 1:
+        return float(microbatches), 1.0
+    if microbatches == 1:
+        return 1.0, 0.0
+    rounds = 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
+    return rounds, (rounds - 1.0) / (microbatches - 1.0)
 
 
 def _from_hull(

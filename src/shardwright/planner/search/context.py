@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from shardwright.core.cluster import Cluster
@@ -113,6 +114,26 @@ class Context:
         roles = {tensors[tensor].role for tensor in operator.inputs}
         trained = any(tensors[t].needs_gradient for t in operator.outputs) or "parameter" in roles
         return is_free and not trained
+
+    @cached_property
+    def hands_on(self) -> tuple[bool, ...]:
+        """Whether an operator sees no samples but its readers do (a position embedding).
+
+        Along the data axis it runs in full while its gradient comes as partial sums; lowering hands
+        those on to the parameter instead of adding them up on the way.
+        """
+        graph, dims = self.graph, self.samples.operator_dim
+        found = [False] * len(graph.operators)
+        for index in reversed(range(len(found))):
+            readers = [
+                reader
+                for tensor in graph.operators[index].outputs
+                if graph.tensors[tensor].needs_gradient
+                for reader in graph.consumers[tensor]
+            ]
+            below = all(dims[reader] != "" or found[reader] for reader in readers)
+            found[index] = dims[index] == "" and bool(readers) and below
+        return tuple(found)
 
     def master_dtype(self, dtype: str) -> str:
         """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""

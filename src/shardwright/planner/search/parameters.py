@@ -91,13 +91,15 @@ def _pairs(problem: Problem, tensor: int, reader: int) -> list[Pair]:
     )
     if position < 0:  # a root of another block reads its own parameter in this one's place
         position = _position_of_tied(problem, tensor, reader)
-    free = context.samples.operator_dim[reader] == ""
+    hands_on, mesh = context.hands_on[reader], problem.mesh
     pairs: list[Pair] = []
     for dims in problem.domains[reader]:
         pair = context.placements(reader, dims).inputs[position]
         gradient = tuple(
-            PARTIAL if free and name == "" and size > 1 and placed == REPLICATE else placed
-            for name, size, placed in zip(dims, problem.mesh.sizes, pair.gradient, strict=True)
+            PARTIAL if hands_on and name == "" and axis == "data" and size > 1 else placed
+            for name, axis, size, placed in zip(
+                dims, mesh.axes, mesh.sizes, pair.gradient, strict=True
+            )
         )
         pairs.append(Pair(pair.value, gradient))
     return pairs

@@ -82,8 +82,7 @@ class Problem:
         """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
         context = self.context
         sample = context.samples.operator_dim[index]
-        cut = "" if context.is_once(index) else sample
-        options = choices(context.iteration(index), self.mesh.sizes, cut, self.num_microbatches)
+        options = choices(context.iteration(index), self.mesh.sizes, sample, self.num_microbatches)
         options = tuple(dims for dims in options if not self._wants_outside_sums(index, dims))
         if self.mesh.axes[0] != "data" or self.mesh.sizes[0] == 1:
             return options

@@ -39,8 +39,8 @@ from shardwright.planner.search.named import named_strategies
 RESERVE = 0.05
 MODEL = (
     "no plan of the searched arrangements is faster when costs add up, equal blocks are treated alike, "
-    "stages are perfectly balanced, and gradient synchronisation and parameter gathers overlap "
-    "computation as well as the cluster lets them"
+    "and gradient synchronisation and parameter gathers overlap computation as well as the cluster "
+    "lets them"
 )
 GIB = 2**30
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others too.
@@ -354,7 +354,11 @@ def _bound(hunt: _Hunt, verdict: Judged) -> Bound | None:
 
 
 def _reason(hunt: _Hunt, best: Judged) -> str:
-    others = [j for j in hunt.fitting if j.strategy.label != best.strategy.label]
+    others = [
+        j
+        for j in hunt.fitting
+        if j.strategy.label != best.strategy.label and j.objective != best.objective
+    ]
     text = (
         f"{best.strategy.label} is the fastest of {len(hunt.judged)} simulated plans within "
         f"{hunt.limit / GIB:.1f} GiB per device ({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB)"

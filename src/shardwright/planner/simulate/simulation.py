@@ -30,10 +30,11 @@ def simulate(
     Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
-    if plain:
+    run = _plain_times if plain else _compiled_times
+    try:
+        start, end, cause = run(program, seconds, overlap_slowdown)
+    except OSError:  # compiled, but the disk would not keep it (full, say): the twin needs none
         start, end, cause = _plain_times(program, seconds, overlap_slowdown)
-    else:
-        start, end, cause = _compiled_times(program, seconds, overlap_slowdown)
     memory = memory_over_time(program, start, end)
     return Timeline(
         source="simulated",

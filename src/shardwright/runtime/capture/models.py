@@ -3,7 +3,8 @@
 A factory is a function without required arguments that returns ``(module, batch)``, batch being a
 mapping by forward's argument names. It may also return only the module; then a function
 ``<factory>_batch`` beside it, or ``example_batch``, makes the batch. Factory and batch function may
-take ``batch_size`` and ``seq`` if they like. Nothing is downloaded.
+take ``batch_size`` and ``seq`` if they like. ``training_data(batch_size, seq, start)`` beside it yields
+batches to train on, ``held_out_data`` batches to evaluate on. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shardwright.errors import InputError
 from shardwright.runtime.capture.configs import KNOWN_CONFIGS, TASKS
 
 DEFAULT_SEQ = 128
+HELD_OUT_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class ModelSource:
     make_module: Callable[[], nn.Module]
     make_batch: Callable[[int, int | None], dict[str, Tensor]]
     make_batches: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
+    make_held_out: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
 
     def build(self, device: str = "meta") -> nn.Module:
         """Build the module; on ``meta`` without storage, or on the CPU where it resists that."""
@@ -69,6 +72,12 @@ class ModelSource:
             return self.make_batches(batch_size, seq, start)
         return itertools.repeat(self.example(batch_size, seq))
 
+    def held_out(self, batch_size: int, seq: int | None = None) -> list[dict[str, Tensor]]:
+        """Return a few batches that training never sees; none where there is no such data."""
+        if self.make_held_out is None:
+            return []
+        return list(itertools.islice(self.make_held_out(batch_size, seq, 0), HELD_OUT_BATCHES))
+
 
 def load_model(spec: str) -> ModelSource:
     """Return the model a name stands for. Raises InputError where there is none."""
@@ -90,11 +99,13 @@ def load_model(spec: str) -> ModelSource:
         )
     batches = getattr(source, f"{attribute}_batch", None) or getattr(source, "example_batch", None)
     data = getattr(source, f"{attribute}_data", None) or getattr(source, "training_data", None)
+    kept = getattr(source, "held_out_data", None)
     return ModelSource(
         attribute,
         partial(_build, spec, factory),
         partial(_batch, spec, factory, batches),
         None if data is None else partial(_data, spec, data),
+        None if kept is None else partial(_data, spec, kept),
     )
 
 

@@ -1,7 +1,7 @@
 """Time collectives, and what running costs besides operators and messages.
 
-Real processes, the transport that training uses, and the very functions that the executor calls. Every
-rank does the same number of runs in the same order; rank 0's clock counts.
+Real processes, the transport that training uses, and the very functions that the executor calls.
+Every rank does the same number of runs in the same order; rank 0's clock counts.
 """
 
 from __future__ import annotations

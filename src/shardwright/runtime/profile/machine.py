@@ -1,8 +1,8 @@
 """Find out what this machine is: devices, memory, rates, and a name for the conditions of measuring.
 
-On a CPU every core we may use is one device: ranks of one thread each, sharing memory evenly. Rates are
-measured briefly with all devices busy and rounded, unless they are known from an earlier time, so
-that one machine keeps one description.
+On a CPU every core we may use is one device: ranks of one thread each, sharing memory evenly. Rates
+are measured briefly with all devices busy and rounded, unless they are known from an earlier time,
+so that one machine keeps one description.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Time operator shards, forward and backward, on real tensors of local shapes.
 
-On a CPU as many processes measure at once as will train at once, because cores share caches and memory
-bandwidth; the clock is the thread's own, so that other programs do not count. Several copies of the tensors take turns, so that caches are as warm as between the
-operators of a model, not warmer. The time of starting the autograd engine is taken off the backward.
+On a CPU as many processes measure at once as will train at once, because cores share caches and
+memory bandwidth; the clock is the thread's own, so that other programs do not count. Several copies
+of the tensors take turns, so that caches are as warm as between the operators of a model, not
+warmer. The time of starting the autograd engine is taken off the backward.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
     )
     try:
         pickle.dumps(shard)
-    except Exception:  # noqa: BLE001 - whatever a module's own state raises: it cannot travel, so it is modelled
+    except Exception:
         return None
     return shard
 

@@ -121,7 +121,10 @@ RULES: dict[str, Rule] = {
     "aten.gather.default": gather,
     **family(
         scatter,
-        "scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add.default scatter_reduce.two",
+        """
+        scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add.default
+        scatter_reduce.two
+        """,
     ),
     "aten.index_select.default": index_select,
     **family(

@@ -1,0 +1,70 @@
+"""Out of the executor: whole tensors from shards that lie on different ranks.
+
+Bits are moved unchanged: the shards are put into their places of a zeroed whole, and the bytes are
+summed over the world, where each is counted by one rank only.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardwright.runtime.interpreter import Machine
+from shardwright.runtime.parameters import cut
+from shardwright.runtime.store import DTYPES
+
+
+def whole_tensor(machine: Machine, value: int) -> Tensor:
+    """Return a lasting value whole on every rank. Every rank of the world must call it."""
+    entry = machine.program.values[value]
+    shape = machine.captured.graph.tensors[entry.tensor].shape
+    device = next(iter(machine.sites.values())).device
+    whole = torch.zeros(shape, dtype=DTYPES[entry.dtype], device=device)
+    site = machine.sites.get(entry.mesh)
+    if site is not None:
+        is_first = all(
+            place == 0
+            for placement, place in zip(entry.layout, site.coordinate, strict=True)
+            if placement < 0
+        )
+        if is_first:
+            cut(whole, entry, site).copy_(machine.parameters.raw[value])
+    if dist.is_initialized() and dist.get_world_size() > 1 and whole.numel():
+        dist.all_reduce(whole.view(-1).view(torch.uint8))
+    return whole
+
+
+def kept_values(machine: Machine) -> dict[int, int]:
+    """Return, by tensor, the value that holds it between steps: master or rest, or a buffer."""
+    kept: dict[int, int] = {}
+    for index, value in enumerate(machine.program.values):
+        if value.alias >= 0 or value.role not in ("parameter", "master", "buffer"):
+            continue
+        if value.role == "parameter" and not value.resident:
+            continue
+        if value.role == "master" or value.tensor not in kept:
+            kept[value.tensor] = index
+    return kept
+
+
+def full_parameters(machine: Machine) -> dict[str, Tensor]:
+    """Return every parameter whole, by name."""
+    tensors = machine.captured.graph.tensors
+    return {
+        tensors[tensor].name: whole_tensor(machine, value)
+        for tensor, value in kept_values(machine).items()
+        if tensors[tensor].role == "parameter"
+    }
+
+
+def to_module(machine: Machine, module: nn.Module) -> None:
+    """Copy parameters and buffers into a module."""
+    tensors = machine.captured.graph.tensors
+    with torch.no_grad():
+        for tensor, value in kept_values(machine).items():
+            name, role = tensors[tensor].name, tensors[tensor].role
+            if role == "parameter":
+                module.get_parameter(name).copy_(whole_tensor(machine, value))
+            elif role == "buffer":
+                module.get_buffer(name).copy_(whole_tensor(machine, value))

@@ -1,0 +1,253 @@
+"""Start ranks on this host, watch them, and say what went wrong when one fails.
+
+The launcher starts one process per rank from a fork server that has imported torch already. When a
+rank dies, by exception or by signal, the others are ended at once (they may be blocked in a
+collective for ever), and the error names rank, stage and instruction from the rank's status file.
+The same entry functions run unchanged under ``torchrun``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.errors import RunError, ShardwrightError
+from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
+
+STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
+GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
+PATIENCE = 5.0  # seconds a rank may take to end after SIGTERM
+STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C
+PRELOADED = ["torch", "torch.distributed", "shardwright.runtime.executor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank ended badly. ``error`` is the exception's pickle-safe form."""
+
+    rank: int
+    exitcode: int
+    kind: str = ""
+    message: str = ""
+    details: str = ""
+    error: ShardwrightError | None = None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it looks like the echo of another rank's death: a broken connection."""
+        echoes = ("Connection closed", "Connection reset", "Broken pipe", "connection was aborted")
+        return self.exitcode >= 0 and any(echo in self.message for echo in echoes)
+
+
+def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]:
+    """Initialise the process group from the environment; return (rank, number of ranks).
+
+    The environment is the launcher's or torchrun's; without one this is a world of one rank, which
+    needs no process group. A collective that takes longer than ``timeout`` seconds fails.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1 and not dist.is_initialized():
+        store = os.environ.get(STORE_FILE)
+        dist.init_process_group(
+            "nccl" if device.startswith("cuda") else "gloo",
+            init_method=f"file://{store}" if store else "env://",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout),
+        )
+    return rank, size
+
+
+def launch(
+    target: Callable[..., Any],
+    nprocs: int,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float | None = None,
+    collective_timeout: float = 60.0,
+) -> list[Any]:
+    """Run ``target(*args)`` on every rank and return what the ranks returned, in rank order.
+
+    ``target`` must be importable. Each rank runs on one thread, in a world that is joined already.
+    Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left behind.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    directory = Path(tempfile.mkdtemp(prefix="shardwright-"))
+    processes: list[BaseProcess] = []
+    try:
+        for rank in range(nprocs):
+            process = context.Process(
+                target=_rank_main,
+                args=(target, tuple(args), rank, nprocs, directory, collective_timeout),
+                daemon=False,
+            )
+            process.start()
+            processes.append(process)
+        _watch(processes, directory, timeout)
+        return [_result(directory, rank) for rank in range(nprocs)]
+    finally:
+        _end(processes)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _result(directory: Path, rank: int) -> Any:
+    with Path(directory, f"{rank}.result").open("rb") as file:
+        return pickle.load(file)
+
+
+# -- the rank's side -----------------------------------------------------------------------------
+
+
+def _rank_main(
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    size: int,
+    directory: Path,
+    collective_timeout: float,
+) -> None:
+    """Run one rank and leave its result, or how it failed, in the launcher's directory."""
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+        STATUS_DIRECTORY: str(directory), STORE_FILE: str(directory / "store"),
+    }  # fmt: skip
+    torch.set_num_threads(1)
+    INTERRUPTION.listen()
+    try:
+        join_world(timeout=collective_timeout)
+        result = target(*args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _leave(directory / f"{rank}.result", result)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+    except Exception as error:
+        known = error if isinstance(error, ShardwrightError) else None
+        failure = Failure(
+            rank, 1, type(error).__name__, str(error), traceback.format_exc(), _bare(known)
+        )
+        _leave(directory / f"{rank}.failure", failure)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # not a clean exit: a peer that is gone would make the backend wait
+
+
+def _bare(error: ShardwrightError | None) -> ShardwrightError | None:
+    """Drop what an exception drags along; only message and fields travel."""
+    if error is not None:
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
+def _leave(path: Path, value: Any) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(pickle.dumps(value))
+    partial.replace(path)
+
+
+# -- the launcher's side ---------------------------------------------------------------------------
+
+
+def _watch(processes: Sequence[BaseProcess], directory: Path, timeout: float | None) -> None:
+    """Wait for all ranks; raise on the first that fails, or when time is up."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    stopping = False
+    while running := [process for process in processes if process.exitcode is None]:
+        left = None if deadline is None else deadline - time.monotonic()
+        try:
+            if left is not None and left <= 0:
+                raise _too_long(processes, directory, stopping)
+            multiprocessing.connection.wait([process.sentinel for process in running], left)
+        except KeyboardInterrupt:
+            # The ranks got the same signal. They stop after this step and may save first.
+            if stopping:
+                raise
+            stopping, deadline = True, time.monotonic() + STOPPING
+        if any(process.exitcode for process in processes):
+            if stopping:
+                raise KeyboardInterrupt
+            raise _explain(_collect(processes, directory), directory)
+
+
+def _collect(processes: Sequence[BaseProcess], directory: Path) -> list[Failure]:
+    """Give the other ranks a moment to fail too, then tell what each failure was."""
+    end = time.monotonic() + GRACE
+    while time.monotonic() < end and any(process.exitcode is None for process in processes):
+        alive = [process.sentinel for process in processes if process.exitcode is None]
+        multiprocessing.connection.wait(alive, max(end - time.monotonic(), 0))
+    failures: list[Failure] = []
+    for rank, process in enumerate(processes):
+        if process.exitcode:
+            failure = Failure(rank, process.exitcode)
+            report = directory / f"{rank}.failure"
+            if process.exitcode > 0 and report.exists():
+                failure = pickle.loads(report.read_bytes())
+            failures.append(failure)
+    return failures
+
+
+def _explain(failures: list[Failure], directory: Path) -> Exception:
+    """Return the error of the rank that failed first: killed before raised before cut off."""
+    first = min(failures, key=lambda f: (f.exitcode >= 0, f.is_consequence, f.rank))
+    status = read_status(directory, first.rank)
+    if isinstance(first.error, ShardwrightError):
+        return first.error
+    stage = status.stage if status else -1
+    instruction = status.instruction if status else ""
+    where = f"rank {first.rank}"
+    if status is not None:
+        where += f" (stage {stage}, step {status.step}, {instruction or 'between steps'})"
+    if first.exitcode < 0:
+        cause = f"was killed by {signal.Signals(-first.exitcode).name}"
+    else:
+        cause = f"raised {first.kind or 'exit code ' + str(first.exitcode)}: {first.message}"
+    text = f"all ranks must stay alive, but {where} {cause}; all ranks were ended. " + (
+        "Resume from the last checkpoint" + (f".\n{first.details}" if first.details else "")
+    )
+    return RunError(text, rank=first.rank, stage=stage, instruction=instruction)
+
+
+def _too_long(
+    processes: Sequence[BaseProcess], directory: Path, stopping: bool
+) -> BaseException:
+    if stopping:
+        return KeyboardInterrupt()
+    seen = []
+    for rank, process in enumerate(processes):
+        status = read_status(directory, rank)
+        if process.exitcode is None:
+            where = status.instruction if status and status.instruction else "outside a step"
+            seen.append(f"rank {rank}: {where}")
+    return RunError(f"the run took longer than its time limit ({'; '.join(seen)}); raise the limit")
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """End what still runs, politely first, and reap everything."""
+    for process in processes:
+        if process.exitcode is None:
+            process.terminate()
+    end = time.monotonic() + PATIENCE
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0))
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        process.close()

@@ -1,0 +1,97 @@
+"""A planning session: capture, search, and on this machine measure in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.plan import Frontier
+from shardwright.narrate import spread_of
+from shardwright.planfile import Origin
+from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.report.units import seconds_text
+from shardwright.request import OPTIMIZER_STATES, Request, Watch
+from shardwright.results import Study
+from shardwright.subject import Batch, capture, find_cluster
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def study(
+    model: str | nn.Module,
+    cluster: Cluster | str | None = None,
+    request: Request | None = None,
+    watch: Watch | None = None,
+    *,
+    batch: Batch | None = None,
+) -> Study:
+    """Plan, and return the frontier with the graph, cluster and costs it rests on.
+
+    On this machine: plan, measure what the best plans would run, plan again, until nothing new has to
+    be measured (three rounds at most).
+    """
+    request, watch = request or Request(), watch or Watch()
+    limits = Limits(memory_bytes=request.memory_bytes)
+    watch.tell("capturing the model", 0.0)
+    captured = capture(
+        model, batch, global_batch=request.global_batch, seq=request.seq, precision=request.precision
+    )
+    graph = captured.graph
+    machine, is_local = find_cluster(cluster, watch)
+    training = Training(
+        precision=request.precision,  # type: ignore[arg-type]  # checked by Request
+        optimizer_states=OPTIMIZER_STATES[request.optimizer],
+        clips=request.clips,
+    )
+
+    def solve(costs: CostTable) -> Frontier:
+        return search(
+            graph,
+            machine,
+            costs,
+            training=training,
+            limits=limits,
+            seed=request.seed,
+            progress=_search_progress(watch),
+            stop=watch.stop,
+        )
+
+    measured = 0
+    if is_local and request.measure != "never":
+        from shardwright.measure import local_cluster, measure_links, refine
+
+        measured = measure_links(machine, watch)
+        machine = local_cluster(watch)  # now with the measured overlap
+        costs, frontier, shards = refine(captured, machine, request, watch, solve)
+        measured += shards
+    else:
+        costs = CostTable()
+        frontier = solve(costs)
+    watch.tell("estimating uncertainty", 1.0)
+    spreads = tuple(spread_of(one, graph, machine, costs) for one in frontier.plans)
+    return Study(
+        graph=graph,
+        cluster=machine,
+        costs=costs,
+        frontier=frontier,
+        origin=Origin(
+            model=model if isinstance(model, str) else "",
+            seq=request.seq,
+            optimizer=request.optimizer,
+        ),
+        spreads=spreads,
+        num_measured=measured,
+        is_complete=not watch.stop(),
+    )
+
+
+def _search_progress(watch: Watch) -> Callable[[Progress], None]:
+    def show(progress: Progress) -> None:
+        best = seconds_text(progress.best_seconds)
+        bound = seconds_text(progress.bound_seconds) if progress.bound_seconds else "-"
+        watch.tell(f"searching: best {best}, bound {bound}", progress.fraction)
+
+    return show

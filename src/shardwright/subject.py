@@ -1,0 +1,80 @@
+"""What is planned for: the model as a graph, and the cluster.
+
+Capturing and detecting need the runtime, and with it torch; it is imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardwright import clusterfile
+from shardwright.core.cluster import Cluster
+from shardwright.core.graph import OperatorGraph
+from shardwright.errors import InputError
+from shardwright.planner.space import has_rule
+from shardwright.request import Watch
+from shardwright.results import Coverage
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.runtime.capture import Captured
+
+DEFAULT_BATCH = 16
+Batch = Mapping[str, Any] | tuple[Any, ...]
+
+
+def capture(
+    model: str | nn.Module,
+    batch: Batch | None = None,
+    *,
+    global_batch: int | None = None,
+    seq: int | None = None,
+    precision: str = "float32",
+) -> Captured:
+    """Capture a model, by name or as a module with an example batch, at the global batch size."""
+    from shardwright.runtime.capture import capture as capture_module
+    from shardwright.runtime.capture import load_model
+
+    # Mixed precision keeps float32 parameters: its graph is the float32 one.
+    dtype = "float64" if precision == "float64" else "float32"
+    if isinstance(model, str):
+        source = load_model(model)
+        size = global_batch or DEFAULT_BATCH
+        # Batches of one sample are special to export; a few samples stand for all.
+        example = source.example(max(2, min(size, 4)), seq)
+        name = source.name if model.startswith("hf:") else ""
+        return capture_module(
+            source.build(), example, global_batch=size, precision=dtype, name=name
+        )
+    if batch is None:
+        raise InputError("a module is captured with an example batch; give batch=")
+    return capture_module(model, batch, global_batch=global_batch, precision=dtype)
+
+
+def coverage(graph: OperatorGraph) -> Coverage:
+    """Say which operators can be split, and which will run replicated for want of a rule."""
+    missing: dict[str, int] = {}
+    for operator in graph.operators:
+        if not has_rule(operator.kind):
+            missing[operator.kind] = missing.get(operator.kind, 0) + 1
+    total = len(graph.operators)
+    return Coverage(
+        num_operators=total,
+        num_with_rule=total - sum(missing.values()),
+        replicated=tuple(sorted(missing.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def find_cluster(
+    cluster: Cluster | str | None, watch: Watch | None = None
+) -> tuple[Cluster, bool]:
+    """Return a cluster and whether it is this machine: a value, a file, ``8x8xH100``, or ``local``."""
+    if isinstance(cluster, Cluster):
+        return cluster, False
+    if cluster and cluster != "local":
+        return clusterfile.parse_cluster(cluster), False
+    from shardwright.measure import local_cluster
+
+    return local_cluster(watch or Watch()), True

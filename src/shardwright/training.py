@@ -1,0 +1,183 @@
+"""Training from the command line: ranks are started here, and watched through files they append to.
+
+``start`` runs in the parent, ``train_rank`` in every rank. A rank is told everything through a private
+folder: the plan, the job, and afterwards its results; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.core.plan import Plan
+from shardwright.core.timeline import Timeline
+from shardwright.errors import InputError
+from shardwright.planfile import Origin, write_plan
+from shardwright.request import Job, Watch
+from shardwright.results import TrainingRun
+
+if TYPE_CHECKING:
+    from shardwright.runtime.train import LoopEnd
+
+POLL_SECONDS = 0.2
+PROFILED_STEPS = 3
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What every rank is told. ``folder`` holds the plan and takes the results."""
+
+    job: Job
+    seq: int | None
+    optimizer: str
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished training: what the ranks reported, and the measured timeline if one was asked for."""
+
+    run: TrainingRun
+    timeline: Timeline | None
+
+
+def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
+    """Train on this machine and return what happened. Raises RunError when a rank failed."""
+    from shardwright.runtime.launch import launch
+    from shardwright.runtime.profile import num_local_devices
+
+    devices = plan.strategy.devices
+    if len(devices) > num_local_devices():
+        raise InputError(
+            f"the plan needs {len(devices)} devices, but this machine has {num_local_devices()}; plan "
+            "for this machine (--cluster local), or start ranks on its hosts with torchrun"
+        )
+    if job.clip and not plan.strategy.clips:
+        raise InputError("the plan does not clip gradients; leave out --clip, or plan with clipping")
+    watch.tell("starting ranks", 0.0)
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
+        folder = Path(name)
+        write_plan(folder / "plan.json", plan)
+        task = Task(
+            job=job, seq=origin.seq, optimizer=job.optimizer or origin.optimizer, folder=name
+        )
+        with _following(folder, watch):
+            (end, *_) = launch(train_rank, len(devices), (task,))
+        return _outcome(end, _events(folder / "events"))
+
+
+def train_rank(task: Task) -> LoopEnd:
+    """Train as one rank: the body of every process."""
+    from shardwright.api import build
+    from shardwright.runtime.capture import load_model
+    from shardwright.runtime.executor import RunOptions
+    from shardwright.runtime.train import (
+        LoopOptions,
+        Step,
+        build_seeded,
+        named_optimizer,
+        train,
+    )
+
+    job, folder = task.job, Path(task.folder)
+    source = load_model(job.model)
+    example = source.example(2, task.seq)
+    executor = build(
+        folder / "plan.json",
+        build_seeded(source),
+        optimizer=named_optimizer(task.optimizer, job.learning_rate),
+        batch=example,
+        options=RunOptions(max_norm=job.clip or None, check_finite=True),
+    )
+    batch_size = _global_batch(folder / "plan.json")
+    tokens = _tokens(example, batch_size)
+    events = (folder / "events").open("a") if executor.rank == 0 else None
+
+    def tell(step: Step) -> bool:
+        if events is not None:
+            event = {"step": step.number, "loss": step.loss, "seconds": step.seconds, "tokens": tokens}
+            events.write(json.dumps(event) + "\n")
+            events.flush()
+        return (folder / "stop").exists()
+
+    options = LoopOptions(
+        steps=job.steps,
+        checkpoint_dir=job.checkpoint_dir,
+        checkpoint_every=job.checkpoint_every,
+        resume=job.resume,
+        held_out=tuple(source.held_out(batch_size, task.seq)) if job.profiles else (),
+        profiles=PROFILED_STEPS if job.profiles else 0,
+    )
+    return train(executor, lambda first: source.batches(batch_size, task.seq, first), options, tell)
+
+
+def _global_batch(path: Path) -> int:
+    from shardwright.api import read_frontier
+
+    return read_frontier(path).best.global_batch
+
+
+def _tokens(example: dict[str, Any], batch_size: int) -> float:
+    """Return how many tokens a global batch has; 0 where samples are not made of tokens."""
+    first = next(iter(example.values()))
+    is_text = first.dim() == 2 and not first.is_floating_point()
+    return float(batch_size * first.shape[1]) if is_text else 0.0
+
+
+@contextlib.contextmanager
+def _following(folder: Path, watch: Watch) -> Iterator[None]:
+    """Show every event that rank 0 writes while the block runs, and pass on the wish to stop."""
+    over = threading.Event()
+
+    def follow() -> None:
+        shown = 0
+        while not over.wait(POLL_SECONDS):
+            if watch.stop():
+                (folder / "stop").touch()
+            lines = _events(folder / "events")
+            for event in lines[shown:]:
+                watch.step(event)
+            shown = len(lines)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _events(path: Path) -> list[dict[str, float]]:
+    """Return the complete lines written so far."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
+    times = [event["seconds"] for event in events]
+    typical = statistics.median(times[WARM_STEPS:] or times or [0.0])
+    tokens = events[0]["tokens"] if events else 0.0
+    lines = sorted(end.timelines, key=lambda line: line.step_seconds)
+    timeline = lines[len(lines) // 2] if lines else None
+    run = TrainingRun(
+        losses=tuple(event["loss"] for event in events),
+        first_step=end.first_step,
+        step_seconds=typical,
+        tokens_per_second=tokens / typical if typical else 0.0,
+        peak_bytes=timeline.peak_bytes if timeline else (),
+        held_out=end.held_out,
+        checkpoint=end.checkpoint,
+        is_complete=end.is_complete,
+    )
+    return Outcome(run=run, timeline=timeline)

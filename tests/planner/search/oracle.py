@@ -1,0 +1,120 @@
+"""The additive cost of one strategy, straight from the definition on the untied graph.
+
+Prices of single operators and messages come from the same tables as the search's; which of them
+occur, and how often, is worked out here again: no ties, no factors, no copy variables.
+"""
+
+from __future__ import annotations
+
+from shardwright.core.layout import PARTIAL, local_bytes, local_shape
+from shardwright.core.strategy import Mesh
+from shardwright.planner.search.context import Context, Wires, num_bytes
+from shardwright.planner.search.parameters import parameter_config
+from shardwright.planner.search.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
+
+
+class Additive:
+    def __init__(self, context: Context, mesh: Mesh, microbatches: int) -> None:
+        self.context, self.mesh, self.microbatches = context, mesh, microbatches
+        self.wires = Wires(context, mesh)
+        self.totals = [0.0] * 6
+
+    def cost(
+        self,
+        dims: tuple[tuple[str, ...], ...],
+        levels: dict[int, int],
+        recomputed: frozenset[int] = frozenset(),
+    ) -> list[float]:
+        """Return the first six columns."""
+        self.totals = [0.0] * 6
+        self.dims, self.levels, self.recomputed = dims, levels, recomputed
+        for index in range(len(dims)):
+            self._operator(index)
+        for tensor, spec in enumerate(self.context.graph.tensors):
+            if spec.producer >= 0 and self.context.graph.consumers[tensor]:
+                self._activation(tensor)
+        for tensor in self.context.graph.parameters:
+            self._parameter(tensor)
+        return self.totals
+
+    def _shape(self, tensor: int, reader: int) -> tuple[int, ...]:
+        return self.context.shape(tensor, 1 if self.context.is_once(reader) else self.microbatches)
+
+    def _operator(self, index: int) -> None:
+        context, saves = self.context, self.context.saves
+        graph = context.graph
+        operator, placed = graph.operators[index], context.placements(index, self.dims[index])
+        sizes = self.mesh.sizes
+        inputs = tuple(
+            local_shape(self._shape(t, index), pair.value, sizes)
+            for t, pair in zip(operator.inputs, placed.inputs, strict=True)
+        )
+        outputs = tuple(
+            local_shape(self._shape(t, index), pair.value, sizes)
+            for t, pair in zip(operator.outputs, placed.outputs, strict=True)
+        )
+        again = context.ties.block[index] in self.recomputed
+        price = context.seconds(index, inputs, outputs)
+        times = 2 if again and not context.is_once(index) else 1
+        column = ONCE if context.is_once(index) else EACH
+        self.totals[column] += times * price.forward + price.backward
+        inner = sum(num_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype) for p in saves.inputs[index])
+        inner += sum(num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype) for p in saves.outputs[index])
+        inner += saves.extra[index](inputs, outputs)
+        across = sum(num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype) for p in saves.crossing[index])
+        self.totals[FLIGHT] += across + (0 if again else inner)
+
+    def _activation(self, tensor: int) -> None:
+        context = self.context
+        graph = context.graph
+        spec = graph.tensors[tensor]
+        maker = spec.producer
+        out = context.placements(maker, self.dims[maker]).outputs[
+            graph.operators[maker].outputs.index(tensor)
+        ]
+        wanted = set()
+        for reader in graph.consumers[tensor]:
+            for position, read in enumerate(graph.operators[reader].inputs):
+                if read == tensor:
+                    pair = context.placements(reader, self.dims[reader]).inputs[position]
+                    wanted.add((pair.value, pair.gradient if spec.needs_gradient else None))
+        wanted.discard((out.value, out.gradient if spec.needs_gradient else None))
+        blocks = {context.ties.block[reader] for reader in graph.consumers[tensor]}
+        again = len(blocks) == 1 and blocks <= self.recomputed
+        once = context.is_once(maker)
+        shape = self._shape(tensor, maker)
+        for value, gradient in wanted:
+            forward = self.wires.reshard(shape, spec.dtype, out.value, value)
+            backward = 0.0
+            if gradient is not None:
+                home = list(out.gradient)
+                if context.hands_on[maker]:
+                    for axis, name in enumerate(self.dims[maker]):
+                        if name == "" and gradient[axis] == PARTIAL and self.mesh.axes[axis] == "data":
+                            home[axis] = PARTIAL
+                backward = self.wires.reshard(shape, spec.dtype, gradient, tuple(home))
+            self.totals[ONCE if once else EACH] += forward + backward
+            self.totals[EACH] += forward if again and not once else 0.0
+            if value != out.value and context.saves.kept_below[tensor] and not once and not again:
+                size = num_bytes(local_shape(shape, value, self.mesh.sizes), spec.dtype)
+                self.totals[FLIGHT] += size
+
+    def _parameter(self, tensor: int) -> None:
+        context, graph, sizes = self.context, self.context.graph, self.mesh.sizes
+        spec = graph.tensors[tensor]
+        (reader,) = graph.consumers[tensor]
+        pair = context.placements(reader, self.dims[reader]).inputs[
+            graph.operators[reader].inputs.index(tensor)
+        ]
+        level = self.levels.get(tensor, 0)
+        kept = parameter_config(spec.shape, pair.value, sizes, level)
+        sync = self.wires.reshard(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+        self.totals[GATHER if level >= 2 else SYNC] += sync
+        self.totals[GATHER] += 2 * self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+        self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
+        own = local_bytes(spec.shape, spec.dtype, kept.optimizer, sizes)
+        self.totals[ONCE] += context.update_seconds(own)
+        self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, kept.rest, sizes) + 3 * own
+        self.totals[KEPT] += own if kept.rest != kept.optimizer else 0
+        if pair.gradient != kept.optimizer and level < 2:
+            self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)

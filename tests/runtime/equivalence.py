@@ -1,0 +1,114 @@
+"""Train a small model by a strategy on several ranks and by plain PyTorch, and compare.
+
+The reference is the unmodified module with the same optimizer, on the whole batch. Gradients are
+compared through SGD: with a learning rate of 1 an update is the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import lower
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor, RunOptions
+from tests.runtime.world import run_ranks
+
+Factory = Callable[[], tuple[nn.Module, dict[str, Tensor]]]
+StrategyBuilder = Callable[[OperatorGraph], Strategy]
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """Losses of the steps, and parameters (and buffers) after them."""
+
+    losses: list[float]
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def batches(batch: dict[str, Tensor], steps: int = STEPS) -> list[dict[str, Tensor]]:
+    """Return different batches made from one, by rolling its samples against each other."""
+    names = list(batch)
+    return [
+        {name: batch[name].roll(step * (names.index(name) + 1), 0) for name in names}
+        for step in range(steps)
+    ]
+
+
+def train_plain(
+    factory: Factory, optimizer: Callable[..., Any], max_norm: float | None = None
+) -> Run:
+    """Train with plain PyTorch."""
+    module, batch = factory()
+    chosen = optimizer(list(module.named_parameters()))
+    losses: list[float] = []
+    for one in batches(batch):
+        output = module(**one)
+        loss = output if isinstance(output, Tensor) else output.loss
+        chosen.zero_grad()
+        loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+        chosen.step()
+        losses.append(float(loss))
+    return Run(losses, _copied(module.named_parameters()), _copied(module.named_buffers()))
+
+
+def train_planned(
+    factory: Factory,
+    strategy: StrategyBuilder,
+    optimizer: Callable[..., Any],
+    max_norm: float | None = None,
+) -> Run:
+    """Train with the executor on this rank."""
+    module, batch = factory()
+    captured = capture(module, batch)
+    program = lower(captured.graph, strategy(captured.graph))
+    options = RunOptions(max_norm=max_norm, seed=5)
+    executor = Executor(captured, program, module, optimizer=optimizer, options=options)
+    losses = [float(executor.step(one)) for one in batches(batch)]
+    trained, _ = factory()
+    executor.to_module(trained)
+    return Run(losses, _copied(trained.named_parameters()), _copied(trained.named_buffers()))
+
+
+def _copied(named: Any) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def assert_close(found: Run, expected: Run, tolerance: float = 1e-10) -> None:
+    """Compare losses and parameters relatively; float64 leaves about 1e-15 per operation."""
+    torch.testing.assert_close(
+        torch.tensor(found.losses), torch.tensor(expected.losses), rtol=tolerance, atol=0
+    )
+    for name, tensor in expected.parameters.items():
+        scale = float(tensor.abs().max()) + 1e-30
+        difference = float((found.parameters[name] - tensor).abs().max()) / scale
+        assert difference <= tolerance, f"{name} differs by {difference:.2e}"
+
+
+def assert_equivalent(
+    num_ranks: int,
+    factory: Factory,
+    strategy: StrategyBuilder,
+    optimizer: Callable[..., Any] | None = None,
+    max_norm: float | None = None,
+) -> None:
+    """Assert that every rank of a strategy trains as the single process does."""
+    chosen = optimizer or partial(torch.optim.SGD, lr=1.0)
+    expected = train_plain(factory, chosen, max_norm)
+    if num_ranks == 1:
+        found = [train_planned(factory, strategy, chosen, max_norm)]
+    else:
+        found = run_ranks(num_ranks, train_planned, factory, strategy, chosen, max_norm)
+    for run in found:
+        assert_close(run, expected)
