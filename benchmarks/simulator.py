@@ -13,6 +13,7 @@ import platform
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -28,71 +29,86 @@ from shardwright.planner.simulate import simulate
 BAR_TASKS_PER_SECOND = 1e6
 
 
-def pipeline_program(
-    num_stages: int, num_microbatches: int, num_pieces: int
-) -> tuple[Program, NDArray[np.float64]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One instruction before it becomes columns."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+    resource: str
+    after: tuple[int, ...]
+    seconds: float
+
+
+def pipeline_rows(num_stages: int, num_microbatches: int, num_pieces: int) -> list[Row]:
     """Return a pipeline whose stages compute in pieces; each backward piece sends its gradient."""
-    names: dict[str, int] = {}
-    rows: list[tuple[int, int, int, int, tuple[int, ...], float, int, int]] = []
+    rows: list[Row] = []
 
     def add(
-        kind: Kind, stage: int, microbatch: int, queue: str, after: tuple[int, ...], seconds: float
+        kind: Kind, where: tuple[int, int], queue: str, after: tuple[int, ...], seconds: float
     ) -> int:
-        grows = 100 if kind == Kind.FORWARD else 0
-        shrinks = 100 if kind == Kind.BACKWARD else 0
-        resource = names.setdefault(queue, len(names))
-        rows.append((kind, stage, microbatch, resource, after, seconds, grows, shrinks))
+        rows.append(
+            Row(
+                kind=kind,
+                stage=where[0],
+                microbatch=where[1],
+                resource=queue,
+                after=after,
+                seconds=seconds,
+            )
+        )
         return len(rows) - 1
 
     arrived: dict[tuple[int, str, int], int] = {}
-    for stage, phase, microbatch in global_order(
-        pipeline_order("1f1b", num_stages, num_microbatches)
-    ):
-        forward = phase == "F"
+    orders = pipeline_order("1f1b", num_stages, num_microbatches)
+    for stage, phase, microbatch in global_order(orders):
+        forward, here = phase == "F", (stage, microbatch)
         kind, target = (Kind.FORWARD, stage + 1) if forward else (Kind.BACKWARD, stage - 1)
-        waits = tuple(arrived[key] for key in [(stage, phase, microbatch)] if key in arrived)
+        action = (stage, phase, microbatch)
+        waits = (arrived[action],) if action in arrived else ()
         for piece in range(num_pieces):
-            last = add(kind, stage, microbatch, f"compute:{stage}", waits, 1e-3 * (1 + piece % 3))
-            waits = (last,)
+            waits = (add(kind, here, f"compute:{stage}", waits, 1e-3 * (1 + piece % 3)),)
             if not forward:
-                add(Kind.MESSAGE, stage, microbatch, f"link:{stage}", waits, 5e-4)
+                add(Kind.MESSAGE, here, f"link:{stage}", waits, 5e-4)
         if 0 <= target < num_stages:
-            queue = f"send:{stage}-{target}"
-            sent = add(Kind.SEND, stage, microbatch, queue, waits, 3e-4)
-            arrived[target, phase, microbatch] = add(
-                Kind.RECEIVE, target, microbatch, f"receive:{stage}-{target}", (sent,), 0.0
-            )
-    kinds, groups, microbatches, resources, waits_of, seconds, grows, shrinks = zip(
-        *rows, strict=True
+            sent = add(Kind.SEND, here, f"send:{stage}-{target}", waits, 3e-4)
+            there, queue = (target, microbatch), f"receive:{stage}-{target}"
+            arrived[target, phase, microbatch] = add(Kind.RECEIVE, there, queue, (sent,), 0.0)
+    return rows
+
+
+def pipeline_program(
+    num_stages: int, num_microbatches: int, num_pieces: int
+) -> tuple[Program, NDArray[np.float64]]:
+    """Return the Program of ``pipeline_rows`` and its durations."""
+    rows = pipeline_rows(num_stages, num_microbatches, num_pieces)
+    names = {name: index for index, name in enumerate(dict.fromkeys(row.resource for row in rows))}
+    meshes = tuple(
+        Mesh(axes=("data",), sizes=(1,), devices=(stage,)) for stage in range(num_stages)
     )
     program = Program(
-        strategy=Strategy(
-            meshes=tuple(
-                Mesh(axes=("data",), sizes=(1,), devices=(stage,)) for stage in range(num_stages)
-            ),
-            configs=(),
-            parameters=(),
-        ),
+        strategy=Strategy(meshes=meshes, configs=(), parameters=()),
         values=(),
         segments=(),
         messages=(),
         loss=-1,
-        kind=np.array(kinds, dtype=np.int8),
-        group=np.array(groups, dtype=np.int32),
+        kind=np.array([row.kind for row in rows], dtype=np.int8),
+        group=np.array([row.stage for row in rows], dtype=np.int32),
         item=np.full(len(rows), -1, dtype=np.int32),
-        microbatch=np.array(microbatches, dtype=np.int32),
-        resource=np.array(resources, dtype=np.int32),
+        microbatch=np.array([row.microbatch for row in rows], dtype=np.int32),
+        resource=np.array([names[row.resource] for row in rows], dtype=np.int32),
         resource_names=tuple(names),
-        offset=np.cumsum([0, *map(len, waits_of)], dtype=np.int64),
-        predecessor=np.array([other for waits in waits_of for other in waits], dtype=np.int32),
+        offset=np.cumsum([0, *(len(row.after) for row in rows)], dtype=np.int64),
+        predecessor=np.array([other for row in rows for other in row.after], dtype=np.int32),
         free_offset=np.zeros(len(rows) + 1, dtype=np.int64),
         free_value=np.zeros(0, dtype=np.int32),
-        allocated=np.array(grows, dtype=np.int64),
-        freed=np.array(shrinks, dtype=np.int64),
+        allocated=np.array([100 * (row.kind == Kind.FORWARD) for row in rows], dtype=np.int64),
+        freed=np.array([100 * (row.kind == Kind.BACKWARD) for row in rows], dtype=np.int64),
         temporary=np.zeros(len(rows), dtype=np.int64),
         base_bytes=(0,) * num_stages,
     )
-    return program, np.array(seconds, dtype=np.float64)
+    return program, np.array([row.seconds for row in rows], dtype=np.float64)
 
 
 def time_runs(

@@ -12,7 +12,18 @@ import pytest
 
 from shardwright.cli import app
 
-COMMANDS = ("doctor", "init", "capture", "profile", "plan", "simulate", "explain", "run", "compare", "report")
+COMMANDS = (
+    "doctor",
+    "init",
+    "capture",
+    "profile",
+    "plan",
+    "simulate",
+    "explain",
+    "run",
+    "compare",
+    "report",
+)
 MODEL = """
 import torch
 from torch import nn
@@ -98,7 +109,9 @@ def test_doctor_speaks_json(tmp_path: Path) -> None:
         (["frobnicate"], "No such command"),
     ],
 )
-def test_bad_input_gives_one_message_and_code_two(words: list[str], says: str, tmp_path: Path) -> None:
+def test_bad_input_gives_one_message_and_code_two(
+    words: list[str], says: str, tmp_path: Path
+) -> None:
     done = shardwright(*words, folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr.replace("\n", " ")

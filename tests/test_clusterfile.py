@@ -1,4 +1,4 @@
-"""Cluster files: units, presets, shorthands, round trips, and one clear complaint for each mistake."""
+"""Cluster files: units, presets, shorthands, round trips, one clear complaint per mistake."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_measured_cluster_with_odd_names_and_numbers_reads_back_equal():
         ('[[host]]\nkind = "H10O"\ndevices = 1', ["host[0].kind", "H10O", "did you mean"]),
         ('[[host]]\npreset = "DGX H10"', ["host[0].preset", "did you mean 'DGX H100'"]),
         ('[[host]]\nkind = "H100"', ["host[0].devices"]),
-        (GOOD + 'name = "a"\nuplink = "1 GB/s"\n' + GOOD + 'name = "a"\nuplink = "1 GB/s"', ["'a'", "twice"]),
+        ((GOOD + 'name = "a"\nuplink = "1 GB/s"\n') * 2, ["'a'", "twice"]),
         (GOOD + "count = 2", ["host[0].uplink", "Gbit/s"]),
         (GOOD + 'switch = "r"\nuplink = "1 GB/s"\ncount = 2', ["host[0].switch", "'r'"]),
         ("overlap_slowdown = nan\n" + GOOD, ["overlap_slowdown"]),

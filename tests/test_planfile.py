@@ -184,7 +184,9 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(data=st.data())
 def test_a_damaged_file_never_raises_anything_else(path: Path, data: st.DataObject) -> None:
     write_plan(path, make_frontier(), cluster=make_cluster())
@@ -193,7 +195,9 @@ def test_a_damaged_file_never_raises_anything_else(path: Path, data: st.DataObje
         body = body[: data.draw(st.integers(0, len(body)))]
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, max(0, len(body) - 1)))
-        piece = data.draw(st.sampled_from([b"", b"9", b"-", b"[", b"}", b'"', b"null", b"1e999", b"\xff"]))
+        piece = data.draw(
+            st.sampled_from([b"", b"9", b"-", b"[", b"}", b'"', b"null", b"1e999", b"\xff"])
+        )
         body[place : place + data.draw(st.integers(0, 3))] = piece
     path.write_bytes(bytes(body))
     _read_or_refuse(path)
@@ -202,7 +206,9 @@ def test_a_damaged_file_never_raises_anything_else(path: Path, data: st.DataObje
 LEAVES = [None, True, -1, 0, 2**62, 10**30, 1e308, "x", [], {}, [[0, 10**18]], [{}], "\u0000"]
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(data=st.data())
 def test_any_value_in_any_place_never_raises_anything_else(path: Path, data: st.DataObject) -> None:
     write_plan(path, make_frontier(), cluster=make_cluster())

@@ -1,4 +1,4 @@
-"""The record store: round trips, concurrent writers, and files that are damaged, foreign or full."""
+"""The record store: round trips, concurrent writers, damaged, foreign and full files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The verbs: everything the command line does, as functions. The one file that knows both wings.
 
-Planner and reports are imported where they are needed, the runtime (and with it torch) inside the few
-functions that need it.
+Planner and reports are imported where they are needed, the runtime (and with it torch) inside the
+few functions that need it.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def plan(
     return study(model, cluster, request, batch=batch).frontier
 
 
-def profile(
-    model: str = "", request: Request | None = None, watch: Watch | None = None
-) -> Profile:
+def profile(model: str = "", request: Request | None = None, watch: Watch | None = None) -> Profile:
     """Measure this machine's links and, given a model, the operators its best plans would run."""
     from shardwright.measure import known_costs, measure_links
 
@@ -194,7 +192,8 @@ def report(
     out: str | Path = "report.html",
     trace: str | Path = "",
 ) -> Report:
-    """Write one self-contained page about all plans of a frontier, and a trace of the chosen one."""
+    """Write one self-contained page about all plans of a frontier, and a trace of the chosen
+    one."""
     document = _document(plan)
     frontier = document.frontier
     graph, machine, costs = _evidence(document, frontier.best, model, cluster, batch)
@@ -217,7 +216,10 @@ def provenance(plan: Plan, cluster: Cluster, costs: CostTable) -> tuple[tuple[st
     measured = f"{len(costs.operators)} operator shards, {points} collective points"
     return (
         ("Cluster", f"{cluster.name}, {cluster.num_devices} x {kinds}"),
-        ("Measured here", measured if costs.operators or points else "nothing: all costs are modelled"),
+        (
+            "Measured here",
+            measured if costs.operators or points else "nothing: all costs are modelled",
+        ),
         ("Graph", plan.graph_fingerprint),
         ("Cluster fingerprint", plan.cluster_fingerprint),
         ("Costs fingerprint", plan.costs_fingerprint),

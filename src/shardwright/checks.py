@@ -48,7 +48,9 @@ def _package(name: str, purpose: str, remedy: str) -> Check:
 
 
 def _cores() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return Check(
         name="cores",
         is_ok=cores >= 2,

@@ -1,8 +1,8 @@
 """The voice: parse, call one verb, print.
 
-Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every command
-prints tables for people or, with ``--json``, one object with stable keys. Exit codes: 0 good, 1 a negative
-answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input.
+Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every
+command prints tables for people or, with ``--json``, one object with stable keys. Exit codes: 0
+good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input.
 """
 
 from __future__ import annotations
@@ -26,16 +26,27 @@ app = typer.Typer(
 
 MODEL_HELP = "file.py:factory, package.module:factory, or hf:NAME (hf:gpt2, hf:config.json)"
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-MaybeModel = Annotated[str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; the plan's, if hf:")]
+MaybeModel = Annotated[
+    str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; the plan's, if hf:")
+]
 PlanPath = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
 Cluster = Annotated[
     str, typer.Option("--cluster", "-c", help="A cluster file, 8x8xH100, or local (this machine).")
 ]
-Batch = Annotated[int | None, typer.Option("--global-batch", "-b", min=1, help="Samples per step, all devices.")]
-Seq = Annotated[int | None, typer.Option("--seq", "-s", min=1, help="Tokens per sample, where that applies.")]
-Precision = Annotated[str, typer.Option("--precision", help="float32, bfloat16 (mixed), or float64.")]
+Batch = Annotated[
+    int | None, typer.Option("--global-batch", "-b", min=1, help="Samples per step, all devices.")
+]
+Seq = Annotated[
+    int | None, typer.Option("--seq", "-s", min=1, help="Tokens per sample, where that applies.")
+]
+Precision = Annotated[
+    str, typer.Option("--precision", help="float32, bfloat16 (mixed), or float64.")
+]
 Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, or momentum.")]
-Pick = Annotated[int | None, typer.Option("--pick", min=0, help="Plan of the frontier to use, not the chosen one.")]
+Pick = Annotated[
+    int | None,
+    typer.Option("--pick", min=0, help="Plan of the frontier to use, not the chosen one."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
 
@@ -115,11 +126,15 @@ def plan(
     cluster: Cluster = "local",
     global_batch: Batch = None,
     seq: Seq = None,
-    memory_limit: Annotated[str, typer.Option("--memory-limit", help="Per device, such as '12 GiB'.")] = "",
+    memory_limit: Annotated[
+        str, typer.Option("--memory-limit", help="Per device, such as '12 GiB'.")
+    ] = "",
     optimizer: Optimizer = "adamw",
     precision: Precision = "float32",
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
-    measure: Annotated[str, typer.Option("--measure", help="auto, never, or always (again).")] = "auto",
+    measure: Annotated[
+        str, typer.Option("--measure", help="auto, never, or always (again).")
+    ] = "auto",
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -183,10 +198,16 @@ def run(
     model: Model,
     steps: Steps = 100,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", min=0.0)] = 1e-3,
-    clip: Annotated[float, typer.Option("--clip", min=0.0, help="Largest gradient norm, 0 for none.")] = 0.0,
-    checkpoint_dir: Annotated[str, typer.Option("--checkpoint-dir", help="Where checkpoints go.")] = "",
+    clip: Annotated[
+        float, typer.Option("--clip", min=0.0, help="Largest gradient norm, 0 for none.")
+    ] = 0.0,
+    checkpoint_dir: Annotated[
+        str, typer.Option("--checkpoint-dir", help="Where checkpoints go.")
+    ] = "",
     checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", min=1)] = 100,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
     pick: Pick = None,
     json: Json = False,
 ) -> None:
@@ -231,7 +252,9 @@ def report(
     plan: PlanPath,
     model: MaybeModel = "",
     cluster: Cluster = "",
-    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the page.")] = "report.html",
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Where to write the page.")
+    ] = "report.html",
     trace: Annotated[str, typer.Option("--trace", help="Also write a Perfetto trace.")] = "",
     json: Json = False,
 ) -> None:
@@ -266,7 +289,9 @@ def main() -> None:
     except ShardwrightError as error:
         code = _complain(str(error), 2 if isinstance(error, InputError) else 1)
     except MemoryError:
-        code = _complain("this machine is out of memory; use a smaller batch or free some memory", 1)
+        code = _complain(
+            "this machine is out of memory; use a smaller batch or free some memory", 1
+        )
     except BrokenPipeError:
         sys.stderr.close()
         code = 1

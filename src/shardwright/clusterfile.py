@@ -189,7 +189,8 @@ class _Builder:
         preset = find_node(host.preset) if host.preset is not None else None
         if host.preset is not None and preset is None:
             raise InputError(
-                f"{where}.preset: there is no host preset {host.preset!r}{suggest(host.preset, node_names())}"
+                f"{where}.preset: there is no host preset {host.preset!r}"
+                f"{suggest(host.preset, node_names())}"
             )
         if preset is not None:
             self.notes.append(preset.note)
@@ -278,7 +279,7 @@ def _kind_shorthand(text: str) -> Cluster | None:
         node = usual_node(full)
         if node is None:
             raise InputError(
-                f"cluster {text!r}: no published host holds {full}, so the network between hosts is "
+                f"cluster {text!r}: no published host holds {full}, so the network is "
                 "unknown; write a cluster file (shardwright init) with its uplink"
             )
         share = node.uplink * min(devices / node.num_devices, 1.0)
@@ -385,7 +386,7 @@ def _text(text: str) -> str:
 
 
 def commented_template() -> str:
-    """Return the cluster file that ``shardwright init`` writes: valid, and explained line by line."""
+    """Return the cluster file that ``shardwright init`` writes: valid, and explained."""
     return TEMPLATE
 
 
@@ -398,8 +399,8 @@ name = "my-cluster"
 # By how much computation and communication stretch while both run on one device (1 = not at all).
 # overlap_slowdown = 1.1
 
-# Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4, ...) or
-# a [kind.NAME] table below. preset = "AWS p5.48xlarge" would fill in kind, devices, uplink and price.
+# Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4 ...)
+# or a [kind.NAME] table below. preset = "AWS p5.48xlarge" fills in kind, devices, uplink, price.
 [[host]]
 name = "gpu"                # hosts become gpu0, gpu1
 count = 2

@@ -1,7 +1,7 @@
 """The main job on an embedded default, start to end, on the machine at hand.
 
-A byte-level GPT learns Python's own standard library: detect, measure, search, choose, train on local
-ranks, compare with the prediction and with a single process, and write plan, page and trace.
+A byte-level GPT learns Python's own standard library: detect, measure, search, choose, train on
+local ranks, compare with the prediction and with a single process, and write plan, page and trace.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def play(voice: Voice, out: str, steps: int) -> None:
     folder = Path(out)
     study = _study(voice)
     api.save_plan(study, folder / "plan.json")
-    voice.say(frontier_table(study.frontier, study.spreads, _room(study)), chosen_lines(study.frontier))
+    voice.say(
+        frontier_table(study.frontier, study.spreads, _room(study)), chosen_lines(study.frontier)
+    )
 
     job = Job(model=MODEL, steps=steps, learning_rate=LEARNING_RATE, profiles=True)
     with voice.training(steps) as watch:
@@ -85,7 +87,9 @@ def _study(voice: Voice) -> Study:
     table = plain_table("This machine and this model")
     table.add_column("what")
     table.add_column("value")
-    rate = f"{count_text(kind.flops_for('float32'))}flop/s, {bytes_text(kind.memory_bandwidth)}/s each"
+    rate = (
+        f"{count_text(kind.flops_for('float32'))}flop/s, {bytes_text(kind.memory_bandwidth)}/s each"
+    )
     table.add_row("devices", Text(f"{cluster.num_devices} x {kind.name}"))
     table.add_row("measured rates", rate)
     table.add_row("model", f"{graph.name}, {count_text(graph.num_parameters)} parameters")
@@ -147,10 +151,14 @@ def _show_losses(voice: Voice, outcome: Outcome, alone: tuple[float, ...]) -> fl
         table.add_column(name, justify="right")
     last = len(pairs) - 1
     for index in dict.fromkeys(round(last * share) for share in (0, 0.05, 0.25, 0.5, 0.75, 1)):
-        table.add_row(str(index + 1), f"{ours[index]:.6f}", f"{alone[index]:.6f}", f"{apart[index]:.1e}")
+        table.add_row(
+            str(index + 1), f"{ours[index]:.6f}", f"{alone[index]:.6f}", f"{apart[index]:.1e}"
+        )
     worst = max(apart[:EXACT_STEPS], default=0.0)
     first = min(EXACT_STEPS, len(apart))
-    verdict = f"Equal to {worst:.1e} over the first {first} steps (at most {TOLERANCE:g} is rounding)."
+    verdict = (
+        f"Equal to {worst:.1e} over the first {first} steps (at most {TOLERANCE:g} is rounding)."
+    )
     held_out = outcome.run.held_out
     parts: list[Text] = [Text(verdict, style="green" if worst <= TOLERANCE else "bold red")]
     if held_out:

@@ -1,7 +1,8 @@
 """The demo's model and data: a byte-level GPT, and Python's own standard library as text.
 
-This file is what a user's model file looks like: ``build`` makes the module, ``example_batch`` a batch
-of the right form, and ``training_data`` the batches to train on. Nothing in it knows about Shardwright.
+This file is what a user's model file looks like: ``build`` makes the module, ``example_batch`` a
+batch of the right form, and ``training_data`` the batches to train on. Nothing in it knows about
+Shardwright.
 """
 
 from __future__ import annotations

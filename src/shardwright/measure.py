@@ -1,9 +1,9 @@
 """What is measured when: the meeting of the planner's questions, the profiler and the store.
 
-Measurements belong to one environment (processor, torch version, threads, processes at one time) and are
-kept in the store, so that a second study of the same model measures nothing. Planning alternates with
-measuring: first the operator shards of plain data, tensor and pipeline parallelism, then what the best
-plans of each search would run, until nothing on them is new.
+Measurements belong to one environment (processor, torch version, threads, processes at one time)
+and are kept in the store, so that a second study of the same model measures nothing. Planning
+alternates with measuring: first the operator shards of plain data, tensor and pipeline
+parallelism, then what the best plans of each search would run, until nothing on them is new.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from shardwright.narrate import Shard, plain_strategies, shards
 from shardwright.planner.cost import build_costs
 from shardwright.request import Request, Watch
 from shardwright.runtime.profile import (
+    Probe,
+    Setting,
     detect,
     local_environment,
     measure_collectives,
@@ -51,7 +53,8 @@ def known_costs() -> CostTable:
 
 
 def costs_of(plan: Plan) -> CostTable:
-    """Return what a plan's prediction rests on: nothing measured, or this machine's measurements."""
+    """Return what a plan's prediction rests on: nothing measured, or this machine's
+    measurements."""
     return NOTHING if plan.costs_fingerprint == NOTHING.fingerprint else known_costs()
 
 
@@ -76,7 +79,9 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
             continue
 
         def progress(done: int, whole: int, place: int = place, size: int = size) -> None:
-            watch.tell(f"measuring collectives of {size} devices", (place + done / whole) / len(sizes))
+            watch.tell(
+                f"measuring collectives of {size} devices", (place + done / whole) / len(sizes)
+            )
 
         progress(0, 1)
         records = measure_collectives(
@@ -84,7 +89,7 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
             tuple(range(size)),
             environment=environment(),
             budget_seconds=COLLECTIVE_SECONDS / len(sizes),
-            overheads=size == total,
+            probe=Probe(overheads=size == total),
             progress=progress,
         )
         _keep(records)
@@ -138,11 +143,13 @@ def _measure_shards(
     return measure_operators(
         captured,
         wanted,
-        environment=environment(),
-        concurrency=cluster.num_devices,
+        Setting(
+            environment=environment(),
+            concurrency=cluster.num_devices,
+            device=cluster.kind_of(0).backend,
+            precision=request.precision,
+        ),
         budget_seconds=min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0),
-        device=cluster.kind_of(0).backend,
-        precision=request.precision,
         progress=progress,
     )
 

@@ -1,7 +1,7 @@
 """From a plan to what a report tells of it: program, prediction, half-width, operators.
 
-Pure, and without torch: the planner's rooms in a row. What runs and what is measured is the business
-of ``api``.
+Pure, and without torch: the planner's rooms in a row. What runs and what is measured is the
+business of ``api``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def with_process(timeline: Timeline, process_bytes: float) -> Timeline:
     """Add what an empty process occupies to the memory of every device."""
     return replace(
         timeline,
-        memory=tuple(rows + (0.0, process_bytes) for rows in timeline.memory),
+        memory=tuple(rows + np.array([0.0, process_bytes]) for rows in timeline.memory),
         peak_bytes=tuple(peak + process_bytes for peak in timeline.peak_bytes),
     )
 
@@ -106,7 +106,8 @@ def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTab
 
 
 def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard, ...]:
-    """List the operator shards that strategies run: (operator, local input shapes, output shapes)."""
+    """List the operator shards that strategies run: (operator, local input shapes, output
+    shapes)."""
     found: dict[Shard, None] = {}
     for strategy in strategies:
         program = lower(graph, strategy)
@@ -120,8 +121,8 @@ def shards(strategies: Iterable[Strategy], graph: OperatorGraph) -> tuple[Shard,
 def plain_strategies(graph: OperatorGraph, devices: int) -> tuple[Strategy, ...]:
     """Return data, tensor and pipeline parallelism on all devices, as far as they are legal.
 
-    What these run is worth measuring before the first search: models alone could keep them from ever
-    being looked at.
+    What these run is worth measuring before the first search: models alone could keep them from
+    ever being looked at.
     """
     found: list[Strategy] = []
     for degrees in (

@@ -123,7 +123,9 @@ def read_graph(path: str | Path) -> OperatorGraph:
     """Read a captured graph. Raises InputError or PlanMismatch."""
     header = _read_header(path)
     if header.kind != "graph":
-        raise InputError(f"{path} holds a plan, but a graph is needed; write one with `shardwright capture`")
+        raise InputError(
+            f"{path} holds a plan, but a graph is needed; write one with `shardwright capture`"
+        )
     try:
         return decode(OperatorGraph, header.content, "content")
     except (ValueError, IndexError, RecursionError) as error:
@@ -133,13 +135,16 @@ def read_graph(path: str | Path) -> OperatorGraph:
 def check_fits(
     plan: Plan, graph: OperatorGraph | None = None, cluster: Cluster | None = None
 ) -> None:
-    """Raise PlanMismatch with a list of what differs unless the plan is for this graph and cluster."""
+    """Raise PlanMismatch with a list of what differs unless the plan is for this graph and
+    cluster."""
     differences: list[str] = []
     strategy = plan.strategy
     if graph is not None and graph.fingerprint != plan.graph_fingerprint:
         differences += _model_differences(plan, graph)
     if cluster is not None and cluster.fingerprint != plan.cluster_fingerprint:
-        differences.append(f"cluster: plan {_cluster_text(plan)}, here {cluster.name} {cluster.fingerprint}")
+        differences.append(
+            f"cluster: plan {_cluster_text(plan)}, here {cluster.name} {cluster.fingerprint}"
+        )
     if cluster is not None and strategy.devices[-1] >= cluster.num_devices:
         differences.append(f"devices: plan {strategy.devices[-1] + 1}, here {cluster.num_devices}")
     if differences:
@@ -160,7 +165,9 @@ def _cluster_text(plan: Plan) -> str:
 
 
 def _model_differences(plan: Plan, graph: OperatorGraph) -> list[str]:
-    found = [f"graph: plan {plan.model} {plan.graph_fingerprint}, here {graph.name} {graph.fingerprint}"]
+    found = [
+        f"graph: plan {plan.model} {plan.graph_fingerprint}, here {graph.name} {graph.fingerprint}"
+    ]
     counts = (
         ("operators", len(plan.strategy.configs), len(graph.operators)),
         ("parameters", len(plan.strategy.parameters), len(graph.parameters)),
@@ -184,11 +191,15 @@ def _check_strategy(strategy: Strategy) -> None:
         if not 0 <= config.mesh < len(strategy.meshes):
             raise ValueError(f"content.strategy.configs: there is no mesh {config.mesh}")
         if len(config.dims) != len(strategy.meshes[config.mesh].axes):
-            raise ValueError(f"content.strategy.configs: {config.dims} does not name one dim per axis")
+            raise ValueError(
+                f"content.strategy.configs: {config.dims} does not name one dim per axis"
+            )
     lengths = {len(mesh.axes) for mesh in strategy.meshes}
     for parameter in dict.fromkeys(strategy.parameters):
         if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
-            raise ValueError("content.strategy.parameters: a layout needs one placement per mesh axis")
+            raise ValueError(
+                "content.strategy.parameters: a layout needs one placement per mesh axis"
+            )
     if not 0 <= strategy.optimizer_states <= 64:
         raise ValueError("content.strategy.optimizer_states: expected 0 to 64")
 
@@ -206,7 +217,9 @@ def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
     if len(strategy.configs) != len(graph.operators):
         raise ValueError(f"{len(strategy.configs)} configs for {len(graph.operators)} operators")
     if len(strategy.parameters) != len(graph.parameters):
-        raise ValueError(f"{len(strategy.parameters)} entries for {len(graph.parameters)} parameters")
+        raise ValueError(
+            f"{len(strategy.parameters)} entries for {len(graph.parameters)} parameters"
+        )
     for index, config in zip(graph.parameters, strategy.parameters, strict=True):
         tensor = graph.tensors[index]
         for layout in (config.rest, config.optimizer):
@@ -323,7 +336,9 @@ def _refuse(path: str | Path, error: Exception) -> NoReturn:
     if isinstance(error, RecursionError):
         reason = "it is nested too deeply"
     elif isinstance(error, json.JSONDecodeError):
-        reason = f"it is not complete JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        reason = (
+            f"it is not complete JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        )
     elif isinstance(error, UnicodeDecodeError):
         reason = f"it is not UTF-8 text (byte {error.start})"
     else:

@@ -17,7 +17,8 @@ from shardwright.errors import InputError
 
 # What people say for the variant that is usually meant.
 ALIASES = {
-    "v100": "V100-SXM2-32GB", "v100sxm2": "V100-SXM2-32GB", "a100": "A100-SXM4-80GB", "a10040gb": "A100-SXM4-40GB",
+    "v100": "V100-SXM2-32GB", "v100sxm2": "V100-SXM2-32GB", "a100": "A100-SXM4-80GB",
+    "a10040gb": "A100-SXM4-40GB",
     "a10080gb": "A100-SXM4-80GB", "h100": "H100-SXM5-80GB", "h100sxm": "H100-SXM5-80GB",
     "h100pcie": "H100-PCIe-80GB", "h200": "H200-SXM", "b200": "B200-SXM", "b300": "B300-SXM",
     "gb200": "GB200-SXM", "gb300": "GB300-SXM", "h800": "H800-SXM", "1080ti": "GTX-1080Ti",
@@ -37,7 +38,7 @@ _MARKET = {"A100-SXM4-80GB": "A100-80 per GPU-hour", "H100-SXM5-80GB": "H100-SXM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePreset:
-    """A published host shape. ``uplink`` is bytes/s per host one way, ``price`` dollars per second."""
+    """A published host shape. ``uplink`` is bytes/s per host one way, ``price`` dollars/s."""
 
     name: str
     kind: str
@@ -95,9 +96,8 @@ def device_kind(name: str) -> tuple[DeviceKind, Link]:
     """Return a published device and its link within the host: NVLink or xGMI, else PCIe."""
     full = find_kind(name)
     if full is None:
-        raise InputError(
-            f"there is no device kind {name[:80]!r}{suggest(name, (*kind_names(), *(a.upper() for a in ALIASES)))}"
-        )
+        known = (*kind_names(), *(alias.upper() for alias in ALIASES))
+        raise InputError(f"there is no device kind {name[:80]!r}{suggest(name, known)}")
     facts = _facts("gpu", full)
     rates = tuple(
         (dtype, float(facts[metric]["value"]) * 1e12)

@@ -79,7 +79,9 @@ class Job:
         if self.optimizer:
             _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
         if self.resume and not self.checkpoint_dir:
-            raise InputError("--resume needs to know where the checkpoints are; give --checkpoint-dir")
+            raise InputError(
+                "--resume needs to know where the checkpoints are; give --checkpoint-dir"
+            )
 
 
 def _nothing(what: str, fraction: float) -> None:

@@ -15,7 +15,8 @@ from shardwright.report.story import Difference, PlanStory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of ``doctor``: what was looked at, whether it is as needed, and what to do if not."""
+    """One line of ``doctor``: what was looked at, whether it is as needed, and what to do if
+    not."""
 
     name: str
     is_ok: bool
@@ -46,7 +47,8 @@ class Profile:
 class Study:
     """A finished planning session: the frontier with everything it rests on.
 
-    ``spreads`` are the half-widths of the plans' step times. ``is_complete`` is false when the search was stopped and this is the best it had found.
+    ``spreads`` are the half-widths of the plans' step times. ``is_complete`` is false when the
+    search was stopped and this is the best it had found.
     """
 
     graph: OperatorGraph

@@ -30,14 +30,18 @@ def study(
 ) -> Study:
     """Plan, and return the frontier with the graph, cluster and costs it rests on.
 
-    On this machine: plan, measure what the best plans would run, plan again, until nothing new has to
-    be measured (three rounds at most).
+    On this machine: plan, measure what the best plans would run, plan again, until nothing new has
+    to be measured (three rounds at most).
     """
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes)
     watch.tell("capturing the model", 0.0)
     captured = capture(
-        model, batch, global_batch=request.global_batch, seq=request.seq, precision=request.precision
+        model,
+        batch,
+        global_batch=request.global_batch,
+        seq=request.seq,
+        precision=request.precision,
     )
     graph = captured.graph
     machine, is_local = find_cluster(cluster, watch)

@@ -67,10 +67,9 @@ def coverage(graph: OperatorGraph) -> Coverage:
     )
 
 
-def find_cluster(
-    cluster: Cluster | str | None, watch: Watch | None = None
-) -> tuple[Cluster, bool]:
-    """Return a cluster and whether it is this machine: a value, a file, ``8x8xH100``, or ``local``."""
+def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:
+    """Return a cluster and whether it is this machine: a value, a file, ``8x8xH100``, or
+    ``local``."""
     if isinstance(cluster, Cluster):
         return cluster, False
     if cluster and cluster != "local":

@@ -1,7 +1,7 @@
 """Training from the command line: ranks are started here, and watched through files they append to.
 
-``start`` runs in the parent, ``train_rank`` in every rank. A rank is told everything through a private
-folder: the plan, the job, and afterwards its results; nothing is left behind.
+``start`` runs in the parent, ``train_rank`` in every rank. A rank is told everything through a
+private folder: the plan, the job, and afterwards its results; nothing is left behind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A finished training: what the ranks reported, and the measured timeline if one was asked for."""
+    """A finished training: what the ranks reported, and the measured timeline if one was asked
+    for."""
 
     run: TrainingRun
     timeline: Timeline | None
@@ -61,7 +62,9 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
             "for this machine (--cluster local), or start ranks on its hosts with torchrun"
         )
     if job.clip and not plan.strategy.clips:
-        raise InputError("the plan does not clip gradients; leave out --clip, or plan with clipping")
+        raise InputError(
+            "the plan does not clip gradients; leave out --clip, or plan with clipping"
+        )
     watch.tell("starting ranks", 0.0)
     with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
         folder = Path(name)
@@ -103,7 +106,12 @@ def train_rank(task: Task) -> LoopEnd:
 
     def tell(step: Step) -> bool:
         if events is not None:
-            event = {"step": step.number, "loss": step.loss, "seconds": step.seconds, "tokens": tokens}
+            event = {
+                "step": step.number,
+                "loss": step.loss,
+                "seconds": step.seconds,
+                "tokens": tokens,
+            }
             events.write(json.dumps(event) + "\n")
             events.flush()
         return (folder / "stop").exists()

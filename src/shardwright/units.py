@@ -28,7 +28,8 @@ UNITS: dict[Quantity, dict[str, float]] = {
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
     "flops": {f"{p}FLOP/s": f for p, f in _PREFIXES.items() if p != "k"}
     | {f"{p}FLOPS": f for p, f in _PREFIXES.items() if p != "k"},
-    "price": {"USD/h": 1 / 3600, "USD/hour": 1 / 3600, "USD/s": 1.0, "USD/min": 1 / 60, "$/h": 1 / 3600},
+    "price": {"USD/h": 1 / 3600, "USD/hour": 1 / 3600,
+              "USD/s": 1.0, "USD/min": 1 / 60, "$/h": 1 / 3600},
 }  # fmt: skip
 
 EXAMPLES: dict[Quantity, str] = {
@@ -74,7 +75,7 @@ def read_quantity(text: object, quantity: Quantity, *, zero: bool = False) -> fl
 
 
 def write_quantity(value: float, quantity: Quantity) -> str:
-    """Write a quantity so that ``read_quantity`` returns exactly ``value``, shortly where possible."""
+    """Write a quantity so that ``read_quantity`` returns it exactly, shortly where possible."""
     for unit in _PREFERRED[quantity]:
         text = f"{value / UNITS[quantity][unit]:.12g} {unit}"
         if read_quantity(text, quantity, zero=True) == value:

@@ -118,7 +118,9 @@ def show_checks(voice: Voice, checks: Sequence[Check]) -> None:
         table.add_column(name, overflow="fold")
     for check in checks:
         mark = Text("ok", style="green") if check.is_ok else Text("no", style="bold red")
-        table.add_row(mark, check.name, Text(check.detail), Text("" if check.is_ok else check.remedy))
+        table.add_row(
+            mark, check.name, Text(check.detail), Text("" if check.is_ok else check.remedy)
+        )
     voice.say(table)
     voice.emit(ok=all(check.is_ok for check in checks), checks=list(checks))
     voice.next("`shardwright demo` shows everything on a small model, in a few minutes")
@@ -131,9 +133,7 @@ def show_cluster_file(voice: Voice, path: Path) -> None:
     voice.next(f"edit it, then `shardwright plan MODEL --cluster {path}`")
 
 
-def show_graph(
-    voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Path | None
-) -> None:
+def show_graph(voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Path | None) -> None:
     """Print what was captured and what can be split."""
     table = plain_table(f"Captured {graph.name}")
     table.add_column("what")
@@ -143,7 +143,12 @@ def show_graph(
         ("operators", f"{len(graph.operators)} in {len(graph.blocks)} blocks"),
         ("distinct blocks", str(len({block.signature for block in graph.blocks}))),
         ("flops, forward", count_text(sum(op.flops for op in graph.operators))),
-        ("batch", ", ".join(f"{t.name} {list(t.shape)}" for t in map(graph.tensors.__getitem__, graph.inputs))),
+        (
+            "batch",
+            ", ".join(
+                f"{t.name} {list(t.shape)}" for t in map(graph.tensors.__getitem__, graph.inputs)
+            ),
+        ),
         ("can be split", f"{coverage.num_with_rule} of {coverage.num_operators} operators"),
     )
     for name, value in rows:
@@ -194,7 +199,9 @@ def show_study(voice: Voice, study: Study, path: Path) -> None:
     )
     model = study.origin.model or "MODEL"
     voice.say(Text(f"Wrote {path}."))
-    voice.next(f"`shardwright run {path} {model}` trains, `shardwright report {path} {model}` shows more")
+    voice.next(
+        f"`shardwright run {path} {model}` trains, `shardwright report {path} {model}` shows more"
+    )
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -222,8 +229,7 @@ def story_summary(story: PlanStory) -> dict[str, Any]:
         "num_instructions": story.program.num_instructions,
         "work_seconds": dict(seconds_by_work(story.program, timeline)),
         "memory_bytes": [
-            dict(memory_by_part(story, mesh))
-            for mesh in range(len(story.program.meshes))
+            dict(memory_by_part(story, mesh)) for mesh in range(len(story.program.meshes))
         ],
     }
 
@@ -281,7 +287,11 @@ def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
             Text(
                 f"{len(run.losses)} steps (to step {done}): loss {run.losses[0]:.4f} to "
                 f"{run.losses[-1]:.4f}, {seconds_text(run.step_seconds)} per step"
-                + (f", {count_text(run.tokens_per_second)} tokens/s" if run.tokens_per_second else "")
+                + (
+                    f", {count_text(run.tokens_per_second)} tokens/s"
+                    if run.tokens_per_second
+                    else ""
+                )
                 + f", peak {bytes_text(max(run.peak_bytes, default=0.0))} per rank."
             )
         )
@@ -299,7 +309,9 @@ def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
     if run.checkpoint:
         voice.next(f"the last checkpoint is {run.checkpoint}; `--resume` goes on from it")
     elif job.checkpoint_dir == "":
-        voice.next("`--checkpoint-dir DIR` keeps checkpoints; `shardwright compare` checks predictions")
+        voice.next(
+            "`--checkpoint-dir DIR` keeps checkpoints; `shardwright compare` checks predictions"
+        )
 
 
 def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) -> None:
@@ -308,7 +320,12 @@ def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) ->
     voice.emit(
         label=comparison.story.plan.strategy.label,
         rows=[
-            {"name": row.name, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
+            {
+                "name": row.name,
+                "predicted": row.predicted,
+                "measured": row.measured,
+                "unit": row.unit,
+            }
             for row in comparison.rows
         ],
         step_seconds=comparison.training.step_seconds,
@@ -325,7 +342,8 @@ def show_report(voice: Voice, files: Report) -> None:
 
 
 def encode_loosely(value: Any) -> Any:
-    """Encode for ``--json``: like the codec, with dicts, and null for numbers JSON does not have."""
+    """Encode for ``--json``: like the codec, with dicts, and null for numbers JSON does not
+    have."""
     if isinstance(value, dict):
         return {str(key): encode_loosely(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -78,7 +78,13 @@ def test_equal_plans_are_written_as_equal_bytes(plan: Plan) -> None:
     assert dumps(encode(again)) == dumps(encode(plan))
 
 
-@given(st.recursive(st.none() | st.booleans() | finite | words, lambda inner: st.lists(inner) | st.dictionaries(words, inner), max_leaves=30))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | finite | words,
+        lambda inner: st.lists(inner) | st.dictionaries(words, inner),
+        max_leaves=30,
+    )
+)
 def test_the_layout_of_lines_changes_no_value(tree: object) -> None:
     assert json.loads(dumps(tree)) == tree
 
@@ -114,7 +120,9 @@ def test_cluster_costs_and_records_survive_the_trip() -> None:
     link = Link(latency=1e-6, bandwidth=1e9, source="measured")
     kind = DeviceKind(name="c", peak_flops=(("float32", 1e9),), memory_bytes=1, memory_bandwidth=1)
     cluster = Cluster("one", (kind,), (Switch(name="h"),), (Device(kind=0, host=0, link=link),))
-    table = CostTable(collectives=(("k", ((1.0, 2.0, 0.1),)),), overheads=(("segment_seconds", 1e-5),))
+    table = CostTable(
+        collectives=(("k", ((1.0, 2.0, 0.1),)),), overheads=(("segment_seconds", 1e-5),)
+    )
     record = Record(key="k", seconds=1.0, spread=0.1, count=3, environment="e")
     for value in (cluster, table, record):
         assert decode(type(value), json.loads(dumps(encode(value)))) == value
@@ -161,7 +169,9 @@ def test_a_wrong_field_is_refused_by_name(change: dict[str, object], words: str)
 
 def test_runs_that_would_unfold_without_end_are_refused() -> None:
     mesh = Mesh(axes=("d",), sizes=(1,), devices=(0,))
-    strategy = Strategy(meshes=(mesh,), configs=(OperatorConfig(mesh=0, dims=("b",)),), parameters=())
+    strategy = Strategy(
+        meshes=(mesh,), configs=(OperatorConfig(mesh=0, dims=("b",)),), parameters=()
+    )
     written = encode(strategy)
     written["configs"]["runs"] = [[0, MAX_UNFOLDED + 1]]
     with pytest.raises(ValueError, match="more than"):
@@ -175,7 +185,15 @@ def test_a_number_json_cannot_hold_is_not_written() -> None:
 
 def test_a_frontier_checks_itself_when_it_comes_back() -> None:
     with pytest.raises(ValueError, match="chosen"):
-        decode(Frontier, {"plans": [encode(_plan(1.0)), ], "chosen": 5})
+        decode(
+            Frontier,
+            {
+                "plans": [
+                    encode(_plan(1.0)),
+                ],
+                "chosen": 5,
+            },
+        )
 
 
 def _plan(seconds: float) -> Plan:

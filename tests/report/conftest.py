@@ -159,7 +159,9 @@ def story() -> Story:
 @pytest.fixture
 def hostile_story() -> Story:
     """Every name tries to break out of the page."""
-    return make_story("</script><script>document.title='broken'</script><img src=x onerror=alert(1)>")
+    return make_story(
+        "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
+    )
 
 
 @pytest.fixture

@@ -14,8 +14,12 @@ import pytest
 from shardwright.report.html import page_text
 from shardwright.report.story import Story
 
-CHROMIUM = next((p for p in ("/usr/bin/chromium", shutil.which("chromium") or "") if Path(p).is_file()), "")
-needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium at /usr/bin/chromium to open the page")
+CHROMIUM = next(
+    (p for p in ("/usr/bin/chromium", shutil.which("chromium") or "") if Path(p).is_file()), ""
+)
+needs_browser = pytest.mark.skipif(
+    not CHROMIUM, reason="no chromium at /usr/bin/chromium to open the page"
+)
 
 
 class Reader(HTMLParser):

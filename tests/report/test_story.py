@@ -64,7 +64,9 @@ def test_equal_operators_of_repeated_layers_become_one_row(story: Story) -> None
 
 
 def test_splits_and_lanes_are_written_as_people_read_them() -> None:
-    assert split_text(("data", "tensor"), (2, 4), ("b", "n")) == "b over data (2), n over tensor (4)"
+    assert (
+        split_text(("data", "tensor"), (2, 4), ("b", "n")) == "b over data (2), n over tensor (4)"
+    )
     assert split_text(("data",), (2,), ("+",)) == "partial sums over data (2)"
     assert split_text(("data",), (1,), ("b",)) == "whole"
     assert lane_text("link:0:data.tensor") == "link data.tensor"

@@ -29,7 +29,11 @@ def test_the_frontier_shows_every_plan_and_marks_the_chosen_one(story: Story) ->
     assert "5.00 s ±4.0 %" in text
     assert "9.00 MiB (56%)" in text
     assert "measured 80%, modelled 20%" in text
-    assert next(line for line in text.splitlines() if "▸" in line).split()[1:4] == ["model", "plan", "1"]
+    assert next(line for line in text.splitlines() if "▸" in line).split()[1:4] == [
+        "model",
+        "plan",
+        "1",
+    ]
 
 
 def test_the_chosen_plan_comes_with_reason_bound_and_notes(story: Story) -> None:
@@ -40,7 +44,13 @@ def test_the_chosen_plan_comes_with_reason_bound_and_notes(story: Story) -> None
 
 def test_tables_of_a_plan_name_devices_time_and_memory(story: Story) -> None:
     text = written(plan_tables(story.plans[0]), operator_table(story.plans[0].operators))
-    for words in ("data 2", "2, 3", "gradient synchronisation", "activations and gradients", "h.2.up"):
+    for words in (
+        "data 2",
+        "2, 3",
+        "gradient synchronisation",
+        "activations and gradients",
+        "h.2.up",
+    ):
         assert words in text
 
 

@@ -59,7 +59,7 @@ def train_plain(
         if max_norm is not None:
             nn.utils.clip_grad_norm_(module.parameters(), max_norm)
         chosen.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return Run(losses, _copied(module.named_parameters()), _copied(module.named_buffers()))
 
 

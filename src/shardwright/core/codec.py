@@ -1,11 +1,11 @@
 """Every noun to and from JSON-able values, driven by the nouns' own annotations.
 
-``encode`` gives dicts, lists, strings and numbers which ``json`` can write; ``decode`` builds the noun
-again and trusts nothing: unknown or missing keys, wrong types, numbers that are not finite and runs
-that would unfold without end are ``ValueError``s which name the place (``strategy.meshes[1].sizes``).
-``dumps`` writes the same bytes for equal values: keys sorted, floats by ``repr``, short lists on one
-line, so that a plan can be read and compared in a review. Files, and what a document must contain,
-are the business of ``shardwright.planfile``.
+``encode`` gives dicts, lists, strings and numbers which ``json`` can write; ``decode`` builds the
+noun again and trusts nothing: unknown or missing keys, wrong types, numbers that are not finite
+and runs that would unfold without end are ``ValueError``s which name the place
+(``strategy.meshes[1].sizes``). ``dumps`` writes the same bytes for equal values: keys sorted,
+floats by ``repr``, short lists on one line, so that a plan can be read and compared in a review.
+Files, and what a document must contain, are the business of ``shardwright.planfile``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def encode(value: object) -> Any:
     """Turn a noun into dicts, lists, strings and numbers. Raises ValueError for NaN or infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: item for name, item in _fields(value)}
+        return dict(_fields(value))
     if isinstance(value, np.ndarray):
         return _encode_array(cast("NDArray[Any]", value))
     if isinstance(value, tuple | list):
@@ -208,9 +208,7 @@ def _decode_tuple(parts: tuple[Any, ...], value: object, where: str) -> tuple[An
 def _decode_noun(noun: type, value: object, where: str) -> Any:
     hints = _hints(noun)
     fields = {field.name: field for field in dataclasses.fields(noun)}
-    optional = {
-        name for name, field in fields.items() if field.default is not dataclasses.MISSING
-    }
+    optional = {name for name, field in fields.items() if field.default is not dataclasses.MISSING}
     table = _mapping(value, where, set(fields), optional)
     made: dict[str, Any] = {}
     for name, item in table.items():
@@ -274,7 +272,13 @@ def _layout(value: Any, depth: int) -> str:
         rows = [f"{json.dumps(key)}: {_layout(table[key], depth + 1)}" for key in sorted(table)]
         return "{" + pad + ("," + pad).join(rows) + "\n" + " " * depth + "}"
     items = cast("list[Any]", value)
-    return "[" + _wrap([_layout(item, depth + 1) for item in items], depth + 1) + "\n" + " " * depth + "]"
+    return (
+        "["
+        + _wrap([_layout(item, depth + 1) for item in items], depth + 1)
+        + "\n"
+        + " " * depth
+        + "]"
+    )
 
 
 def _wrap(rows: list[str], depth: int) -> str:
@@ -282,7 +286,9 @@ def _wrap(rows: list[str], depth: int) -> str:
     pad = "\n" + " " * depth
     lines: list[str] = []
     for row in rows:
-        fits = lines and "\n" not in row and len(row) <= 20 and len(lines[-1]) + len(row) + 2 <= LINE
+        fits = (
+            lines and "\n" not in row and len(row) <= 20 and len(lines[-1]) + len(row) + 2 <= LINE
+        )
         if fits and "\n" not in lines[-1]:
             lines[-1] += f", {row}"
         else:

@@ -1,8 +1,8 @@
 """One self-contained page: the frontier one can click, timelines, memory, operators, provenance.
 
 The page carries plotly's own script inline and asks nothing of the network. Names from the model
-reach it only as JSON whose ``<``, ``>`` and ``&`` are escaped, or through ``html.escape``; its script
-writes text nodes, never markup.
+reach it only as JSON whose ``<``, ``>`` and ``&`` are escaped, or through ``html.escape``; its
+script writes text nodes, never markup.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def page_text(story: Story) -> str:
 
 def page_data(story: Story) -> dict[str, Any]:
     """Return everything the page's script shows, as JSON-able values."""
-    capacity = min(
-        story.cluster.kind_of(d).memory_bytes for d in range(story.cluster.num_devices)
-    )
+    capacity = min(story.cluster.kind_of(d).memory_bytes for d in range(story.cluster.num_devices))
     return {
         "model": story.graph.name,
         "cluster": story.cluster.name,
@@ -110,14 +108,19 @@ def _plan_data(item: PlanStory) -> dict[str, Any]:
         "spread": item.spread_seconds,
         "peak": plan.predicted.peak_bytes,
         "dollars": plan.predicted.dollars,
-        "bound": None if plan.bound is None else [plan.bound.step_seconds, plan.bound.gap, plan.bound.model],
+        "bound": None
+        if plan.bound is None
+        else [plan.bound.step_seconds, plan.bound.gap, plan.bound.model],
         "facts": [
             ["Stages", " | ".join(_mesh_text(program, i) for i in range(len(strategy.meshes)))],
             ["Schedule", f"{pipeline.schedule}, {pipeline.num_microbatches} microbatch(es)"],
             ["Global batch", str(plan.global_batch)],
             ["Precision", strategy.precision],
             ["Recomputed blocks", str(len(strategy.recompute)) if strategy.recompute else "none"],
-            ["Gradients", f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)"],
+            [
+                "Gradients",
+                f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)",
+            ],
             ["Batch norm", strategy.batch_norm],
             ["Found by", f"{plan.method}, seed {plan.seed}, shardwright {plan.version}"],
             ["Known from", sources_text(plan)],
@@ -189,7 +192,9 @@ def _bars(program: Program, timeline: Timeline) -> dict[str, list[Any]]:
         else:
             bars.append([row, int(work[index]), start, end, program.describe(index), 1])
     if len(bars) > MAX_BARS:
-        bars = sorted(sorted(bars, key=lambda bar: bar[2] - bar[3])[:MAX_BARS], key=lambda bar: bar[2])
+        bars = sorted(
+            sorted(bars, key=lambda bar: bar[2] - bar[3])[:MAX_BARS], key=lambda bar: bar[2]
+        )
     return {
         "row": [bar[0] for bar in bars],
         "work": [bar[1] for bar in bars],

@@ -1,8 +1,9 @@
 """A trace for Perfetto (or chrome://tracing): what every rank does when, predicted and measured.
 
-Chrome's JSON event format. Ranks are processes, the compute stream and links their threads, messages
-are flow arrows and memory a counter. Predicted and measured ranks form two groups of processes. Large
-clusters show the first device of each stage, since the devices of a stage do the same.
+Chrome's JSON event format. Ranks are processes, the compute stream and links their threads,
+messages are flow arrows and memory a counter. Predicted and measured ranks form two groups of
+processes. Large clusters show the first device of each stage, since the devices of a stage do the
+same.
 """
 
 from __future__ import annotations
@@ -76,7 +77,13 @@ def _threads(program: Program, mesh: int) -> dict[int, int]:
 
 def _names(pid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", pid, 0, name)
-    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}}
+    yield {
+        "ph": "M",
+        "name": "process_sort_index",
+        "pid": pid,
+        "tid": 0,
+        "args": {"sort_index": order},
+    }
 
 
 def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -116,7 +123,16 @@ def _arrows(
         for source, target in zip(from_ranks, to_ranks, strict=False):
             name = {"name": "message", "cat": "message", "id": f"{offset}-{receive}-{source}"}
             begin, end = float(timeline.start[send]), float(timeline.end[receive])
-            for phase, index, rank, when in (("s", send, source, begin), ("f", receive, target, end)):
+            for phase, index, rank, when in (
+                ("s", send, source, begin),
+                ("f", receive, target, end),
+            ):
                 thread = _threads(program, int(program.group[index]))[int(program.resource[index])]
-                event = {**name, "ph": phase, "pid": offset + rank + 1, "tid": thread, "ts": when * 1e6}
+                event = {
+                    **name,
+                    "ph": phase,
+                    "pid": offset + rank + 1,
+                    "tid": thread,
+                    "ts": when * 1e6,
+                }
                 yield event | ({"bp": "e"} if phase == "f" else {})

@@ -1,8 +1,8 @@
 """What a report shows: plans with their programs and timelines, and what is read off them.
 
 The verbs gather a ``Story`` (``shardwright.api``); text, page and trace only show one. Everything
-here is arithmetic on the nouns: sums per kind of instruction, memory by part, operators grouped where
-layers repeat.
+here is arithmetic on the nouns: sums per kind of instruction, memory by part, operators grouped
+where layers repeat.
 """
 
 from __future__ import annotations
@@ -120,13 +120,16 @@ def work_of(program: Program) -> np.ndarray:
 def busiest_mesh(program: Program, timeline: Timeline) -> int:
     """Return the mesh whose devices work longest."""
     spent = np.nan_to_num(timeline.end - timeline.start)
-    return int(np.argmax([spent[program.group == mesh].sum() for mesh in range(len(program.meshes))]))
+    return int(
+        np.argmax([spent[program.group == mesh].sum() for mesh in range(len(program.meshes))])
+    )
 
 
 def seconds_by_work(
     program: Program, timeline: Timeline, mesh: int | None = None
 ) -> tuple[tuple[str, float], ...]:
-    """Sum durations per kind of work on a mesh (the busiest one), leaving out what does not occur."""
+    """Sum durations per kind of work on a mesh (the busiest one), leaving out what does not
+    occur."""
     work = work_of(program)
     spent = np.nan_to_num(timeline.end - timeline.start)
     mine = program.group == (busiest_mesh(program, timeline) if mesh is None else mesh)
@@ -169,8 +172,8 @@ def differences(story: PlanStory) -> tuple[Difference, ...]:
 def memory_by_part(story: PlanStory, mesh: int) -> tuple[tuple[str, float], ...]:
     """Split the predicted peak of one mesh's devices into parts that add up to it.
 
-    Parameters, optimizer state and buffers are sizes of resident values; what the peak has beyond the
-    base is activations, gradients and messages.
+    Parameters, optimizer state and buffers are sizes of resident values; what the peak has beyond
+    the base is activations, gradients and messages.
     """
     program, peak = story.program, story.predicted.peak_bytes[mesh]
     parts = {"parameters": 0.0, "optimizer state": 0.0, "buffers": 0.0}
@@ -234,7 +237,9 @@ def group_rows(rows: Sequence[OperatorRow]) -> tuple[OperatorRow, ...]:
                 name=name,
                 count=total,
                 forward_seconds=_mean(old.forward_seconds, row.forward_seconds, old.count, total),
-                backward_seconds=_mean(old.backward_seconds, row.backward_seconds, old.count, total),
+                backward_seconds=_mean(
+                    old.backward_seconds, row.backward_seconds, old.count, total
+                ),
             )
         else:
             merged[key] = row

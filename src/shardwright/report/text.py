@@ -88,7 +88,9 @@ def plan_tables(story: PlanStory) -> Group:
     for index, mesh in enumerate(strategy.meshes):
         axes = " x ".join(f"{a} {n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
         devices.add_row(str(index), Text(axes or "single"), span_text(mesh.devices))
-    kept = plain_table("Parameters (S0 = split along dim 0, R = full copy; one letter per mesh axis)")
+    kept = plain_table(
+        "Parameters (S0 = split along dim 0, R = full copy; one letter per mesh axis)"
+    )
     for name in ("at rest", "optimizer state", "gradient reduced", "how many"):
         kept.add_column(name)
     for rest, state, sync, count in parameter_lines(story.plan):
@@ -125,7 +127,9 @@ def memory_table(story: PlanStory) -> Table:
 
 def operator_table(rows: Sequence[OperatorRow], limit: int = 20) -> Table:
     """Show the costliest operators: how each is split and what it takes."""
-    table = plain_table(f"Operators by cost (per microbatch and device; first {min(limit, len(rows))})")
+    table = plain_table(
+        f"Operators by cost (per microbatch and device; first {min(limit, len(rows))})"
+    )
     table.add_column("operator", overflow="fold", ratio=1)
     table.add_column("split", overflow="fold", ratio=1)
     for name in ("stage", "count", "forward", "backward", "known from"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,7 +57,9 @@ def save(
         _from_first(lambda: partial.mkdir(parents=True))
         state = _tensors(machine) | _optimizer_tensors(machine, optimizer)
         writer = FileSystemWriter(partial, single_file_per_rank=True, sync_files=True)
-        dcp.save(state, storage_writer=writer, no_dist=_world_size() == 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # one process is not an accident here
+            dcp.save(state, storage_writer=writer, no_dist=_world_size() == 1)
         _from_first(lambda: _publish(partial, final, facts))
     except Exception as error:
         if _rank() == 0:
@@ -214,7 +217,8 @@ def _index(reader: FileSystemReader, directory: Path) -> dict[str, Any]:
 
 def _read(state: dict[str, Any], directory: Path, *, alone: bool = False) -> None:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
             reader = FileSystemReader(directory)
             dcp.load(state, storage_reader=reader, no_dist=alone or _world_size() == 1)
     except Exception as error:

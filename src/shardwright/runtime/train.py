@@ -82,10 +82,11 @@ def train(
     options: LoopOptions,
     tell: Callable[[Step], bool],
 ) -> LoopEnd:
-    """Train to ``options.steps``, telling every step. ``batches(start)`` yields from step ``start``.
+    """Train to ``options.steps``, telling every step. ``batches(start)`` yields from step
+    ``start``.
 
-    Stops after a step once any rank was interrupted, or was told so by ``tell``, writing a checkpoint
-    where they are kept.
+    Stops after a step once any rank was interrupted, or was told so by ``tell``, writing a
+    checkpoint where they are kept.
     """
     if options.resume:
         executor.load(options.checkpoint_dir)

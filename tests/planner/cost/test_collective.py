@@ -1,4 +1,4 @@
-"""Collective times: the paper's table against step-by-step sums, measured points, and the link tree."""
+"""Collective times: the paper's table against step-by-step sums, measured points, links."""
 
 from __future__ import annotations
 

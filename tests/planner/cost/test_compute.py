@@ -1,4 +1,4 @@
-"""Operator times: measured first, the roofline's two roofs, its calibration, and published products."""
+"""Operator times: measured first, the roofline's roofs, its calibration, published runs."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_nothing_is_saved_without_a_backward_and_temporaries_remain():
 
 
 class One(nn.Module):
-    """One function of a projected input, so that its operand is an activation needing a gradient."""
+    """One function of a projected input, so that its operand is an activation with gradient."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], width: int) -> None:
         super().__init__()
@@ -131,7 +131,9 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: F.scaled_dot_product_attention(
         *(x.view(2, 2, 2, WIDTH) * k for k in (1, 2, 3)), is_causal=True
     ),
-    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(8, dtype=torch.int64, device=x.device)),
+    "cross_entropy": lambda x: F.cross_entropy(
+        x, torch.zeros(8, dtype=torch.int64, device=x.device)
+    ),
     "dropout": lambda x: F.dropout(x, 0.5),
     "gather": lambda x: x.gather(1, torch.zeros(8, 2, dtype=torch.int64, device=x.device)),
 }  # fmt: skip

@@ -1,6 +1,8 @@
-"""Prices of a hand-written Program: every instruction kind, from measurements that are easy to add up."""
+"""Prices of a hand-written Program: every kind of instruction, from simple measurements."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +149,16 @@ def test_every_kind_of_instruction_is_priced_from_its_measurements():
     assert prices.seconds[8] == 0  # no parameters on the second stage
     assert prices.seconds[9] == prices.seconds[0]
     assert (prices.seconds[7] > 0, prices.spread[0]) == (True, pytest.approx(0.3))
+
+
+def test_later_microbatches_also_add_their_gradients_to_the_sum():
+    first = program()
+    microbatch = np.zeros_like(first.microbatch)
+    microbatch[1] = 1
+    later = replace(first, microbatch=microbatch)
+    added = price(later, GRAPH, CPU, table()).seconds - price(first, GRAPH, CPU, table()).seconds
+    assert added[1] == pytest.approx(3 * 4 * 16 * 4 / (0.7 * 10e9), abs=1e-12)
+    assert added[0] == 0
 
 
 def test_shares_by_source_add_up_to_all_seconds():

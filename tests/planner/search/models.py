@@ -34,7 +34,9 @@ class Sketch:
         **attributes: object,
     ) -> int:
         index = len(self.operators)
-        trained = any(self.tensors[i].needs_gradient for i in inputs.values()) and dtype == "float32"
+        trained = (
+            any(self.tensors[i].needs_gradient for i in inputs.values()) and dtype == "float32"
+        )
         out = len(self.tensors)
         self.operators.append(
             Operator(
@@ -95,7 +97,7 @@ def mlp(batch: int = 8, width: int = 16, depth: int = 3, classes: int = 8) -> Op
 
 
 def residual(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) -> OperatorGraph:
-    """Pre-norm residual layers x + down(gelu(gate(norm x) * up(norm x))): tensors with several readers."""
+    """Gated pre-norm residual layers: tensors with several readers."""
     sketch = Sketch(batch)
     tokens = sketch.outside("x", (batch, 4, width), "input")
     y = sketch.outside("y", (batch, 4), "input", "int64")

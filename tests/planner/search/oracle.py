@@ -58,10 +58,19 @@ class Additive:
         times = 2 if again and not context.is_once(index) else 1
         column = ONCE if context.is_once(index) else EACH
         self.totals[column] += times * price.forward + price.backward
-        inner = sum(num_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype) for p in saves.inputs[index])
-        inner += sum(num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype) for p in saves.outputs[index])
+        inner = sum(
+            num_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype)
+            for p in saves.inputs[index]
+        )
+        inner += sum(
+            num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
+            for p in saves.outputs[index]
+        )
         inner += saves.extra[index](inputs, outputs)
-        across = sum(num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype) for p in saves.crossing[index])
+        across = sum(
+            num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
+            for p in saves.crossing[index]
+        )
         self.totals[FLIGHT] += across + (0 if again else inner)
 
     def _activation(self, tensor: int) -> None:
@@ -90,7 +99,11 @@ class Additive:
                 home = list(out.gradient)
                 if context.hands_on[maker]:
                     for axis, name in enumerate(self.dims[maker]):
-                        if name == "" and gradient[axis] == PARTIAL and self.mesh.axes[axis] == "data":
+                        if (
+                            name == ""
+                            and gradient[axis] == PARTIAL
+                            and self.mesh.axes[axis] == "data"
+                        ):
                             home[axis] = PARTIAL
                 backward = self.wires.reshard(shape, spec.dtype, gradient, tuple(home))
             self.totals[ONCE if once else EACH] += forward + backward

@@ -10,7 +10,9 @@ from shardwright.planner.schedule import global_order, pipeline_order
 from shardwright.planner.search.candidates import least_rounds
 
 
-def finish(forward: list[float], backward: list[float], once: list[float], schedule: str, m: int) -> float:
+def finish(
+    forward: list[float], backward: list[float], once: list[float], schedule: str, m: int
+) -> float:
     """Play a schedule with free transfers; every stage runs its own order."""
     stages = len(forward)
     done: dict[tuple[int, str, int], float] = {}
@@ -35,7 +37,7 @@ def test_no_schedule_beats_the_bound_however_the_work_is_cut(data, stages, m, sc
     assert finish(forward, backward, once, schedule, m) >= bound * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("stages", "m"), itertools.product([2, 3, 4], [2, 4, 8]))
+@pytest.mark.parametrize(("stages", "m"), list(itertools.product([2, 3, 4], [2, 4, 8])))
 def test_the_bound_lies_just_below_equal_stages(stages: int, m: int) -> None:
     rounds, _ = least_rounds(stages, m)
     equal = (m + stages - 1) / stages

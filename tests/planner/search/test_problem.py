@@ -16,9 +16,8 @@ from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.frontier import hull
 from shardwright.planner.search.problem import Problem
 from shardwright.planner.search.terms import Weights
-
-from .models import cluster, mlp, residual
-from .oracle import Additive
+from tests.planner.search.models import cluster, mlp, residual
+from tests.planner.search.oracle import Additive
 
 # Levels and recomputation with transients left out, which the oracle does not know.
 WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, transient=0.0)

@@ -9,6 +9,7 @@ from shardwright.clusterfile import read_cluster, write_cluster
 from shardwright.core.costs import collective_key
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.runtime.profile import (
+    Probe,
     detect,
     local_environment,
     measure_collectives,
@@ -64,7 +65,7 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         cluster,
         (0, 1),
         environment="e",
-        sizes=(1024, 65536),
+        probe=Probe(sizes=(1024, 65536)),
         budget_seconds=1.0,
         progress=lambda done, total: seen.append((done, total)),
     )

@@ -1,4 +1,4 @@
-"""Operator measurements: what is run is the operator on its local shapes, and every key is answered."""
+"""Operator measurements: the operator on its local shapes, every key answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.errors import RunError
 from shardwright.planner.cost import build_costs
 from shardwright.runtime.capture import Captured, capture
-from shardwright.runtime.profile import measure_operators
+from shardwright.runtime.profile import Setting, measure_operators
 from shardwright.runtime.profile.operators import (
     Overload,
     Request,
@@ -77,9 +77,8 @@ def test_requests_become_records_under_the_planners_keys():
     model = captured("gpt", width=16, depth=1)
     graph = model.graph
     requests = whole(graph)
-    records = measure_operators(
-        model, requests * 2, environment="e", concurrency=2, budget_seconds=4
-    )
+    setting = Setting(environment="e", concurrency=2)
+    records = measure_operators(model, requests * 2, setting, budget_seconds=4)
     table = build_costs(records, "e")
     for index, inputs, outputs in requests:
         operator = graph.operators[index]

@@ -40,8 +40,8 @@ def collective_seconds(
 ) -> Cost:
     """Return how long one group takes. ``transfer`` goes from the first device to the second.
 
-    ``concurrent`` groups do the same at the same time through the same hosts' uplinks (or, on one CPU
-    host, the same memory); their bytes share the bandwidth, not the latency.
+    ``concurrent`` groups do the same at the same time through the same hosts' uplinks (or, on one
+    CPU host, the same memory); their bytes share the bandwidth, not the latency.
     """
     is_local = primitive in {"slice", "copy"}
     if num_bytes <= 0 or not devices or (len(devices) == 1 and not is_local):
@@ -222,7 +222,7 @@ def _all_to_all(size: float, group: _Group) -> float:
 def all_reduce_constants(
     algorithm: str, num_devices: int, latency: float, per_byte: float, reduce_per_byte: float = 0.0
 ) -> tuple[float, float]:
-    """Return (a, b) of an all-reduce's ``a + b x bytes`` by named algorithm (MG-WFBP section 2, table).
+    """Return (a, b) of an all-reduce's ``a + b x bytes`` by algorithm (MG-WFBP, table of costs).
 
     ``latency`` is seconds per message, ``per_byte`` and ``reduce_per_byte`` seconds per byte on the
     wire and in the sum. Raises KeyError for an unknown name.

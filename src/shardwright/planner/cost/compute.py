@@ -30,8 +30,10 @@ Shapes = tuple[Shape, ...]
 
 MEMORY_EFFICIENCY = 0.7
 # Looked up in this order by a part of the device's name.
-MATMUL_EFFICIENCY = (("GH200", 0.52), ("GB200", 0.46), ("A100", 0.66), ("H100", 0.50), ("H200", 0.50),
-                     ("H800", 0.50), ("B200", 0.49), ("B300", 0.49), ("MI3", 0.35), ("V100", 0.68))  # fmt: skip
+MATMUL_EFFICIENCY = (
+    ("GH200", 0.52), ("GB200", 0.46), ("A100", 0.66), ("H100", 0.50), ("H200", 0.50),
+    ("H800", 0.50), ("B200", 0.49), ("B300", 0.49), ("MI3", 0.35), ("V100", 0.68),
+)  # fmt: skip
 # Of the flops that a causal mask leaves.
 ATTENTION_EFFICIENCY = (("A100", 0.30), ("H100", 0.175), ("H200", 0.175), ("H800", 0.175))
 USUAL_EFFICIENCY = (0.6, 0.2)
@@ -71,7 +73,7 @@ def operator_cost(
     phase: str,
     rates: Rates,
 ) -> Cost:
-    """Return the seconds of one operator on one device, ``phase`` being ``forward`` or ``backward``."""
+    """Return the seconds of one operator on a device; ``phase`` is ``forward`` or ``backward``."""
     operator = graph.operators[operator_index]
     if phase == "backward" and not any(graph.tensors[i].needs_gradient for i in operator.inputs):
         return Cost(seconds=0.0)
@@ -200,9 +202,13 @@ def _roofline(shard: _Shard, phase: str, device: DeviceKind) -> float:
     if shard.kind not in HEAVY and device.backend == "cuda":
         # Element-wise kernels do not use matrix units.
         rate = min(peak, device.flops_for("float32")) * 0.5
-    compute = flops / rate
-    memory = traffic / (MEMORY_EFFICIENCY * device.memory_bandwidth)
-    return max(compute, memory) + launches * device.launch_seconds
+    return max(flops / rate, memory_seconds(traffic, device)) + launches * device.launch_seconds
+
+
+def memory_seconds(num_bytes: float, device: DeviceKind) -> float:
+    """Return how long so many bytes, read and written together, take to pass the memory."""
+    efficiency = 1.0 if device.source == "measured" else MEMORY_EFFICIENCY
+    return num_bytes / (efficiency * device.memory_bandwidth)
 
 
 def _work(shard: _Shard, phase: str) -> tuple[float, float, int]:

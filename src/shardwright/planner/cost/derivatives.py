@@ -16,32 +16,35 @@ Shapes = tuple[tuple[int, ...], ...]
 ExtraBytes = Callable[[Shapes, Shapes], int]
 
 VIEWS = frozenset({
-    "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand",
-    "expand_as", "slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind",
-    "flatten", "unflatten", "view_as", "reshape_as", "alias", "detach", "diagonal", "movedim",
-    "swapaxes", "swapdims", "contiguous", "lift_fresh", "numpy_T", "mT", "unfold", "tensor_split",
+    "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze",
+    "expand", "expand_as", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
+    "unbind", "flatten", "unflatten", "view_as", "reshape_as", "alias", "detach", "diagonal",
+    "movedim", "swapaxes", "swapdims", "contiguous", "lift_fresh", "numpy_T", "mT", "unfold",
+    "tensor_split",
 })  # fmt: skip
 
 # Names with nothing to keep: the gradient needs shapes only.
 KEEPS_NOTHING = frozenset({
-    "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to", "_to_copy",
-    "type_as", "add_", "sub_", "concat", "flip", "roll", "repeat", "pad", "constant_pad_nd", "tril",
-    "triu", "zeros_like", "ones_like", "full_like", "argmax", "count_targets", "eq", "ne", "lt", "gt",
-    "le", "ge", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "logical_not",
-    "any", "all", "isin", "floor", "ceil", "round", "sign", "copy_", "fill_", "zero_", "one_hot",
-    "upsample_nearest2d", "float", "half", "bfloat16", "arange", "full", "zeros", "ones", "new_zeros",
-    "new_ones", "new_full", "empty", "scalar_tensor", "bincount", "repeat_interleave", "pixel_shuffle",
+    "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to",
+    "_to_copy", "type_as", "add_", "sub_", "concat", "flip", "roll", "repeat", "pad",
+    "constant_pad_nd", "tril", "triu", "zeros_like", "ones_like", "full_like", "argmax",
+    "count_targets", "eq", "ne", "lt", "gt", "le", "ge", "bitwise_and", "bitwise_or",
+    "bitwise_not", "logical_and", "logical_or", "logical_not", "any", "all", "isin", "floor",
+    "ceil", "round", "sign", "copy_", "fill_", "zero_", "one_hot", "upsample_nearest2d",
+    "float", "half", "bfloat16", "arange", "full", "zeros", "ones", "new_zeros", "new_ones",
+    "new_full", "empty", "scalar_tensor", "bincount", "repeat_interleave", "pixel_shuffle",
 })  # fmt: skip
 
 KEEPS_INPUT = frozenset({
     "gelu", "silu", "leaky_relu", "elu", "celu", "hardswish", "hardsigmoid", "softplus", "mish",
-    "pow", "sin", "cos", "log", "log2", "log1p", "clamp", "clamp_min", "clamp_max", "abs", "erf",
-    "var", "std", "avg_pool2d", "adaptive_avg_pool2d", "relu6", "hardtanh", "log_sigmoid", "square",
+    "pow", "sin", "cos", "log", "log2", "log1p", "clamp", "clamp_min", "clamp_max", "abs",
+    "erf", "var", "std", "avg_pool2d", "adaptive_avg_pool2d", "relu6", "hardtanh",
+    "log_sigmoid", "square",
 })  # fmt: skip
 
 KEEPS_OUTPUT = frozenset({
-    "relu", "tanh", "sigmoid", "softmax", "_softmax", "log_softmax", "_log_softmax", "exp", "sqrt",
-    "rsqrt", "reciprocal", "relu_",
+    "relu", "tanh", "sigmoid", "softmax", "_softmax", "log_softmax", "_log_softmax", "exp",
+    "sqrt", "rsqrt", "reciprocal", "relu_",
 })  # fmt: skip
 
 # Input positions of index or mask arguments which backward needs, everything else it does not.
@@ -235,14 +238,16 @@ def _recurrent(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]
 
 SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]] = {
     "addmm": _addmm, "baddbmm": _addmm, "div": _div, "maximum": _maximum, "minimum": _maximum,
-    "layer_norm": _normalised(2), "native_layer_norm": _normalised(2), "rms_norm": _normalised(1),
-    "_fused_rms_norm": _normalised(1), "group_norm": _group_norm, "batch_norm": _batch_norm,
-    "scaled_dot_product_attention": _attention, "dropout": _dropout, "native_dropout": _dropout,
-    "cross_entropy_loss": _cross_entropy, "cross_entropy_sum": _cross_entropy, "nll_loss": _nll,
-    "nll_loss_nd": _nll, "mse_loss": _both, "l1_loss": _both, "smooth_l1_loss": _both, "huber_loss": _both,
-    "binary_cross_entropy": _both, "binary_cross_entropy_with_logits": _both, "max_pool2d": _max_pool,
+    "layer_norm": _normalised(2), "native_layer_norm": _normalised(2), "rms_norm":
+    _normalised(1), "_fused_rms_norm": _normalised(1), "group_norm": _group_norm, "batch_norm":
+    _batch_norm, "scaled_dot_product_attention": _attention, "dropout": _dropout,
+    "native_dropout": _dropout, "cross_entropy_loss": _cross_entropy, "cross_entropy_sum":
+    _cross_entropy, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
+    "mse_loss": _both, "l1_loss": _both,
+    "smooth_l1_loss": _both, "huber_loss": _both, "binary_cross_entropy": _both,
+    "binary_cross_entropy_with_logits": _both, "max_pool2d": _max_pool,
     "max_pool2d_with_indices": _max_pool, "adaptive_avg_pool2d": _global_pool, "topk": _indices,
-    "sort": _indices, "max": _indices, "min": _indices, "logsumexp": _input_and_output,
-    "norm": _input_and_output, "linalg_vector_norm": _input_and_output, "prod": _input_and_output,
+    "sort": _indices, "max": _indices, "min": _indices, "logsumexp": _input_and_output, "norm":
+    _input_and_output, "linalg_vector_norm": _input_and_output, "prod": _input_and_output,
     "lstm": _recurrent, "gru": _recurrent,
 }  # fmt: skip

@@ -7,6 +7,7 @@ RECEIVE waits for it and costs only the message overhead.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +15,19 @@ from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import local_bytes
-from shardwright.core.program import Call, Kind, Message, Program, Segment
+from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds
-from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, Rates, operator_cost
+from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
 
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Per instruction: seconds, half-width, and the index into ``SOURCES`` of most of the seconds."""
+    """Per instruction: seconds, half-width, and the ``SOURCES`` index of most seconds."""
 
     seconds: NDArray[np.float64]
     spread: NDArray[np.float64]
@@ -62,6 +63,11 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
         chosen = np.flatnonzero(program.kind == kind)
         if len(chosen):
             columns[:, chosen] = prices[:, index[chosen]]
+    # Gradients kept over the step are first written, then added to.
+    later = np.flatnonzero((program.kind == Kind.BACKWARD) & (program.microbatch > 0))
+    if len(later):
+        sums = np.array([tariff.accumulated(item) for item in program.segments])
+        columns[0, later] += sums[program.item[later]]
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
 
 
@@ -118,6 +124,8 @@ class _Tariff:
         options: list[Cost] = []
         for rates in self.rates[segment.mesh]:
             costs = [self._call(call, phase, rates) for call in segment.calls]
+            if phase == "backward":
+                costs.append(Cost(seconds=memory_seconds(3 * self._joined(segment), rates.kind)))
             options.append(_total([fixed, *costs]))
         return max(options, key=lambda cost: cost.seconds)
 
@@ -139,6 +147,26 @@ class _Tariff:
             key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
             self.sort_of[index] = self.sorts.setdefault(key, len(self.sorts))
         return self.sort_of[index]
+
+    def _joined(self, segment: Segment) -> int:
+        """Return the bytes of gradients that are summed because a value has several readers."""
+        uses: dict[int, int] = {}
+        for call in segment.calls:
+            for value in call.operands:
+                uses[value] = uses.get(value, 0) + 1
+        tensors, values = self.graph.tensors, self.program.values
+        return sum(
+            (count - 1) * _bytes(values[value])
+            for value, count in uses.items()
+            if count > 1 and tensors[values[value].tensor].needs_gradient
+        )
+
+    def accumulated(self, segment: Segment) -> float:
+        """Return the seconds of adding a later microbatch's gradients to those kept."""
+        values = self.program.values
+        kept = [values[v] for v in segment.inputs if values[v].gradient >= 0]
+        size = sum(_bytes(value) for value in kept if values[value.gradient].scope == "step")
+        return max(memory_seconds(3 * size, rates.kind) for rates in self.rates[segment.mesh])
 
     def received(self, message: Message) -> Cost:
         seconds = self.overheads.get("message_seconds", 0.0)
@@ -204,13 +232,13 @@ class _Tariff:
             # Measured with two states: reads p, g, m, v and writes p, m, v.
             return Cost(seconds=own * measured * (3 + 2 * states) / 7, source="measured")
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
-        seconds = own * (3 + 2 * states) / (MEMORY_EFFICIENCY * kind.memory_bandwidth)
+        seconds = memory_seconds(own * (3 + 2 * states), kind)
         return Cost(seconds=seconds + kind.launch_seconds)
 
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
-        touched = 3 * self._master_bytes(mesh) / (MEMORY_EFFICIENCY * kind.memory_bandwidth)
+        touched = memory_seconds(3 * self._master_bytes(mesh), kind)
         everyone = self.program.strategy.devices
         norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
         return _total([Cost(seconds=touched), norm])
@@ -230,6 +258,10 @@ class _Tariff:
             if home.get(tensor) == mesh and spec.needs_gradient:
                 total += local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
         return total
+
+
+def _bytes(value: Value) -> int:
+    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
 
 
 def peer_groups(

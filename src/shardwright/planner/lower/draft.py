@@ -164,7 +164,7 @@ class Draft:
         entry, final = self.values[source], self.values[result]
         role: ValueRole = "gradient" if final.role == "gradient" else "activation"
         return self.add_value(
-            entry.tensor, entry.mesh, layout, final.scope, role, dtype=final.dtype
+            entry.tensor, entry.mesh, layout, entry.scope, role, dtype=final.dtype
         )
 
     def _copy(self, pairs: Sequence[tuple[int, int]], purpose: Purpose, last_only: bool) -> Step:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import Layout
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, Scope
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import segment_memory
 from shardwright.planner.lower.assemble import Templates, assemble
@@ -103,12 +103,16 @@ class _Lowering:
                 raise ValueError(f"operator {graph.operators[index].name} feeds an earlier stage")
         return where
 
-    def _scopes(self, index: int) -> tuple[str, ...]:
+    def _scopes(self, index: int) -> tuple[Scope, ...]:
         graph, samples = self.draft.graph, self.draft.samples
         outputs = graph.operators[index].outputs
         if index in samples.prologue:
-            readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
-            also = samples.operator_dim[index] != "" and not readers <= samples.prologue
+            # Pieces of what carries samples may be wanted too; a sum is only wanted whole.
+            also = samples.operator_dim[index] != "" and any(
+                samples.state[tensor] is State.SPLIT
+                and not samples.prologue.issuperset(graph.consumers[tensor])
+                for tensor in outputs
+            )
             return ("step", "microbatch") if also else ("step",)
         is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
         if is_free and not any(graph.tensors[tensor].needs_gradient for tensor in outputs):

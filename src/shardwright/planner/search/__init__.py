@@ -1,8 +1,8 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search`` is the door. ``elimination``, ``frontier`` and ``partition`` are exact solvers of additive
-problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them before the simulator.
-Nothing here knows torch, the clock or the disk.
+``search`` is the door. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
+additive problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them
+before the simulator. Nothing here knows torch, the clock or the disk.
 """
 
 from shardwright.planner.search.context import Training

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shardwright.planner.search.problem import Problem
 
 Key = tuple[Layout, Layout | None]
+# Root maker, output position, root readers with input positions.
+_Place = tuple[int, int, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,8 @@ def activation_terms(problem: Problem) -> list[Term]:
 
 def _flows(problem: Problem) -> list[_Flow]:
     graph, ties = problem.context.graph, problem.context.ties
-    found: dict[tuple[object, ...], list[int]] = {}
-    sample: dict[tuple[object, ...], int] = {}
+    found: dict[_Place, list[int]] = {}
+    sample: dict[_Place, int] = {}
     for tensor, spec in enumerate(graph.tensors):
         if spec.producer < 0 or not graph.consumers[tensor]:
             continue
@@ -67,11 +69,13 @@ def _flows(problem: Problem) -> list[_Flow]:
             if read == tensor
         }
         position = graph.operators[spec.producer].outputs.index(tensor)
-        key = (ties.root[spec.producer], position, tuple(sorted(readers)))
+        key: _Place = (ties.root[spec.producer], position, tuple(sorted(readers)))
         found.setdefault(key, []).append(ties.block[graph.consumers[tensor][0]])
         sample.setdefault(key, tensor)
     return [
-        _Flow(tensor=sample[key], maker=key[0], position=key[1], readers=key[2], blocks=tuple(blocks))
+        _Flow(
+            tensor=sample[key], maker=key[0], position=key[1], readers=key[2], blocks=tuple(blocks)
+        )
         for key, blocks in found.items()
     ]
 
@@ -145,7 +149,7 @@ class _Copies:
     def _table(
         self, sources: list[Key], wanted: list[Key], skip: frozenset[Key]
     ) -> NDArray[np.float64]:
-        """Return columns over (maker config, reader config, recompute no/yes), with repeats shared."""
+        """Return columns over (maker config, reader config, recompute no/yes), repeats shared."""
         made = list(zip(sources, self.open_axes, strict=True))
         places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
         columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
@@ -189,7 +193,7 @@ class _Copies:
         return _Crossing(forward, backward, size)
 
     def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:
-        """Return the term of a table over maker and reader, which may be one and the same variable."""
+        """Return the term of a table over maker and reader, possibly one and the same variable."""
         if not table.any():
             return []
         if maker == reader:
@@ -213,5 +217,7 @@ class _Copies:
             columns = np.zeros((NUM_COLUMNS, len(wanted), 2))
             columns[EACH, [k == key for k in wanted], 0] = np.inf
             if columns.any():
-                terms.append(Term((self.problem.config_of[reader], copy), columns, self.flow.blocks))
+                terms.append(
+                    Term((self.problem.config_of[reader], copy), columns, self.flow.blocks)
+                )
         return terms

@@ -79,9 +79,9 @@ class Explored:
 def exposed_share(context: Context, num_axes: int) -> float:
     """Return the share of gradient synchronisation and parameter gathers that nothing can hide.
 
-    While computing and communicating at once both stretch by the factor s, so A seconds of one and H
-    of the other take at least A + (s - 1) H for 1 <= s <= 2. Messages over different axes (one, the
-    other, both) may overlap one another.
+    While computing and communicating at once both stretch by the factor s, so A seconds of one and
+    H of the other take at least A + (s - 1) H for 1 <= s <= 2. Messages over different axes (one,
+    the other, both) may overlap one another.
     """
     return min(max(context.cluster.overlap_slowdown - 1.0, 0.0), 1.0) / channels(num_axes)
 
@@ -96,7 +96,8 @@ def explore(
 ) -> Explored:
     """Solve one arrangement.
 
-    ``best`` is the fastest fitting candidate so far and ``bound`` the least bound; both only save work.
+    ``best`` is the fastest fitting candidate so far and ``bound`` the least bound; both only save
+    work.
     """
     problem = Problem(context, arrangement.mesh(0), arrangement.microbatches)
     least = exposed_share(context, len(problem.mesh.sizes))
@@ -121,9 +122,7 @@ def _search_weights(arrangement: Arrangement, exposed: float) -> Weights:
     """Weigh one stage of equal stages, the first one's memory."""
     p, m = arrangement.stages, arrangement.microbatches
     held = in_flight(arrangement.schedule, 0, p, m)
-    return Weights(
-        each=(m + p - 1) / p, once=1 / p, exposed=exposed, kept=1 / p, flight=held / p
-    )
+    return Weights(each=(m + p - 1) / p, once=1 / p, exposed=exposed, kept=1 / p, flight=held / p)
 
 
 def _relaxed_bound(
@@ -132,8 +131,8 @@ def _relaxed_bound(
     """Bound this arrangement's seconds from below, whatever the cuts; give up once above ``known``.
 
     With A the seconds on the compute stream's path and H those of messages that could hide, a step
-    takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean of the
-    two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
+    takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean
+    of the two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
     (Lagrangian duality).
     """
     if not curve.points or curve.points[0].seconds * (1 - 0.02) >= known:
@@ -156,7 +155,8 @@ def _relaxed_bound(
 
 
 def least_rounds(stages: int, microbatches: int) -> tuple[float, float]:
-    """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through all
+    """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through
+    all
     stages) + b * (seconds once per step of all stages), however the work is cut.
 
     Stage s can neither start before nor end after the stages ahead of it have had their part of the
@@ -189,7 +189,7 @@ Choice = tuple[Assignment, NDArray[np.float64]]
 def _mix(
     problem: Problem, arrangement: Arrangement, ends: list[Choice], limit: float
 ) -> Iterator[Candidate]:
-    """Use the smaller point in as few leading blocks as fit the limit, if neither end is the answer."""
+    """Use the smaller point in as few leading blocks as fit the limit, if neither end does it."""
     count = ends[0][1].shape[1]
 
     def fits(lead: int) -> bool:
@@ -208,7 +208,7 @@ def _mix(
 def _cut(
     problem: Problem, arrangement: Arrangement, ends: list[Choice], lead: int, limit: float
 ) -> Iterator[Candidate]:
-    """Cut the blocks into stages, with and without the limit; the first ``lead`` use the last end."""
+    """Cut the blocks into stages, with and without the limit; ``lead`` blocks use the last end."""
     count = ends[0][1].shape[1]
     of_block = [ends[-1] if block < lead else ends[0] for block in range(count)]
     columns = np.stack([choice[1][:, block] for block, choice in enumerate(of_block)], axis=1)
@@ -235,9 +235,7 @@ def _cut(
         )
 
 
-def chain(
-    columns: NDArray[np.float64], transfer: NDArray[np.float64], exposed: float
-) -> Chain:
+def chain(columns: NDArray[np.float64], transfer: NDArray[np.float64], exposed: float) -> Chain:
     """Return the chain of blocks which the partition cuts."""
     return Chain(
         seconds=columns[EACH] + exposed * columns[GATHER],
@@ -278,9 +276,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         meshes=tuple(arrangement.mesh(stage) for stage in range(arrangement.stages)),
         configs=configs,
         parameters=problem.parameters(candidate.assignments),
-        pipeline=Pipeline(
-            schedule=arrangement.schedule, num_microbatches=arrangement.microbatches
-        ),
+        pipeline=Pipeline(schedule=arrangement.schedule, num_microbatches=arrangement.microbatches),
         recompute=tuple(ties.number[block] for block in problem.recomputed(candidate.assignments)),
         precision=training.precision,
         batch_norm=training.batch_norm,
@@ -381,7 +377,7 @@ def spread(candidates: list[Candidate], count: int, limit: float) -> list[Candid
             edge.append(candidate)
     share = max(1, count // 3)
     steps = np.linspace(0, len(edge) - 1, min(share, len(edge))) if edge else np.zeros(0)
-    take([edge[int(round(step))] for step in steps], count)
+    take([edge[round(float(step))] for step in steps], count)
     take(fitting, count)
     take(ordered, count)
     return list(chosen.values())

@@ -85,7 +85,7 @@ class Context:
         return self._placements[key]
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
-        """Price an operator shard; operators of one sort with equal local shapes share the price."""
+        """Price an operator shard; one sort of operator with equal local shapes has one price."""
         key = (self._sort(index), inputs, outputs)
         if key not in self._seconds:
             cost = [

@@ -22,7 +22,7 @@ MAX_CELLS = 2**26
 
 @dataclass(frozen=True, eq=False)
 class Solutions:
-    """Per weighting: the least weighted cost, its choices, and what they cost in seconds and bytes."""
+    """Per weighting: the least weighted cost, its choices, and their seconds and bytes."""
 
     values: NDArray[np.float64]
     assignments: NDArray[np.int32]
@@ -59,7 +59,8 @@ class Elimination:
     def solve(self, weights: NDArray[np.float64]) -> Solutions:
         """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, exactly.
 
-        Ties go to the lower choice of the variable eliminated later, so the answer is deterministic.
+        Ties go to the lower choice of the variable eliminated later, so the answer is
+        deterministic.
         """
         count = len(weights)
         tables: dict[int, NDArray[np.float64]] = {}
@@ -81,7 +82,9 @@ class Elimination:
             values = values + table
         return self._expand(chosen, values, count)
 
-    def _expand(self, chosen: list[NDArray[np.intp]], values: NDArray[np.float64], count: int) -> Solutions:
+    def _expand(
+        self, chosen: list[NDArray[np.intp]], values: NDArray[np.float64], count: int
+    ) -> Solutions:
         """Walk the steps backwards, reading off each variable's choice."""
         picks = np.zeros((count, len(self._graph.sizes)), dtype=np.intp)
         rows = np.arange(count)

@@ -1,4 +1,4 @@
-"""Brute force over everything: the oracle for small problems. It shares no code with the solvers."""
+"""Brute force: the oracle for small problems. It shares no code with the solvers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from shardwright.core.strategy import ScheduleName
 from shardwright.errors import InputError
 from shardwright.planner.search.factors import FactorGraph
 from shardwright.planner.search.partition import Chain, Partition, measure
-from shardwright.core.strategy import ScheduleName
 
 MAX_ASSIGNMENTS = 10**6
 

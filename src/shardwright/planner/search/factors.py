@@ -20,8 +20,8 @@ Table = NDArray[np.float64]
 class Factor:
     """Costs of the joint choices of ``scope``, a strictly ascending tuple of variables.
 
-    Both tables have one axis per variable. Forbidden choices cost infinite seconds; bytes are always
-    finite.
+    Both tables have one axis per variable. Forbidden choices cost infinite seconds; bytes are
+    always finite.
     """
 
     scope: tuple[int, ...]
@@ -61,7 +61,7 @@ class FactorGraph:
         return seconds, memory
 
     def restrict(self, allowed: Sequence[NDArray[np.intp]]) -> FactorGraph:
-        """Return the graph in which each variable may only take the ``allowed`` choices, renumbered."""
+        """Return the graph in which variables only take the ``allowed`` choices, renumbered."""
         factors: list[Factor] = []
         for factor in self.factors:
             if all(len(allowed[v]) == self.sizes[v] for v in factor.scope):
@@ -119,8 +119,10 @@ def _surviving(
     for factor in factors:
         grid = np.ix_(*(allowed[other] for other in factor.scope))
         axis = factor.scope.index(variable)
-        for table in (factor.seconds, factor.bytes):
-            rows.append(np.moveaxis(table[grid], axis, 0).reshape(len(mine), -1))
+        rows += [
+            np.moveaxis(table[grid], axis, 0).reshape(len(mine), -1)
+            for table in (factor.seconds, factor.bytes)
+        ]
     costs = np.concatenate(rows, axis=1)
     better = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
     earlier = np.tri(len(mine), k=-1, dtype=bool).T

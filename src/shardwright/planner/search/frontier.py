@@ -8,6 +8,7 @@ dual of "fastest within a memory limit", so reading it at the limit gives a lowe
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -32,15 +33,15 @@ class Hull:
     """Supported points, fastest first, so bytes descend.
 
     ``edge_values`` holds, per neighbouring pair, the proved least value of
-    seconds + slope * bytes with the slope at which the pair ties; it equals the pair's own value where
-    the edge is final and is minus infinity where ``max_points`` stopped the bisection.
+    seconds + slope * bytes with the slope at which the pair ties; it equals the pair's own value
+    where the edge is final and is minus infinity where ``max_points`` stopped the bisection.
     """
 
     points: tuple[Point, ...]
     edge_values: tuple[float, ...]
 
     def bound(self, limit: float) -> float:
-        """Return seconds below which no assignment within ``limit`` bytes lies; inf if none fits."""
+        """Return seconds that every assignment within ``limit`` bytes needs; inf if none fits."""
         if not self.points or limit < self.points[-1].bytes * (1 - TOLERANCE):
             return math.inf
         best = self.points[0].seconds
@@ -65,7 +66,7 @@ def hull(elimination: Elimination, max_points: int = 64, focus: float | None = N
     points = ends
     values: dict[tuple[Point, Point], float] = {}
     while True:
-        pairs = [pair for pair in zip(points, points[1:], strict=False) if pair not in values]
+        pairs = [pair for pair in itertools.pairwise(points) if pair not in values]
         if len(points) > max_points and focus is not None:
             pairs = [pair for pair in pairs if pair[1].bytes <= focus < pair[0].bytes]
         elif len(points) > max_points:
@@ -83,9 +84,7 @@ def hull(elimination: Elimination, max_points: int = 64, focus: float | None = N
             if below and pair[0].bytes > point.bytes > pair[1].bytes:
                 fresh.append(point)
         points = _lower_hull([*points, *fresh])
-    edges = tuple(
-        values.get(pair, -math.inf) for pair in zip(points, points[1:], strict=False)
-    )
+    edges = tuple(values.get(pair, -math.inf) for pair in itertools.pairwise(points))
     return Hull(points=tuple(points), edge_values=edges)
 
 
@@ -95,7 +94,10 @@ def _extremes(elimination: Elimination) -> list[Point]:
     if not math.isfinite(float(first.values[0])):
         return []
     rough = [_point(first, 0), _point(first, 1)]
-    spread = max(rough[0].bytes, rough[1].bytes, 1.0), max(rough[0].seconds, rough[1].seconds, 1e-12)
+    spread = (
+        max(rough[0].bytes, rough[1].bytes, 1.0),
+        max(rough[0].seconds, rough[1].seconds, 1e-12),
+    )
     ratio = spread[1] / spread[0]
     solved = elimination.solve(np.array([(1.0, 1e-9 * ratio), (1e-9 / ratio, 1.0)]))
     fast, small = _point(solved, 0), _point(solved, 1)

@@ -51,7 +51,8 @@ def judge(context: Context, strategy: Strategy, least_seconds: float = float("na
 
 
 def merge(context: Context, judged: Judged) -> Judged:
-    """Merge gradients into the buckets that finish first, given when each is ready; keep the better.
+    """Merge gradients into the buckets that finish first, given when each is ready; keep the
+    better.
 
     The gradients' ready times come from simulating the strategy with every gradient alone.
     """
@@ -70,9 +71,7 @@ def _run(
 ) -> tuple[Program, Timeline, Judged]:
     program = lower(context.graph, strategy, context.samples)
     prices = price(program, context.graph, context.cluster, context.table)
-    timeline = simulate(
-        program, prices.seconds, overlap_slowdown=context.cluster.overlap_slowdown
-    )
+    timeline = simulate(program, prices.seconds, overlap_slowdown=context.cluster.overlap_slowdown)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
     objective = Objective(
@@ -90,10 +89,8 @@ def _run(
     return program, timeline, judged
 
 
-def _buckets(
-    context: Context, program: Program, timeline: Timeline
-) -> tuple[tuple[int, ...], ...]:
-    """Merge, per mesh and kind of message, the gradients in the order in which they became ready."""
+def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+    """Merge, per mesh and kind of message, the gradients in the order they became ready."""
     channels: dict[tuple[object, ...], list[tuple[float, int, float]]] = {}
     groups: dict[tuple[object, ...], Message] = {}
     last = _last_instruction(program)
@@ -137,9 +134,7 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
     return float(timeline.end[before].max(initial=0.0))
 
 
-def _message_cost(
-    context: Context, program: Program, message: Message
-) -> Callable[[float], float]:
+def _message_cost(context: Context, program: Program, message: Message) -> Callable[[float], float]:
     """Return the seconds of one merged message by its bytes; merged items are also copied."""
     mesh = program.meshes[message.mesh]
     routes = peer_groups(context.cluster, mesh, message.axes)
@@ -154,4 +149,3 @@ def _message_cost(
         return slowest + context.message_seconds
 
     return cost
-

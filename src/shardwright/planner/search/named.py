@@ -37,7 +37,7 @@ def _strategy(context: Context, seed: Seed) -> Strategy:
 
 
 def _most(context: Context, seed: Seed) -> int:
-    """Return the largest number of microbatches: powers of two that divide each device's samples."""
+    """Return the most microbatches: a power of two that divides each device's samples."""
     samples = global_batch(context) // seed.data
     count = 1
     while not context.samples.blocker and samples % (2 * count) == 0:

@@ -122,7 +122,9 @@ def _home_term(problem: Problem, tensor: int) -> Term:
     for choice, pair in enumerate(pairs):
         for level in range(columns.shape[2]):
             columns[:, choice, level] = (
-                _trained(problem, tensor, pair, level) if trained else _frozen(problem, tensor, pair)
+                _trained(problem, tensor, pair, level)
+                if trained
+                else _frozen(problem, tensor, pair)
             )
     blocks = context.ties.classes[context.ties.block[reader]]
     config = problem.config_of[reader]
@@ -171,7 +173,7 @@ def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[n
 
 
 def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
-    """Return the term of a further reader of a shared parameter: over both configs and the level."""
+    """Return the term of a shared parameter's further reader: over both configs and the level."""
     context, wires, sizes = problem.context, problem.wires, problem.mesh.sizes
     home = context.graph.consumers[tensor][0]
     spec = context.graph.tensors[tensor]

@@ -19,7 +19,8 @@ from shardwright.core.strategy import ScheduleName
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Per block: seconds per microbatch, seconds once per step, bytes kept for the whole step, bytes
+    """Per block: seconds per microbatch, seconds once per step, bytes kept for the whole step,
+    bytes
     per microbatch in flight and bytes needed once at a time (the largest of a stage counts).
 
     ``transfer[i]`` is the seconds per microbatch of sending what crosses from block i-1 to block i,
@@ -72,7 +73,8 @@ def partition(
     schedule: ScheduleName,
     limit: float,
 ) -> Partition | None:
-    """Cut the chain into ``num_stages`` non-empty stages, or return None when nothing fits ``limit``.
+    """Cut the chain into ``num_stages`` non-empty stages, or return None when nothing fits
+    ``limit``.
 
     Dynamic program over (stage, end of stage), O(blocks^2 * stages). Among equal bottlenecks the
     earlier cut wins, so the result is deterministic.

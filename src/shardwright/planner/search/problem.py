@@ -56,6 +56,7 @@ class Problem:
             lead: self.variable(2) for lead, members in ties.classes.items() if len(members) > 1
         }
         self._widest = _widest_operators(context)
+        self._segment_terms()
         for index in self.roots:
             self._operator_terms(index)
         self.terms += activation_terms(self)
@@ -118,7 +119,7 @@ class Problem:
         return inputs, outputs
 
     def with_recompute(self, index: int, kept: NDArray[np.float64], again: NDArray[np.float64]):
-        """Return scope and columns of a config's costs without and with recomputation of its block."""
+        """Return scope and columns of a config's costs, its block recomputed or not."""
         ties = self.context.ties
         config = self.config_of[index]
         switch = self.recompute_of.get(ties.block[index])
@@ -127,6 +128,13 @@ class Problem:
         return (config, switch), np.stack([kept, again], axis=-1)
 
     # -- terms ---------------------------------------------------------------------------------
+
+    def _segment_terms(self) -> None:
+        """Charge every block the fixed cost of one segment, forward and backward."""
+        columns = np.zeros(NUM_COLUMNS)
+        columns[EACH] = 2 * self.context.segment_seconds
+        if columns.any():
+            self.terms.append(Term((), columns, tuple(range(len(self.context.ties.ranges)))))
 
     def _operator_terms(self, index: int) -> None:
         context, saves = self.context, self.context.saves
@@ -138,8 +146,7 @@ class Problem:
             inputs, outputs = self.local(index, dims)
             seconds = context.seconds(index, inputs, outputs)
             inner = sum(
-                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype)
-                for p in saves.inputs[index]
+                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype) for p in saves.inputs[index]
             )
             inner += sum(
                 num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)

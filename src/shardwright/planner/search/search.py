@@ -2,7 +2,8 @@
 
 The additive model proposes (``candidates``), the simulator disposes (``judge``). What is exact and
 what is not: per arrangement the additive optimum and all supported time/memory points are exact and
-proved; which of them are simulated is a selection; the frontier is made of simulated objectives only.
+proved; which of them are simulated is a selection; the frontier is made of simulated objectives
+only.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright import __version__
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.plan import Bound, Frontier, Objective, Plan
-from shardwright.errors import NoPlan
+from shardwright.core.plan import Frontier
+from shardwright.core.strategy import Strategy
+from shardwright.planner.search.answer import Findings, answer, fitting
 from shardwright.planner.search.arrangements import (
     Arrangement,
     Shape,
     device_counts,
-    global_batch,
     shapes,
 )
 from shardwright.planner.search.candidates import (
@@ -32,24 +32,19 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.context import Context, Training, serial_seconds
-from shardwright.core.strategy import Strategy
 from shardwright.planner.search.judge import Judged, judge, merge
 from shardwright.planner.search.named import named_strategies
 
 RESERVE = 0.05
-MODEL = (
-    "no plan of the searched arrangements is faster when costs add up, equal blocks are treated alike, "
-    "and gradient synchronisation and parameter gathers overlap computation as well as the cluster "
-    "lets them"
-)
-GIB = 2**30
-# Twice the memory limit with one microbatch means that one microbatch is hopeless for the others too.
+# Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
+# too.
 FAR = 2.0
 # So many of the fastest plans get gradient buckets of their own.
 MERGED = 3
 # So many arrangements are solved again with corrected memory.
 CORRECTED = 3
-# More microbatches are tried while each doubling saves more than a tenth of the smallest plan's memory.
+# More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
+# memory.
 WORTHWHILE = 0.9
 
 
@@ -71,6 +66,10 @@ class Limits:
             raise ValueError("at least one candidate must be simulated")
 
 
+AS_USUAL = Training()
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a search is: ``fraction`` of its work, the best step that fits so far (inf before the
@@ -88,17 +87,17 @@ def search(
     cluster: Cluster,
     table: CostTable,
     *,
-    training: Training = Training(),
-    limits: Limits = Limits(),
+    training: Training = AS_USUAL,
+    limits: Limits = NO_LIMITS,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Frontier:
     """Return the non-dominated plans found, the fastest that fits the memory limit chosen.
 
-    ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is recorded
-    in the plans: this search is deterministic and draws no random numbers. Raises NoPlan when nothing
-    fits, saying how much is missing where.
+    ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is
+    recorded in the plans: this search is deterministic and draws no random numbers. Raises NoPlan
+    when nothing fits, saying how much is missing where.
     """
     context = Context(graph, cluster, table, training)
     limit = limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
@@ -107,7 +106,7 @@ def search(
     hunt.explore()
     hunt.judge_candidates()
     hunt.merge_gradients()
-    return _frontier(hunt, seed)
+    return answer(hunt.findings(), seed)
 
 
 def _device_memory(cluster: Cluster) -> float:
@@ -141,9 +140,17 @@ class _Hunt:
     @property
     def fitting(self) -> list[Judged]:
         """Verdicts within the memory limit, fastest first."""
-        return sorted(
-            (j for j in self.judged if j.bytes <= self.limit),
-            key=lambda j: (j.seconds, j.bytes, len(j.strategy.devices), j.strategy.label),
+        return fitting(self.judged, self.limit)
+
+    def findings(self) -> Findings:
+        """Return what was found so far."""
+        return Findings(
+            context=self.context,
+            limit=self.limit,
+            judged=tuple(self.judged),
+            refused=tuple(self.refused),
+            bound=self.bound,
+            is_complete=self.complete,
         )
 
     def judge_named(self) -> None:
@@ -183,10 +190,10 @@ class _Hunt:
 
     def _cheaper(self, plans: list[Shape]) -> list[Shape]:
         """Keep of too few devices only what may save money: the best shape, on fewer hosts."""
-        fitting = [c for c in self.candidates if c.bytes <= self.room]
-        if not fitting or not plans:
+        fits = [c for c in self.candidates if c.bytes <= self.room]
+        if not fits or not plans:
             return []
-        best = min(fitting, key=lambda c: (c.seconds, c.bytes)).arrangement
+        best = min(fits, key=lambda c: (c.seconds, c.bytes)).arrangement
         cluster = self.context.cluster
         count = plans[0].stages * plans[0].data * plans[0].tensor
         rate = cluster.dollars_per_second
@@ -210,8 +217,8 @@ class _Hunt:
             found = explore(self.context, arrangement, self.room, self.fastest, self.bound)
             self.candidates += found.candidates
             self.bound = found.bound
-            fitting = [c.seconds for c in found.candidates if c.bytes <= self.room]
-            self.fastest = min([self.fastest, *fitting])
+            fast = [c.seconds for c in found.candidates if c.bytes <= self.room]
+            self.fastest = min([self.fastest, *fast])
             least = min((c.bytes for c in found.candidates), default=math.inf)
             if least > smallest * WORTHWHILE and shape.stages == 1:
                 break
@@ -254,12 +261,10 @@ class _Hunt:
                 continue
             room = self.room - missing[arrangement]
             again = explore(self.context, arrangement, room, math.inf, 0.0).candidates
-            fitting = sorted(
-                (c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes)
-            )
+            fits = sorted((c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes))
             best = self.fitting[0].seconds if self.fitting else math.inf
-            if fitting and fitting[0].least_seconds < best:
-                self._try(fitting[0])
+            if fits and fits[0].least_seconds < best:
+                self._try(fits[0])
             self._tell(0.95, "correcting memory")
 
     def _try(self, candidate: Candidate) -> None:
@@ -293,102 +298,9 @@ class _Hunt:
 
     def _tell(self, fraction: float, text: str) -> None:
         if self._progress is not None:
-            fitting = self.fitting
-            best = fitting[0].seconds if fitting else math.inf
+            fits = self.fitting
+            best = fits[0].seconds if fits else math.inf
             bound = 0.0 if math.isinf(self.bound) else self.bound
             self._progress(
                 Progress(fraction=fraction, best_seconds=best, bound_seconds=bound, text=text)
             )
-
-
-def _frontier(hunt: _Hunt, seed: int) -> Frontier:
-    """Make plans of the non-dominated verdicts that fit, and choose the fastest.
-
-    Of plans with equal objectives the one on the fewest devices stays.
-    """
-    fitting = hunt.fitting
-    if not fitting:
-        raise NoPlan(_no_plan(hunt))
-    best: dict[Objective, Judged] = {}
-    for verdict in fitting:
-        best.setdefault(verdict.objective, verdict)
-    kept = [
-        best[objective]
-        for objective in sorted(best)
-        if not any(other.dominates(objective) for other in best)
-    ]
-    return Frontier(plans=tuple(_plan(hunt, verdict, seed, kept[0]) for verdict in kept), chosen=0)
-
-
-def _plan(hunt: _Hunt, verdict: Judged, seed: int, chosen: Judged) -> Plan:
-    context = hunt.context
-    notes = list(context.graph.notes)
-    if not hunt.complete:
-        notes.append("the search was stopped early: this is the best found so far, without a bound")
-    if context.samples.blocker:
-        notes.append(f"one microbatch only: {context.samples.blocker}")
-    return Plan(
-        strategy=verdict.strategy,
-        predicted=verdict.objective,
-        model=context.graph.name,
-        graph_fingerprint=context.graph.fingerprint,
-        cluster_name=context.cluster.name,
-        cluster_fingerprint=context.cluster.fingerprint,
-        costs_fingerprint=context.table.fingerprint,
-        global_batch=global_batch(context),
-        method="exact elimination, partition program, simulation",
-        seed=seed,
-        version=__version__,
-        reason=_reason(hunt, verdict) if verdict is chosen else "",
-        bound=_bound(hunt, verdict),
-        sources=verdict.sources,
-        notes=tuple(notes),
-    )
-
-
-def _bound(hunt: _Hunt, verdict: Judged) -> Bound | None:
-    """Return the certificate: the least additive cost of any arrangement searched."""
-    if not hunt.complete or math.isinf(hunt.bound) or verdict.bytes > hunt.limit:
-        return None
-    return Bound(step_seconds=hunt.bound, gap=max(0.0, 1 - hunt.bound / verdict.seconds), model=MODEL)
-
-
-def _reason(hunt: _Hunt, best: Judged) -> str:
-    others = [
-        j
-        for j in hunt.fitting
-        if j.strategy.label != best.strategy.label and j.objective != best.objective
-    ]
-    text = (
-        f"{best.strategy.label} is the fastest of {len(hunt.judged)} simulated plans within "
-        f"{hunt.limit / GIB:.1f} GiB per device ({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB)"
-    )
-    if others:
-        behind = others[0].seconds / best.seconds - 1
-        text += f", {behind:.1%} ahead of {others[0].strategy.label}"
-    bound = _bound(hunt, best)
-    if bound is not None:
-        text += f"; at most {bound.gap:.1%} above the lower bound of {bound.step_seconds:.4g} s"
-    return text + "."
-
-
-def _no_plan(hunt: _Hunt) -> str:
-    if not hunt.judged:
-        why = "; ".join(hunt.refused[:3]) or "no arrangement of the devices divides the batch"
-        return f"no plan could be made: {why}; choose a global batch that more devices divide"
-    nearest = min(hunt.judged, key=lambda j: j.bytes)
-    stage = max(range(len(nearest.stage_bytes)), key=lambda s: nearest.stage_bytes[s])
-    missing = nearest.bytes - hunt.limit
-    return (
-        f"every plan must fit {hunt.limit / GIB:.2f} GiB per device, but the smallest found "
-        f"({nearest.strategy.label}) needs {nearest.bytes / GIB:.2f} GiB on stage {stage}, "
-        f"{missing / GIB:.2f} GiB too much; {_remedy(hunt, nearest)}"
-    )
-
-
-def _remedy(hunt: _Hunt, nearest: Judged) -> str:
-    more = math.ceil(hunt.context.cluster.num_devices * nearest.bytes / hunt.limit)
-    return (
-        f"use about {more} such devices, a smaller global batch or shorter sequences, "
-        "or bfloat16 precision"
-    )

@@ -1,9 +1,9 @@
 """The terms of a problem: what a few decisions cost, in seven columns.
 
 Seconds come in four kinds because they count differently: ``EACH`` microbatch or ``ONCE`` a step on
-the compute stream's path, and two kinds that can hide behind computation, parameter ``GATHER`` (each
-microbatch) and gradient ``SYNC`` (once). Bytes come in three: ``KEPT`` for the whole step, kept per
-microbatch in ``FLIGHT``, and ``TRANSIENT``, needed by one block at a time.
+the compute stream's path, and two kinds that can hide behind computation, parameter ``GATHER``
+(each microbatch) and gradient ``SYNC`` (once). Bytes come in three: ``KEPT`` for the whole step,
+kept per microbatch in ``FLIGHT``, and ``TRANSIENT``, needed by one block at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Columns = NDArray[np.float64]
 class Term:
     """Costs of the joint choices of ``scope`` (ascending), once in each of ``blocks``.
 
-    ``columns`` has the seven kinds first, then one axis per variable. Forbidden choices are infinite
-    in ``EACH`` and nowhere else.
+    ``columns`` has the seven kinds first, then one axis per variable. Forbidden choices are
+    infinite in ``EACH`` and nowhere else.
     """
 
     scope: tuple[int, ...]
@@ -50,9 +50,7 @@ class Weights:
     @property
     def seconds(self) -> NDArray[np.float64]:
         """Weights of the first four columns."""
-        return np.array(
-            [self.each, self.once, self.each * self.exposed, self.once * self.exposed]
-        )
+        return np.array([self.each, self.once, self.each * self.exposed, self.once * self.exposed])
 
 
 def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) -> FactorGraph:
@@ -62,7 +60,9 @@ def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) ->
         count = len(term.blocks)
         seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
         kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
-        factors.append(Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1)))
+        factors.append(
+            Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1))
+        )
     return FactorGraph(sizes, tuple(factors))
 
 
@@ -77,5 +77,6 @@ def per_block(
         sums[term.blocks] = column if known is None else known + column
     total = np.zeros((NUM_COLUMNS, num_blocks))
     for blocks, column in sums.items():
-        np.add.at(total, (slice(None), list(blocks)), column[:, None])
+        times = np.bincount(blocks, minlength=num_blocks)
+        total += column[:, None] * times[None, :]
     return total

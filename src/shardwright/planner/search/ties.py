@@ -1,6 +1,7 @@
 """Equal blocks share one decision: which operator stands for which.
 
-Blocks are tied when capture gave them the same signature and samples and gradients flow alike. An operator's *root* is the operator at the same place of the first tied block.
+Blocks are tied when capture gave them the same signature and samples and gradients flow alike. An
+operator's *root* is the operator at the same place of the first tied block.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from shardwright.planner.space.samples import Samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ties:
-    """``block``: each operator's block. ``root``: each operator's root operator. ``classes``: the tied
-    blocks by their first block, which are the keys of all decisions per block. ``ranges``: first and
-    last + 1 operator of every block. ``number``: its index among the graph's blocks, empty ones
-    counted.
+    """``block``: each operator's block. ``root``: each operator's root operator. ``classes``: the
+    tied blocks by their first block, which are the keys of all decisions per block. ``ranges``:
+    first and last + 1 operator of every block. ``number``: its index among the graph's blocks,
+    empty ones counted.
     """
 
     block: tuple[int, ...]
@@ -49,11 +50,19 @@ def tie_blocks(graph: OperatorGraph, samples: Samples) -> Ties:
             block[start + offset] = index
             root[start + offset] = ranges[lead][0] + offset
     tied = {lead: tuple(members) for lead, members in classes.items()}
-    return Ties(block=tuple(block), root=tuple(root), classes=tied, ranges=tuple(ranges), number=tuple(filled))
+    return Ties(
+        block=tuple(block),
+        root=tuple(root),
+        classes=tied,
+        ranges=tuple(ranges),
+        number=tuple(filled),
+    )
 
 
 def _character(graph: OperatorGraph, samples: Samples, index: int) -> tuple[object, ...]:
-    """Return what the signature does not say: samples, and where gradients flow (not in the first)."""
+    """Return what the signature does not say: samples, and where gradients flow."""
     operator = graph.operators[index]
-    gradients = tuple(graph.tensors[t].needs_gradient for t in (*operator.inputs, *operator.outputs))
+    gradients = tuple(
+        graph.tensors[t].needs_gradient for t in (*operator.inputs, *operator.outputs)
+    )
     return (samples.operator_dim[index], index in samples.prologue, gradients)

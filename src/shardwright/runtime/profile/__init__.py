@@ -4,16 +4,17 @@ Measures what it is asked for and returns records; what to ask, and what to make
 decided elsewhere.
 """
 
-from shardwright.runtime.profile.collectives import measure_collectives
+from shardwright.runtime.profile.collectives import Probe, measure_collectives
 from shardwright.runtime.profile.machine import (
     detect,
     local_environment,
     measure_machine,
     num_local_devices,
 )
-from shardwright.runtime.profile.operators import measure_operators
+from shardwright.runtime.profile.operators import Setting, measure_operators
 
 __all__ = [
-    "detect", "local_environment", "measure_collectives", "measure_machine", "measure_operators",
+    "Probe", "Setting", "detect", "local_environment", "measure_collectives", "measure_machine",
+    "measure_operators",
     "num_local_devices",
 ]  # fmt: skip

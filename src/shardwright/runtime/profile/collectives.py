@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -39,14 +39,24 @@ Run = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Which collectives at which sizes (bytes), and whether the overheads of running a rank too."""
+
+    primitives: tuple[str, ...] = PRIMITIVES
+    sizes: tuple[int, ...] = SIZES
+    overheads: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What a world of ranks is to measure."""
 
     ranks: int
-    primitives: tuple[str, ...]
-    sizes: tuple[int, ...]
+    probe: Probe
     budget_seconds: float
-    overheads: bool
+
+
+WHOLE = Probe()
 
 
 def measure_collectives(
@@ -54,23 +64,15 @@ def measure_collectives(
     devices: tuple[int, ...],
     *,
     environment: str,
-    primitives: Sequence[str] = PRIMITIVES,
-    sizes: Sequence[int] = SIZES,
+    probe: Probe = WHOLE,
     budget_seconds: float = 20.0,
-    overheads: bool = True,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Measure a group of devices of this machine, with the overheads of running a rank if asked.
+    """Measure a group of devices of this machine.
 
     A transfer is measured between two ranks whatever the group's size.
     """
-    job = Job(
-        ranks=len(devices),
-        primitives=tuple(primitives),
-        sizes=tuple(sizes),
-        budget_seconds=budget_seconds,
-        overheads=overheads,
-    )
+    job = Job(ranks=len(devices), probe=probe, budget_seconds=budget_seconds)
     results = run_workers(
         "shardwright.runtime.profile.collectives:work",
         [job] * len(devices),
@@ -113,8 +115,8 @@ def name_records(
 def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Timing]:
     """Join a process group of our own and measure: the body of one process."""
     torch.set_num_threads(1)
-    found: dict[str, Timing] = {}
-    if job.overheads:
+    probe, found = job.probe, dict[str, Timing]()
+    if probe.overheads:
         found |= _overheads()
     if job.ranks < 2:
         report(1, 1)
@@ -128,10 +130,10 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     )
     try:
         group = cast(ProcessGroup, dist.group.WORLD)
-        if job.overheads:
+        if probe.overheads:
             found["overhead|process_bytes"] = _number(float(resident_bytes()))
-        found |= time_collectives(group, job.primitives, job.sizes, job.budget_seconds, report)
-        if job.overheads:
+        found |= time_collectives(group, probe, job.budget_seconds, report)
+        if probe.overheads:
             found["overhead|overlap_slowdown"] = _number(overlap_slowdown(group))
         dist.barrier()
     finally:
@@ -140,11 +142,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
 
 
 def time_collectives(
-    group: ProcessGroup,
-    primitives: Sequence[str],
-    sizes: Sequence[int],
-    budget_seconds: float,
-    report: Progress,
+    group: ProcessGroup, probe: Probe, budget_seconds: float, report: Progress
 ) -> dict[str, Timing]:
     """Measure on a group that exists already; every rank must call it with equal arguments.
 
@@ -152,10 +150,10 @@ def time_collectives(
     """
     deadline = time.perf_counter() + budget_seconds
     found: dict[str, Timing] = {}
-    total, done = len(primitives) * len(sizes), 0
+    total, done = len(probe.primitives) * len(probe.sizes), 0
     # Small sizes of everything first, so that a short budget still sees every primitive.
-    for size in sorted(sizes):
-        for primitive in primitives:
+    for size in sorted(probe.sizes):
+        for primitive in probe.primitives:
             share = max(deadline - time.perf_counter(), 0.0) / (total - done)
             run = _prepare(primitive, size, group)
             runs = _agree(_runs_within(run, share), group)
@@ -318,7 +316,7 @@ def _segment_seconds() -> Timing:
 
 
 def _message_seconds() -> Timing:
-    """Time making a buffer, filling it and taking it apart: what a message costs besides the wire."""
+    """Time making, filling and emptying a buffer: what a message costs besides the wire."""
     source, target = torch.rand(64), torch.empty(64)
 
     def run(number: int) -> None:
@@ -331,7 +329,7 @@ def _message_seconds() -> Timing:
 
 
 def _update_seconds() -> Timing:
-    """Time one AdamW step, as torch chooses to run it, on a mixture of large and small parameters."""
+    """Time one AdamW step, as torch chooses to run it, on large and small parameters."""
     large, small = _UPDATED_BYTES // 4 // 16, 256
     sizes = [large - small] * 16 + [small] * 16
     parameters = [torch.nn.Parameter(torch.rand(size)) for size in sizes]

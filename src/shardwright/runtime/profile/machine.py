@@ -1,4 +1,4 @@
-"""Find out what this machine is: devices, memory, rates, and a name for the conditions of measuring.
+"""Find out what this machine is: devices, memory, rates, and the conditions of measuring.
 
 On a CPU every core we may use is one device: ranks of one thread each, sharing memory evenly. Rates
 are measured briefly with all devices busy and rounded, unless they are known from an earlier time,
@@ -72,8 +72,8 @@ def detect(
 ) -> Cluster:
     """Describe this machine as a cluster.
 
-    ``known`` are overheads of an earlier measurement (``CostTable.overhead_map``); the rates they lack
-    are measured now, in about two seconds.
+    ``known`` are overheads of an earlier measurement (``CostTable.overhead_map``); the rates they
+    lack are measured now, in about two seconds.
     """
     facts = dict(known or {})
     if torch.cuda.is_available():

@@ -78,6 +78,16 @@ class Overload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Under which conditions to measure; ``environment`` names them, processes included."""
+
+    environment: str
+    concurrency: int = 1
+    device: str = "cpu"
+    precision: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What one process is to measure, in how many seconds, on which torch device."""
 
@@ -89,30 +99,27 @@ class Job:
 def measure_operators(
     captured: Captured,
     requests: Sequence[Request],
+    setting: Setting,
     *,
-    environment: str,
-    concurrency: int = 1,
     budget_seconds: float = 60.0,
-    device: str = "cpu",
-    precision: str = "float32",
     progress: Progress | None = None,
 ) -> list[Record]:
     """Measure (operator index, local input shapes, local output shapes) requests.
 
     Equal shards are measured once. Requests that fail, or that the budget does not reach, have no
-    record and will be modelled. ``environment`` must say how many processes measure at once.
+    record and will be modelled.
     """
     shards: dict[str, Shard] = {}
     for index, inputs, outputs in requests:
-        shard = make_shard(captured, (index, inputs, outputs), device, precision)
+        shard = make_shard(captured, (index, inputs, outputs), setting.device, setting.precision)
         if shard is not None:
             shards.setdefault(shard.keys[0], shard)
     if not shards:
         return []
-    job = Job(shards=tuple(shards.values()), budget_seconds=budget_seconds, device=device)
+    job = Job(shards=tuple(shards.values()), budget_seconds=budget_seconds, device=setting.device)
     results = run_workers(
         "shardwright.runtime.profile.operators:work",
-        [job] * max(concurrency, 1),
+        [job] * max(setting.concurrency, 1),
         timeout_seconds=2 * budget_seconds + START_SECONDS,
         progress=progress,
     )
@@ -122,7 +129,7 @@ def measure_operators(
         for phase, key in enumerate(shard.keys):
             found = [pair[phase] for pair in timings if pair[phase] is not None]
             if found:
-                records.append(_record(key, found, environment, now))
+                records.append(_record(key, found, setting.environment, now))
     return records
 
 
@@ -316,7 +323,7 @@ def _gradient_outputs(result: Any) -> list[Tensor]:
 
 
 def _engine_seconds(device: str) -> float:
-    """Return what ``autograd.grad`` costs on a graph of one view: a segment pays it once, not per operator."""
+    """Return what ``autograd.grad`` costs on one view: a segment pays it once, not per operator."""
     leaf = torch.rand(8, device=device, requires_grad=True)
     out, seed = leaf.view(8), torch.rand(8, device=device)
 

@@ -1,0 +1,143 @@
+"""The answer: plans of the verdicts that fit, the certificate, and the reasons in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwright import __version__
+from shardwright.core.plan import Bound, Frontier, Objective, Plan
+from shardwright.errors import NoPlan
+from shardwright.planner.search.arrangements import global_batch
+from shardwright.planner.search.context import Context
+from shardwright.planner.search.judge import Judged
+
+GIB = 2**30
+MODEL = (
+    "no plan of the searched arrangements is faster when costs add up, equal blocks are treated "
+    "alike, and gradient synchronisation and parameter gathers overlap computation as well as the "
+    "cluster lets them"
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Findings:
+    """What a search found: verdicts in the order they were reached, sentences about strategies that
+    turned out illegal, the least additive seconds proved for the space (inf before any proof), and
+    whether the search ran to its end. ``limit`` is the memory limit in bytes per device.
+    """
+
+    context: Context
+    limit: float
+    judged: tuple[Judged, ...]
+    refused: tuple[str, ...]
+    bound: float
+    is_complete: bool
+
+    @property
+    def fitting(self) -> list[Judged]:
+        """Verdicts within the memory limit, fastest first."""
+        return fitting(self.judged, self.limit)
+
+
+def fitting(judged: tuple[Judged, ...] | list[Judged], limit: float) -> list[Judged]:
+    """Return the verdicts within a memory limit, fastest first, of equals the fewest devices."""
+    return sorted(
+        (j for j in judged if j.bytes <= limit),
+        key=lambda j: (j.seconds, j.bytes, len(j.strategy.devices), j.strategy.label),
+    )
+
+
+def answer(found: Findings, seed: int) -> Frontier:
+    """Make plans of the non-dominated verdicts that fit, and choose the fastest.
+
+    Of plans with equal objectives the one on the fewest devices stays.
+    """
+    verdicts = found.fitting
+    if not verdicts:
+        raise NoPlan(_no_plan(found))
+    best: dict[Objective, Judged] = {}
+    for verdict in verdicts:
+        best.setdefault(verdict.objective, verdict)
+    kept = [
+        best[objective]
+        for objective in sorted(best)
+        if not any(other.dominates(objective) for other in best)
+    ]
+    return Frontier(plans=tuple(_plan(found, verdict, seed, kept[0]) for verdict in kept), chosen=0)
+
+
+def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:
+    context = found.context
+    notes = list(context.graph.notes)
+    if not found.is_complete:
+        notes.append("the search was stopped early: this is the best found so far, without a bound")
+    if context.samples.blocker:
+        notes.append(f"one microbatch only: {context.samples.blocker}")
+    return Plan(
+        strategy=verdict.strategy,
+        predicted=verdict.objective,
+        model=context.graph.name,
+        graph_fingerprint=context.graph.fingerprint,
+        cluster_name=context.cluster.name,
+        cluster_fingerprint=context.cluster.fingerprint,
+        costs_fingerprint=context.table.fingerprint,
+        global_batch=global_batch(context),
+        method="exact elimination, partition program, simulation",
+        seed=seed,
+        version=__version__,
+        reason=_reason(found, verdict) if verdict is chosen else "",
+        bound=_bound(found, verdict),
+        sources=verdict.sources,
+        notes=tuple(notes),
+    )
+
+
+def _bound(found: Findings, verdict: Judged) -> Bound | None:
+    """Return the certificate: the least additive cost of any arrangement searched."""
+    if not found.is_complete or math.isinf(found.bound) or verdict.bytes > found.limit:
+        return None
+    return Bound(
+        step_seconds=found.bound, gap=max(0.0, 1 - found.bound / verdict.seconds), model=MODEL
+    )
+
+
+def _reason(found: Findings, best: Judged) -> str:
+    others = [
+        j
+        for j in found.fitting
+        if j.strategy.label != best.strategy.label and j.objective != best.objective
+    ]
+    text = (
+        f"{best.strategy.label} is the fastest of {len(found.judged)} simulated plans within "
+        f"{found.limit / GIB:.1f} GiB per device ({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB)"
+    )
+    if others:
+        behind = others[0].seconds / best.seconds - 1
+        text += f", {behind:.1%} ahead of {others[0].strategy.label}"
+    bound = _bound(found, best)
+    if bound is not None:
+        text += f"; the lower bound is {bound.step_seconds:.4g} s, a gap of {bound.gap:.1%}"
+    return text + "."
+
+
+def _no_plan(found: Findings) -> str:
+    if not found.judged:
+        why = "; ".join(found.refused[:3]) or "no arrangement of the devices divides the batch"
+        return f"no plan could be made: {why}; choose a global batch that more devices divide"
+    nearest = min(found.judged, key=lambda j: j.bytes)
+    stage = max(range(len(nearest.stage_bytes)), key=lambda s: nearest.stage_bytes[s])
+    missing = nearest.bytes - found.limit
+    return (
+        f"every plan must fit {found.limit / GIB:.2f} GiB per device, but the smallest found "
+        f"({nearest.strategy.label}) needs {nearest.bytes / GIB:.2f} GiB on stage {stage}, "
+        f"{missing / GIB:.2f} GiB too much; {_remedy(found, nearest)}"
+    )
+
+
+def _remedy(found: Findings, nearest: Judged) -> str:
+    more = math.ceil(found.context.cluster.num_devices * nearest.bytes / found.limit)
+    return (
+        f"use about {more} such devices, a smaller global batch or shorter sequences, "
+        "or bfloat16 precision"
+    )

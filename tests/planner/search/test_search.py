@@ -1,0 +1,149 @@
+"""The whole search: legal, never worse than data parallel, deterministic, honest in failure."""
+
+import math
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.errors import NoPlan
+from shardwright.planner.cost import price
+from shardwright.planner.lower import lower
+from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.planner.search.arrangements import Arrangement, shapes
+from shardwright.planner.search.candidates import explore
+from shardwright.planner.search.context import Context
+from shardwright.planner.search.named import named_strategies
+from shardwright.planner.simulate import simulate
+from tests.planner.search.models import cluster, mlp, residual
+
+SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
+FEW = Limits(max_candidates=4)
+
+
+def large() -> OperatorGraph:
+    return residual(batch=16, width=64, depth=3, classes=16)
+
+
+def simulated(graph: OperatorGraph, plan: Plan, where) -> tuple[float, float]:
+    program = lower(graph, plan.strategy)
+    prices = price(program, graph, where, CostTable())
+    timeline = simulate(program, prices.seconds, overlap_slowdown=where.overlap_slowdown)
+    return timeline.step_seconds, timeline.worst_peak_bytes
+
+
+@pytest.mark.parametrize("build", [mlp, large])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_no_named_strategy_that_fits_beats_the_chosen_plan(build, hosts) -> None:
+    graph, where = build(), cluster(hosts, 4 // hosts, **SLOW)
+    best = search(graph, where, CostTable(), limits=FEW).best
+    context = Context(graph, where, CostTable(), Training())
+    for few, many in named_strategies(context):
+        for strategy in (few, many):
+            program = lower(graph, strategy)
+            seconds = price(program, graph, where, CostTable()).seconds
+            other = simulate(program, seconds, overlap_slowdown=where.overlap_slowdown)
+            assert best.predicted.step_seconds <= other.step_seconds * (1 + 1e-9)
+
+
+def test_every_plan_predicts_what_simulating_it_again_gives() -> None:
+    graph, where = large(), cluster(1, 4, **SLOW)
+    frontier = search(graph, where, CostTable(), limits=FEW)
+    for plan in frontier.plans:
+        assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
+            simulated(graph, plan, where), rel=1e-9
+        )
+    assert frontier.chosen == 0
+
+
+def test_the_bound_lies_below_every_simulated_plan() -> None:
+    for graph in (mlp(), large()):
+        frontier = search(graph, cluster(1, 4, **SLOW), CostTable(), limits=FEW)
+        for plan in frontier.plans:
+            assert plan.bound is not None
+            assert 0 < plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
+            gap = 1 - plan.bound.step_seconds / plan.predicted.step_seconds
+            assert plan.bound.gap == pytest.approx(gap, abs=1e-9)
+
+
+def test_on_one_device_the_additive_model_is_the_simulation() -> None:
+    graph, where = large(), cluster(1, 1, **SLOW)
+    context = Context(graph, where, CostTable(), Training())
+    arrangement = Arrangement(stages=1, data=1, tensor=1, microbatches=1)
+    fastest = min(
+        explore(context, arrangement, math.inf, math.inf, math.inf).candidates,
+        key=lambda c: c.seconds,
+    )
+    best = search(graph, where, CostTable(), limits=FEW).best
+    # The update's one kernel launch is all that the additive model leaves out.
+    assert best.predicted.step_seconds == pytest.approx(fastest.seconds, abs=1.1e-5)
+
+
+def test_a_memory_limit_is_kept_and_costs_time() -> None:
+    graph, where = large(), cluster(1, 4, **SLOW)
+    free = search(graph, where, CostTable(), limits=FEW)
+    limit = 0.5 * free.best.predicted.peak_bytes
+    tight = search(graph, where, CostTable(), limits=Limits(memory_bytes=limit, max_candidates=4))
+    assert all(plan.predicted.peak_bytes <= limit for plan in tight.plans)
+    assert tight.best.predicted.step_seconds >= free.best.predicted.step_seconds
+
+
+def test_a_limit_that_nothing_meets_says_how_much_is_missing_where() -> None:
+    limits = Limits(memory_bytes=1000.0, max_candidates=2)
+    with pytest.raises(
+        NoPlan, match=r"GiB on stage \d+, .* GiB too much; use about \d+ such devices"
+    ):
+        search(large(), cluster(1, 2, **SLOW), CostTable(), limits=limits)
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    graph, where = large(), cluster(2, 2, **SLOW)
+    assert search(graph, where, CostTable(), limits=FEW, seed=7) == search(
+        graph, where, CostTable(), limits=FEW, seed=7
+    )
+
+
+def test_stopping_at_once_still_returns_a_complete_plan_that_says_so() -> None:
+    graph, where = large(), cluster(1, 4, **SLOW)
+    best = search(graph, where, CostTable(), stop=lambda: True).best
+    assert best.bound is None
+    assert any("stopped early" in note for note in best.notes)
+    assert simulated(graph, best, where)[0] == pytest.approx(best.predicted.step_seconds)
+
+
+def test_progress_never_goes_back() -> None:
+    heard: list[Progress] = []
+    search(large(), cluster(1, 2, **SLOW), CostTable(), limits=FEW, progress=heard.append)
+    assert [p.fraction for p in heard] == sorted(p.fraction for p in heard)
+    assert [p.best_seconds for p in heard] == sorted((p.best_seconds for p in heard), reverse=True)
+    assert heard[-1].bound_seconds > 0
+
+
+def test_arrangements_divide_the_batch() -> None:
+    context = Context(mlp(batch=6), cluster(1, 4), CostTable(), Training())
+    found = [a for shape in shapes(context, 4) for a in shape.arrangements]
+    assert {a.num_devices for a in found} == {4}
+    assert all(6 % (a.data * a.microbatches) == 0 for a in found)
+    assert not any(a.data == 4 for a in found)
+    assert any(a.stages == 2 for a in found)
+
+
+def test_heavy_layers_on_slow_links_are_not_split_and_on_fast_links_are() -> None:
+    graph = mlp(batch=64, width=512, depth=3)
+    slow = search(graph, cluster(2, 1, flops=1e12, far=1e5), CostTable(), limits=FEW).best
+    fast = search(graph, cluster(1, 2, flops=1e10, near=1e12), CostTable(), limits=FEW).best
+    assert len(slow.strategy.devices) == 1
+    assert len(fast.strategy.devices) == 2
+
+
+def test_training_options_reach_every_plan() -> None:
+    training = Training(precision="bfloat16", optimizer_states=1, clips=True)
+    frontier = search(mlp(), cluster(1, 2), CostTable(), training=training, limits=FEW)
+    for plan in frontier.plans:
+        strategy = plan.strategy
+        assert (strategy.precision, strategy.optimizer_states, strategy.clips) == (
+            "bfloat16",
+            1,
+            True,
+        )

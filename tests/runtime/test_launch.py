@@ -1,0 +1,81 @@
+"""Starting, watching and ending ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardwright.errors import RunError
+from shardwright.planner.lower import lower
+from shardwright.planner.space.seeds import Seed
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
+from shardwright.runtime.launch import launch
+from tests import zoo
+from tests.runtime.strategies import strategy_of
+
+
+def add_ranks() -> float:
+    total = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(total)
+    return float(total)
+
+
+def raise_on_one() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("the batch is empty")
+    dist.barrier()
+
+
+def die_mid_step(victim: int) -> None:
+    module, batch = zoo.mlp()
+    captured = capture(module, batch)
+    strategy = strategy_of(Seed(stages=2, num_microbatches=2))(captured.graph)
+    program = lower(captured.graph, strategy)
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    executor = Executor(captured, program, module, optimizer=optimizer)
+    executor.step(batch)
+    if dist.get_rank() == victim:
+        action = executor._training.actions[3]
+        deadly = (action[0], lambda: os.kill(os.getpid(), signal.SIGKILL))
+        actions = (*executor._training.actions[:3], deadly, *executor._training.actions[3:])
+        object.__setattr__(executor._training, "actions", actions)
+    for _ in range(100):
+        executor.step(batch)
+
+
+def sleep_for_ever() -> None:
+    time.sleep(1000)
+
+
+@pytest.mark.ranks
+def test_results_come_back_in_rank_order() -> None:
+    assert launch(add_ranks, 2, timeout=60) == [1.0, 1.0]
+
+
+@pytest.mark.ranks
+def test_an_exception_on_one_rank_ends_all_and_is_told() -> None:
+    with pytest.raises(RunError, match="rank 1.*the batch is empty") as caught:
+        launch(raise_on_one, 2, timeout=60)
+    assert caught.value.rank == 1
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_with_stage_and_instruction(victim: int) -> None:
+    with pytest.raises(RunError, match=f"rank {victim} .*was killed by SIGKILL") as caught:
+        launch(die_mid_step, 2, (victim,), timeout=60)
+    assert (caught.value.rank, caught.value.stage) == (victim, victim)
+    assert f"stage {victim}" in caught.value.instruction
+
+
+@pytest.mark.ranks
+def test_a_time_limit_ends_everything() -> None:
+    with pytest.raises(RunError, match="time limit"):
+        launch(sleep_for_ever, 2, timeout=3)
