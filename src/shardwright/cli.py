@@ -227,6 +227,8 @@ def run(
     with speaker.training(steps) as watch:
         done = api.run(plan, job, watch, pick=pick)
     voice.show_training(speaker, done, job)
+    if not done.is_complete:
+        raise typer.Exit(1)
 
 
 @app.command()

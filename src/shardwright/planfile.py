@@ -257,7 +257,8 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
         with contextlib.suppress(OSError):
             os.unlink(spare)
         raise InputError(
-            f"cannot write {target}: {error.strerror or error}; free some space or choose another path"
+            f"cannot write {target}: {error.strerror or error}; free some space or choose another "
+            "path"
         ) from error
     return target
 
@@ -294,8 +295,8 @@ def _check_schema(path: str | Path, version: object) -> None:
     if isinstance(version, int) and not isinstance(version, bool) and version != SCHEMA:
         shown = version if abs(version) < MAX_INTEGER else "a huge number"
         raise PlanMismatch(
-            f"this shardwright reads schema {SCHEMA}, but {path} has schema {shown}; {AGAIN}, or use "
-            "the version that wrote it"
+            f"this shardwright reads schema {SCHEMA}, but {path} has schema {shown}; {AGAIN}, or "
+            "use the version that wrote it"
         )
 
 

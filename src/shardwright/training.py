@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -58,14 +59,15 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
     devices = plan.strategy.devices
     if len(devices) > num_local_devices():
         raise InputError(
-            f"the plan needs {len(devices)} devices, but this machine has {num_local_devices()}; plan "
-            "for this machine (--cluster local), or start ranks on its hosts with torchrun"
+            f"the plan needs {len(devices)} devices, but this machine has {num_local_devices()}; "
+            "plan for this machine (--cluster local), or start ranks on its hosts with torchrun"
         )
     if job.clip and not plan.strategy.clips:
         raise InputError(
             "the plan does not clip gradients; leave out --clip, or plan with clipping"
         )
     watch.tell("starting ranks", 0.0)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error
     with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
         folder = Path(name)
         write_plan(folder / "plan.json", plan)

@@ -283,18 +283,14 @@ def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
     """Print how training went."""
     done = run.first_step + len(run.losses)
     if run.losses:
-        voice.say(
-            Text(
-                f"{len(run.losses)} steps (to step {done}): loss {run.losses[0]:.4f} to "
-                f"{run.losses[-1]:.4f}, {seconds_text(run.step_seconds)} per step"
-                + (
-                    f", {count_text(run.tokens_per_second)} tokens/s"
-                    if run.tokens_per_second
-                    else ""
-                )
-                + f", peak {bytes_text(max(run.peak_bytes, default=0.0))} per rank."
-            )
-        )
+        facts = [
+            f"{len(run.losses)} steps (to step {done})",
+            f"loss {run.losses[0]:.4f} to {run.losses[-1]:.4f}",
+            f"{seconds_text(run.step_seconds)} per step",
+        ]
+        if run.tokens_per_second:
+            facts.append(f"{count_text(run.tokens_per_second)} tokens/s")
+        voice.say(Text(", ".join(facts) + "."))
     if not run.is_complete:
         voice.say(Text("Stopped before the last step.", style="yellow"))
     voice.emit(

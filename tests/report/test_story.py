@@ -26,7 +26,7 @@ def test_seconds_by_work_are_those_of_the_busiest_stage(story: Story) -> None:
         {
             "forward": 1.0,
             "backward": 2.0,
-            "activation message": 0.2,
+            "transfer": 0.2,
             "gradient synchronisation": 0.3,
             "update": 0.5,
         }

@@ -17,3 +17,8 @@ def _build(seed: Seed, graph: OperatorGraph) -> Strategy:
 def strategy_of(seed: Seed) -> StrategyBuilder:
     """Return a builder which can be sent to another process."""
     return partial(_build, seed)
+
+
+def named(*seeds: Seed) -> dict[str, StrategyBuilder]:
+    """Return builders by the names of their seeds."""
+    return {seed.label: strategy_of(seed) for seed in seeds}

@@ -31,7 +31,9 @@ def _executor(strategy: StrategyBuilder, seed: int = 3) -> tuple[Executor, dict[
     return executor, batch
 
 
-def train_and_save(strategy: StrategyBuilder, directory: str, before: int, after: int) -> list[float]:
+def train_and_save(
+    strategy: StrategyBuilder, directory: str, before: int, after: int
+) -> list[float]:
     executor, batch = _executor(strategy)
     losses = []
     for number, one in enumerate(batches(batch, before + after)):
@@ -41,7 +43,9 @@ def train_and_save(strategy: StrategyBuilder, directory: str, before: int, after
     return losses[before:]
 
 
-def load_and_train(strategy: StrategyBuilder, directory: str, before: int, after: int) -> list[float]:
+def load_and_train(
+    strategy: StrategyBuilder, directory: str, before: int, after: int
+) -> list[float]:
     executor, batch = _executor(strategy, seed=99)
     assert executor.load(directory) == {"epoch": 7}
     assert executor.steps == before

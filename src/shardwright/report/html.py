@@ -138,8 +138,10 @@ def _plan_data(item: PlanStory) -> dict[str, Any]:
             for mesh in range(len(program.meshes))
         ],
         "operators": [
-            [r.name, kind_text(r.kind), r.stage, r.split, r.shape, r.count]
-            + [r.forward_seconds, r.backward_seconds, r.source]
+            [
+                *(r.name, kind_text(r.kind), r.stage, r.split, r.shape, r.count),
+                *(r.forward_seconds, r.backward_seconds, r.source),
+            ]
             for r in rows[:MAX_OPERATORS]
         ],
         "hidden": max(0, len(rows) - MAX_OPERATORS),
@@ -182,7 +184,8 @@ def _bars(program: Program, timeline: Timeline) -> dict[str, list[Any]]:
     slack = timeline.step_seconds / 2000
     bars: list[list[Any]] = []
     for index in map(int, order):
-        row = f"stage {program.group[index]} {lane_text(program.resource_names[program.resource[index]])}"
+        lane = lane_text(program.resource_names[program.resource[index]])
+        row = f"stage {program.group[index]} {lane}"
         start, end = float(timeline.start[index]), float(timeline.end[index])
         last = bars[-1] if bars else None
         small = last is not None and end - last[2] < slack * 4

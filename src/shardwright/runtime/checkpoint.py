@@ -186,7 +186,9 @@ def _open(root: Path, *, alone: bool = False) -> tuple[Path, dict[str, Any]]:
             "load it with the version that wrote it"
         )
     share = slice(None) if alone else slice(_rank(), None, _world_size())
-    damaged = [name for name in sorted(files)[share] if not _is_sound(directory / name, files[name])]
+    damaged = [
+        name for name in sorted(files)[share] if not _is_sound(directory / name, files[name])
+    ]
     if not alone and _world_size() > 1:
         everyone: list[Any] = [None] * _world_size()
         dist.all_gather_object(everyone, damaged)
@@ -280,10 +282,9 @@ def _optimizer_tensors(machine: Machine, optimizer: torch.optim.Optimizer) -> di
     """Return the optimizer state by parameter name: shards as DTensors, scalars as tensors."""
     state: dict[str, Any] = {}
     for master in machine.parameters.masters:
-        for key, value in optimizer.state.get(master.parameter, {}).items():
+        for key, entry in optimizer.state.get(master.parameter, {}).items():
             name = f"optimizer.{master.name}.{key}"
-            if isinstance(value, (int, float)):
-                value = torch.tensor(value)
+            value = torch.tensor(entry) if isinstance(entry, (int, float)) else entry
             if not isinstance(value, Tensor):
                 continue
             if value.shape == master.parameter.shape:

@@ -2,8 +2,8 @@
 
 Every function starts its work and returns a ``Pending``; nothing blocks. Where gloo's own algorithm
 is poor another one of equal result is used: its reduce-scatter is an all-reduce and a copy, so we
-exchange the pieces (all-to-all) and add them in rank order; its all-gather copies every piece twice,
-so each rank broadcasts its own straight into the output.
+exchange the pieces (all-to-all) and add them in rank order; its all-gather copies every piece
+twice, so each rank broadcasts its own straight into the output.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pendin
 
 
 def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
-    """Send the r-th of the buffer's equal pieces to rank r; the output holds one from every rank."""
+    """Send the r-th of the buffer's equal pieces to rank r; one from every rank comes back."""
     work = dist.all_to_all_single(output, pieces, group=group, async_op=True)
     return Pending((work,), output)  # type: ignore[arg-type]
 

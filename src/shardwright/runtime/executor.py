@@ -124,6 +124,7 @@ class Executor:
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
         """Take one training step while measuring every instruction and the memory."""
+
         def run(walk: Callable[[Compiled], None]) -> None:
             self._run(self._training, batch, walk)
             self.machine.clock.step += 1
@@ -231,8 +232,8 @@ class Executor:
         clips = bool((self.program.kind == Kind.CLIP).any())
         if clips != (self.options.max_norm is not None):
             raise InputError(
-                f"max_norm and the plan must agree, but max_norm is {self.options.max_norm} and the "
-                f"plan {'clips' if clips else 'does not clip'}; plan again with the same option"
+                f"max_norm and the plan must agree, but max_norm is {self.options.max_norm} and "
+                f"the plan {'clips' if clips else 'does not clip'}; plan again with the same option"
             )
 
     def _special(self, kind: Kind, mesh: int) -> Action:
@@ -252,7 +253,7 @@ class Executor:
             loss = float(self._finish_loss())
             raise RunError(
                 f"the loss must be finite, but it is {loss} in step {self.steps}; nothing was "
-                "updated in this step: lower the learning rate, clip gradients, or look at the batch",
+                "updated: lower the learning rate, clip gradients, or look at the batch",
                 rank=self.rank,
                 stage=self.stage,
                 instruction="loss",

@@ -101,6 +101,6 @@ def _checked(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
         if tuple(tensor.shape) != spec.shape:
             raise InputError(
                 f"batch entry {spec.name!r} must have the global shape {spec.shape} that the plan "
-                f"was made for, not {tuple(tensor.shape)}; pass the whole global batch, or plan again"
+                f"was made for, not {tuple(tensor.shape)}; pass the global batch, or plan again"
             )
     return batch

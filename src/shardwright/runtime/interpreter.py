@@ -61,7 +61,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a rank runs: (instruction, action) in order. ``exchanges`` by instruction, for tracing."""
+    """What a rank runs: (instruction, action) in order, and the exchanges by instruction."""
 
     actions: tuple[tuple[int, Action], ...]
     exchanges: Mapping[int, Exchange]
@@ -109,8 +109,8 @@ class Compiler:
                 self._settle(awaited, slot, exchanges, actions)
             if dropped:
                 actions.append((index, self._drop(dropped)))
-        for index in dict.fromkeys(awaited.values()):
-            actions.append((index, exchanges[index].complete))
+        left = dict.fromkeys(awaited.values())
+        actions.extend((index, exchanges[index].complete) for index in left)
         for index, exchange in exchanges.items():
             if isinstance(exchange, messages.Send):
                 actions.append((index, exchange.complete))
@@ -179,7 +179,9 @@ class Compiler:
 
     def _drop(self, slots: Sequence[int]) -> Action:
         store, parameters = self.machine.store, self.machine.parameters
-        gathered = {store.slot(root, 0): root for root in parameters.raw if parameters.is_gathered(root)}
+        gathered = {
+            store.slot(root, 0): root for root in parameters.raw if parameters.is_gathered(root)
+        }
         released = [gathered[slot] for slot in slots if slot in gathered]
         cleared, data = [slot for slot in slots if slot not in gathered], store.data
 
@@ -226,24 +228,31 @@ class Compiler:
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
         slots = [
-            (place, machine.store.slot(value, microbatch), kept is not None and values[value].gradient >= 0)
+            (
+                place,
+                machine.store.slot(value, microbatch),
+                kept is not None and values[value].gradient >= 0,
+            )
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
         ]
-        tracked = [place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0]
+        tracked = [
+            place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0
+        ]
         results = [machine.store.slot(value, microbatch) for value in segment.outputs]
-        trained = [place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0]
+        trained = [
+            place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0
+        ]
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
-        keeps = kept is not None
 
         def forward() -> None:
             arguments = fixed.copy()
             for place, slot, leaf in slots:
-                tensor = data[slot]
+                tensor: Any = data[slot]
                 arguments[place] = tensor.detach().requires_grad_() if leaf else tensor
             if is_random:
                 source.stand_at(clock.step, microbatch)
-            if not keeps:
+            if kept is None:
                 for slot, result in zip(results, run(*arguments), strict=True):
                     data[slot] = result
                 return
@@ -368,6 +377,7 @@ def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[i
     """
     program = compiler.program
     last: dict[int, int] = {}
+    sent: dict[tuple[int, int], int] = {}
     causes: dict[int, set[int]] = {}
     for index in indices:
         kind = Kind(int(program.kind[index]))
@@ -375,11 +385,12 @@ def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[i
             continue
         touch = compiler.touch(index)
         causes[index] = {last[slot] for slot in touch.reads if slot in last}
+        message = (int(program.item[index]), int(program.microbatch[index]))
         if kind == Kind.RECEIVE:
-            causes[index].add(last[-1 - int(program.item[index])])
+            causes[index].add(sent[message])
         if kind == Kind.SEND:
-            last[-1 - int(program.item[index])] = index
-        last.update({slot: index for slot in touch.writes})
+            sent[message] = index
+        last.update(dict.fromkeys(touch.writes, index))
         if goal <= last.keys():
             break
     wanted = {last[slot] for slot in goal}

@@ -225,9 +225,7 @@ def _explain(failures: list[Failure], directory: Path) -> Exception:
     return RunError(text, rank=first.rank, stage=stage, instruction=instruction)
 
 
-def _too_long(
-    processes: Sequence[BaseProcess], directory: Path, stopping: bool
-) -> BaseException:
+def _too_long(processes: Sequence[BaseProcess], directory: Path, stopping: bool) -> BaseException:
     if stopping:
         return KeyboardInterrupt()
     seen = []

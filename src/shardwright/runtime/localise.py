@@ -1,9 +1,9 @@
 """Turn a captured call with global shapes into one that a device can run on its shard.
 
-Two things in a captured call know about the whole tensor: the shape arguments of operators that make
-or re-view tensors, and the device of factories. Everything else is independent of the shard, or the
-operator's rule forbids the split. Used by the segments and by the profiler, so that what is measured
-is what is run.
+Two things in a captured call know about the whole tensor: the shape arguments of operators that
+make or re-view tensors, and the device of factories. Everything else is independent of the shard,
+or the operator's rule forbids the split. Used by the segments and by the profiler, so that what is
+measured is what is run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def localise(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the call's arguments for results of the local ``result_shapes`` on ``device``.
 
-    Tensor placeholders stay where they are. An absent device means the tensors' own where the operator
-    reads any, else ``device``. ``result_shapes`` has one entry per operator output;
-    only the first is looked at, since no operator takes the shapes of several results.
+    Tensor placeholders stay where they are. An absent device means the tensors' own where the
+    operator reads any, else ``device``. ``result_shapes`` has one entry per operator output; only
+    the first is looked at, since no operator takes the shapes of several results.
     """
     args, kwargs = list(call.args), dict(call.kwargs)
     schema = getattr(call.target, "_schema", None)
@@ -68,7 +68,9 @@ def _is_shape(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and all(isinstance(size, int) for size in given)
 
 
-def _unflattened(given: Any, args: list[Any], kwargs: dict[str, Any], shape: list[int]) -> list[int]:
+def _unflattened(
+    given: Any, args: list[Any], kwargs: dict[str, Any], shape: list[int]
+) -> list[int]:
     """Return the part of the result shape that ``unflatten(input, dim, sizes)`` opens up."""
     dim = args[1] if len(args) > 1 else kwargs["dim"]
     input_rank = len(shape) - len(given) + 1

@@ -184,7 +184,7 @@ class AllToAll(Collective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The other end of a transfer: its rank and what tells messages apart. Same rank: ``mailbox``."""
+    """The other end of a transfer, and its tag. Within one rank the ``mailbox`` carries it."""
 
     rank: int
     is_here: bool

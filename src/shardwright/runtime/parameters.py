@@ -144,8 +144,10 @@ class Parameters:
 
     def is_gathered(self, root: int) -> bool:
         """Whether a value is a parameter that is gathered for a while."""
-        return root in self.raw and not self.program.values[root].resident and (
-            self.program.values[root].role == "parameter"
+        return (
+            root in self.raw
+            and not self.program.values[root].resident
+            and (self.program.values[root].role == "parameter")
         )
 
     def release(self, root: int) -> None:

@@ -99,8 +99,7 @@ class _Builder:
             if operator.outputs or (self.mode.writes and self.mode.training):
                 self._call(call, operator)
         self.graph.output(tuple(self._node(value) for value in segment.outputs))
-        module = fx.GraphModule({"randomness": self.site.source}, self.graph, "Segment")
-        return module
+        return fx.GraphModule({"randomness": self.site.source}, self.graph, "Segment")
 
     def _node(self, value: int) -> fx.Node:
         while value not in self.nodes:

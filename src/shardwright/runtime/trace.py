@@ -35,7 +35,7 @@ def measure(
     compiled: Compiled,
     run: Run,
 ) -> Timeline:
-    """Take two training steps, one for times and one for memory; the result is equal on all ranks."""
+    """Take two training steps, one for times and one for memory; equal on all ranks."""
     clock = _Stopwatch(machine.program.num_instructions, status)
     _together()
     begin = time.perf_counter()

@@ -131,7 +131,9 @@ def train_alone(
         loss.backward()
         engine.step()
         engine.zero_grad()
-        tell(Step(number=number + 1, loss=float(loss), seconds=time.perf_counter() - start))
+        tell(
+            Step(number=number + 1, loss=float(loss.detach()), seconds=time.perf_counter() - start)
+        )
     return module
 
 

@@ -10,6 +10,7 @@ import zoo
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Value
@@ -91,6 +92,47 @@ def test_nothing_is_saved_without_a_backward_and_temporaries_remain():
     largest = max(spec.bytes for spec in graph.tensors if spec.producer >= 0)
     assert (saved, backward) == (0, 0)
     assert forward >= largest
+
+
+def real_peaks(module: nn.Module, batch: dict[str, Tensor]) -> tuple[int, int]:
+    """Return the most bytes the allocator had handed out in forward and in backward."""
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = module(**batch)
+        loss = result if isinstance(result, Tensor) else result.loss
+        del result  # it may hold the logits
+        with record_function("between"):
+            pass
+        loss.backward()
+    assert profiler.profiler is not None
+    recorded = profiler.profiler.kineto_results.events()
+    events = sorted((e.start_ns(), e.name(), e.nbytes()) for e in recorded)
+    peaks, level, phase = [0, 0], 0, 0
+    for _, name, size in events:
+        if name == "between":
+            phase = 1
+        elif name == "[memory]":
+            level += size
+            peaks[phase] = max(peaks[phase], level)
+    return peaks[0], peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt", {"width": 128, "length": 64, "depth": 3}),
+        ("mlp", {"batch": 4096, "width": 64, "depth": 5}),
+        ("llama", {}),
+        ("vit", {}),
+    ],
+)
+def test_peaks_of_forward_and_backward_equal_the_allocators(name: str, options: dict[str, int]):
+    module, batch = getattr(zoo, name)(dtype=torch.float32, **options)
+    saved, (forward, backward) = predicted(capture(module, batch).graph)
+    real_forward, real_backward = real_peaks(module, batch)
+    assert saved + forward == pytest.approx(real_forward, rel=0.01)
+    assert saved + backward == pytest.approx(real_backward, rel=0.03)
 
 
 class One(nn.Module):

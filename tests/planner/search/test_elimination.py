@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.errors import InputError
 from shardwright.planner.search import exhaustive
 from shardwright.planner.search.elimination import Elimination, elimination_order
 from shardwright.planner.search.factors import Factor, FactorGraph, undominated
@@ -131,3 +132,15 @@ def test_non_dominated_keeps_what_the_definition_keeps(pairs: list[tuple[int, in
     assert {(p.seconds, p.bytes) for p in kept} == expected
     assert len(kept) == len(expected)
     assert all(a.seconds < b.seconds for a, b in itertools.pairwise(kept))
+
+
+def test_a_graph_too_wide_for_exact_elimination_is_refused() -> None:
+    pair = np.zeros((8, 8))
+    clique = FactorGraph(
+        (8,) * 10, tuple(Factor((i, j), pair, pair) for i in range(10) for j in range(i + 1, 10))
+    )
+    distinct = tuple(
+        Factor((i,), np.arange(8.0) * (-1) ** i, -np.arange(8.0) * (-1) ** i) for i in range(10)
+    )
+    with pytest.raises(InputError, match="cells"):
+        Elimination(FactorGraph(clique.sizes, clique.factors + distinct))

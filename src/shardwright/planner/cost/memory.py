@@ -53,9 +53,9 @@ def segment_memory(
     shared = _bytes_beyond_outputs(storages, values, outputs, kept_out)
     kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
     if not has_backward:
-        return 0, (_forward_peak(storages, set(), kept_out, [0] * len(calls)), 0)
+        return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
     saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
-    forward = _forward_peak(storages, kept, kept_out, storages.extra)
+    forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
     backward = _backward_peak(graph, calls, values, inputs, storages, kept)
     return saved, (forward, backward)
 
@@ -128,10 +128,19 @@ def _bytes_beyond_outputs(
     )
 
 
-def _forward_peak(storages: _Storages, kept: set[int], kept_out: set[int], extra: list[int]) -> int:
-    """Return the most bytes alive in forward above what remains alive at its end."""
+def _forward_peak(
+    storages: _Storages, kept: set[int], kept_out: set[int], *, keeps_extra: bool
+) -> int:
+    """Return the most bytes alive in forward above what remains alive at its end.
+
+    Without a backward an operator's nameless bytes last only while it runs.
+    """
     lasting = kept | {root for root in kept_out if root in storages.made}
+    extra = storages.extra
     change = [*extra, 0]
+    if not keeps_extra:
+        for step, size in enumerate(extra):
+            change[step + 1] -= size
     for root, made in storages.made.items():
         change[made] += storages.size[root]
         change[-1 if root in lasting else storages.last[root] + 1] -= storages.size[root]
@@ -139,8 +148,15 @@ def _forward_peak(storages: _Storages, kept: set[int], kept_out: set[int], extra
     for step in range(len(extra)):
         level += change[step]
         peak = max(peak, level)
-    end = sum(storages.size[root] for root in lasting) + sum(extra)
+    end = sum(storages.size[root] for root in lasting) + (sum(extra) if keeps_extra else 0)
     return max(0, peak - end)
+
+
+def _backward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
+    """Return what a kernel's backward needs besides its results: cross entropy takes two steps."""
+    if bare in {"cross_entropy_sum", "cross_entropy_loss"}:
+        return _value_bytes(values[call.operands[0]])
+    return 0
 
 
 def _backward_peak(
@@ -168,7 +184,7 @@ def _backward_peak(
             if fresh and graph.tensors[values[value].tensor].needs_gradient:
                 gradients[root] = storages.size[root]
                 level += gradients[root]
-        peak = max(peak, level)
+        peak = max(peak, level + _backward_workspace(base_kind(operator.kind), call, values))
         shares = is_view(base_kind(operator.kind))
         for value in call.results:
             root = storages.root.get(value, -1)

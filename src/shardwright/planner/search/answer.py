@@ -71,7 +71,7 @@ def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:
     context = found.context
     notes = list(context.graph.notes)
     if not found.is_complete:
-        notes.append("the search was stopped early: this is the best found so far, without a bound")
+        notes.append("the search did not end: this is the best found so far, without a bound")
     if context.samples.blocker:
         notes.append(f"one microbatch only: {context.samples.blocker}")
     return Plan(
@@ -137,7 +137,9 @@ def _no_plan(found: Findings) -> str:
 
 def _remedy(found: Findings, nearest: Judged) -> str:
     more = math.ceil(found.context.cluster.num_devices * nearest.bytes / found.limit)
-    return (
-        f"use about {more} such devices, a smaller global batch or shorter sequences, "
-        "or bfloat16 precision"
-    )
+    ways = [f"use about {more} such devices", "a smaller global batch", "shorter sequences"]
+    if found.context.training.precision != "bfloat16":
+        ways.append("bfloat16 precision")
+    if found.context.samples.blocker:
+        ways.append(f"a model that allows microbatches ({found.context.samples.blocker})")
+    return ", ".join(ways[:-1]) + " or " + ways[-1]

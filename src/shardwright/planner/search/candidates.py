@@ -70,10 +70,13 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Explored:
-    """What one arrangement gave: candidates and the bound within the memory limit."""
+    """What one arrangement gave: candidates, the bound within the memory limit, and the seconds of
+    its fastest point if memory did not matter.
+    """
 
     candidates: tuple[Candidate, ...]
     bound: float
+    fastest: float
 
 
 def exposed_share(context: Context, num_axes: int) -> float:
@@ -103,19 +106,21 @@ def explore(
     least = exposed_share(context, len(problem.mesh.sizes))
     shares = (least, 1.0) if least < 1.0 else (1.0,)
     found: dict[tuple[object, ...], Candidate] = {}
-    own = math.inf
+    own = fastest = math.inf
     for share in shares:
         weights = _search_weights(arrangement, max(share, 0.02))
-        curve = hull(Elimination(problem.factor_graph(weights)), MAX_POINTS, limit)
+        eliminated = Elimination(problem.factor_graph(weights))
+        curve = hull(eliminated, MAX_POINTS, limit, HOPELESS * best)
         if share == least:
             own = curve.bound(limit)
+            fastest = curve.points[0].seconds if curve.points else math.inf
             bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
         for candidate in _from_hull(problem, arrangement, curve, limit, own < HOPELESS * best):
             found.setdefault(candidate.identity, candidate)
         if own >= COMPETITIVE * best:
             break
     problem.forget_terms()
-    return Explored(candidates=tuple(found.values()), bound=bound)
+    return Explored(candidates=tuple(found.values()), bound=bound, fastest=fastest)
 
 
 def _search_weights(arrangement: Arrangement, exposed: float) -> Weights:

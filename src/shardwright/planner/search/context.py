@@ -21,6 +21,7 @@ from shardwright.planner.search.ties import tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
 from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.redistribute import Step
 from shardwright.planner.space.samples import State
 
 Shape = tuple[int, ...]
@@ -195,13 +196,29 @@ class Wires:
         key = (shape, dtype, source, target)
         if key not in self._reshards:
             try:
-                steps = reshard_steps(shape, dtype, source, target, self.mesh.sizes)
                 self._reshards[key] = sum(
-                    self.message(step.primitive, step.axes, step.bytes) for step in steps
+                    self.message(step.primitive, axes, step.bytes)
+                    for step, axes in _steps(shape, dtype, source, target, self.mesh.sizes)
                 )
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+
+def _steps(
+    shape: Shape, dtype: str, source: Layout, target: Layout, sizes: tuple[int, ...]
+) -> list[tuple[Step, tuple[int, ...]]]:
+    """Return the steps of a change of layout with the axes they span.
+
+    Where the first axis shards one dim before and after, and the second another or none, only the
+    second has work to do: a smaller problem, and the same one for many data-parallel widths.
+    """
+    kept = source[0]
+    is_inner = len(sizes) == len(("data", "tensor")) and kept == target[0] and kept >= 0
+    if not is_inner or kept in (source[1], target[1]) or shape[kept] % sizes[0]:
+        return [(step, step.axes) for step in reshard_steps(shape, dtype, source, target, sizes)]
+    local = tuple(n // sizes[0] if dim == kept else n for dim, n in enumerate(shape))
+    return [(step, (1,)) for step in reshard_steps(local, dtype, source[1:], target[1:], sizes[1:])]
 
 
 def serial_seconds(context: Context) -> float:

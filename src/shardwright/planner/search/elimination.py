@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from shardwright.errors import InputError
 from shardwright.planner.search.factors import FactorGraph, merge_scopes, undominated
 
-MAX_CELLS = 2**26
+# Per weighting, in float64: 32 MiB.
+MAX_CELLS = 2**22
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,15 +55,23 @@ def slope(fast: Point, small: Point) -> float:
     return (small.seconds - fast.seconds) / (fast.bytes - small.bytes)
 
 
-def hull(elimination: Elimination, max_points: int = 64, focus: float | None = None) -> Hull:
+def hull(
+    elimination: Elimination,
+    max_points: int = 64,
+    focus: float | None = None,
+    give_up: float = math.inf,
+) -> Hull:
     """Find every supported (seconds, bytes) point, at most about ``max_points`` of them.
 
-    Beyond that number only the pair of points around ``focus`` bytes is bisected to the end.
+    Beyond that number only the pair of points around ``focus`` bytes is bisected to the end. Where
+    even the fastest point takes more than ``give_up`` seconds, the two ends are enough.
     """
     ends = _extremes(elimination)
     if not ends:
         return Hull(points=(), edge_values=())
     points = ends
+    max_points = max_points if ends[0].seconds <= give_up else 0
+    focus = focus if ends[0].seconds <= give_up else None
     values: dict[tuple[Point, Point], float] = {}
     while True:
         pairs = [pair for pair in itertools.pairwise(points) if pair not in values]

@@ -17,6 +17,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
 from shardwright.planner.search.answer import Findings, answer, fitting
 from shardwright.planner.search.arrangements import (
     Arrangement,
@@ -39,8 +40,8 @@ RESERVE = 0.05
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# So many of the fastest plans get gradient buckets of their own.
-MERGED = 3
+# So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
+MERGED, CLOSE = 3, 1.1
 # So many arrangements are solved again with corrected memory.
 CORRECTED = 3
 # More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
@@ -214,13 +215,20 @@ class _Hunt:
             bubble = (shape.stages - 1) / arrangement.microbatches
             if self._even_split(arrangement.num_devices) * (1 + bubble) > HOPELESS * self.fastest:
                 continue
-            found = explore(self.context, arrangement, self.room, self.fastest, self.bound)
+            try:
+                found = explore(self.context, arrangement, self.room, self.fastest, self.bound)
+            except InputError as error:  # too wide for the exact search
+                self.refused.append(f"{arrangement}: {error}")
+                self.complete = False
+                break
             self.candidates += found.candidates
             self.bound = found.bound
             fast = [c.seconds for c in found.candidates if c.bytes <= self.room]
             self.fastest = min([self.fastest, *fast])
             least = min((c.bytes for c in found.candidates), default=math.inf)
-            if least > smallest * WORTHWHILE and shape.stages == 1:
+            # Without a pipeline more microbatches only cost time; they are for memory.
+            is_idle = least > smallest * WORTHWHILE or found.fastest > HOPELESS * self.fastest
+            if is_idle and shape.stages == 1:
                 break
             smallest = least
         return True
@@ -234,6 +242,7 @@ class _Hunt:
             self._try(candidate)
             self._tell(0.7 + 0.2 * (number + 1) / len(wanted), "simulating")
         self._correct()
+        self._try_gpipe()
         rest = sorted(self.candidates, key=lambda c: c.bytes)
         for candidate in rest[: self.limits.max_candidates]:
             if self.fitting or self.stopped():
@@ -267,6 +276,19 @@ class _Hunt:
                 self._try(fits[0])
             self._tell(0.95, "correcting memory")
 
+    def _try_gpipe(self) -> None:
+        """Simulate the fastest pipeline in GPipe order too, which hides slow transfers better."""
+        pipelines = [
+            (verdict.seconds, candidate.bytes, number)
+            for number, (candidate, verdict) in enumerate(self.tried.values())
+            if verdict is not None and candidate.arrangement.stages > 1
+        ]
+        if pipelines and not self.stopped():
+            candidate = list(self.tried.values())[min(pipelines)[2]][0]
+            self._try(
+                replace(candidate, arrangement=replace(candidate.arrangement, schedule="gpipe"))
+            )
+
     def _try(self, candidate: Candidate) -> None:
         """Simulate a candidate unless that was done."""
         if candidate.identity not in self.tried:
@@ -277,7 +299,7 @@ class _Hunt:
     def merge_gradients(self) -> None:
         """Choose gradient buckets for the fastest fitting plans; the order may change."""
         for verdict in self.fitting[:MERGED]:
-            if self.stopped():
+            if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
                 return
             merged = merge(self.context, verdict)
             self.judged = [merged if known is verdict else known for known in self.judged]

@@ -21,7 +21,9 @@ def find_units(module: nn.Module) -> frozenset[str]:
     the children of the module.
     """
     alike, others = _search(module, "")
-    units = alike or others
+    classes = {type(module.get_submodule(path)) for path in alike}
+    same = [path for path in others if type(module.get_submodule(path)) in classes]
+    units = [*alike, *same] or others
     path = ""
     while not units:
         children = {
@@ -93,10 +95,16 @@ def cut_blocks(
         merged.append((owner, start, stop))
     blocks: list[Block] = []
     for position, (owner, start, stop) in enumerate(merged):
-        name = owner or ("head" if position == len(merged) - 1 else "between" if position else "prelude")
+        name = owner or _glue_name(position, len(merged))
         signature = sign(operators[start:stop], tensors, start)
         blocks.append(Block(name=name, start=start, stop=stop, signature=signature))
     return tuple(blocks)
+
+
+def _glue_name(position: int, count: int) -> str:
+    if position == 0:
+        return "prelude"
+    return "loss" if position == count - 1 else "between"
 
 
 def _reads_parameter(operators: Sequence[Operator], tensors: Sequence[TensorSpec]) -> bool:

@@ -9,6 +9,7 @@ batches to train on, ``held_out_data`` batches to evaluate on. Nothing is downlo
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -276,10 +277,12 @@ def _read_config(name: str, spec: str) -> dict[str, Any]:
 def _from_config(spec: str, task: str, config: Any) -> nn.Module:
     import transformers
 
+    build = getattr(transformers, task).from_config
     try:
-        return getattr(transformers, task).from_config(config, attn_implementation="sdpa")
-    except ValueError:
-        return getattr(transformers, task).from_config(config)
+        try:  # building writes into the config, so each attempt has its own
+            return build(copy.deepcopy(config), attn_implementation="sdpa")
+        except ValueError:  # a model without attention refuses the choice
+            return build(copy.deepcopy(config))
     except Exception as error:
         raise InputError(
             f"model {spec!r} cannot be built: {type(error).__name__}: {error}; check the config"

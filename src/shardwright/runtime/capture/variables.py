@@ -8,7 +8,6 @@ are taken anew when next read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +71,7 @@ class Variables:
         """Return ``whole`` with the elements which the view shows replaced by ``part``."""
         if variable.view is None:
             raise Unsupported("a write to a tensor whose memory is shared in a way we cannot see")
-        target, args, kwargs, output = variable.view
+        target, args, kwargs, _ = variable.view
         emit, shape = self.recorder.emit, list(whole.meta.shape)
         if whole.meta.numel() == part.meta.numel() and target in _ORDER_KEPT:
             return emit(aten.reshape.default, part, shape)
@@ -85,39 +84,13 @@ class Variables:
             return emit(aten.slice_scatter.default, whole, part, *args, **kwargs)
         if target is aten.select.int:
             return emit(aten.select_scatter.default, whole, part, *args, **kwargs)
-        if target in _PIECES:
-            return self._put_piece(target, whole, part, (*args, *kwargs.values()), output)
         raise Unsupported(f"a write through the view {target}")
 
-    def _put_piece(
-        self, target: Any, whole: Value, part: Value, args: tuple[Any, ...], output: int
-    ) -> Value:
-        dim = (args[_PIECES[target]] if len(args) > _PIECES[target] else 0) % whole.meta.dim()
-        if target is aten.unbind.int:
-            return self.recorder.emit(aten.select_scatter.default, whole, part, dim, output)
-        # The piece's place follows from its memory: offsets differ by start * stride.
-        start = part.meta.shape[dim] * output
-        if target is aten.split_with_sizes.default or target is aten.split.sizes:
-            start = sum(args[0][:output])
-        elif target is aten.split.Tensor:
-            start = args[0] * output
-        elif target is aten.chunk.default:
-            start = math.ceil(whole.meta.shape[dim] / args[0]) * output
-        end = start + part.meta.shape[dim]
-        return self.recorder.emit(aten.slice_scatter.default, whole, part, dim, start, end)
 
-
-# Views that keep the order of the elements, and views of pieces with the position of their dim.
+# Views that keep the order of the elements.
 _ORDER_KEPT = frozenset(
     {
         aten.reshape.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
         aten.unsqueeze.default, aten.detach.default, aten.alias.default, aten.view_as.default,
     }
 )  # fmt: skip
-_PIECES = {
-    aten.split.Tensor: 1,
-    aten.split.sizes: 1,
-    aten.split_with_sizes.default: 1,
-    aten.chunk.default: 1,
-    aten.unbind.int: 0,
-}

@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh machine (Python 3.11+, git, make): `make demo`, `make test`.
+# Each makes .venv and installs what it needs, once per change of pyproject.toml or constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+CHECKED := .venv/.checked
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+export OMP_NUM_THREADS := 1
+
+.PHONY: help demo test check docs format bench clean
+
+help:
+	@echo "make demo    plan and train a small language model on this machine (results in out/)"
+	@echo "make test    run the whole test suite"
+	@echo "make check   lint, types, import layers, spelling"
+	@echo "make docs    write docs/reference/cli.md again from --help"
+	@echo "make format  let ruff format and fix what it can"
+	@echo "make bench   list the benchmarks, one command each"
+
+demo: $(INSTALLED)
+	$(BIN)/shardwright demo --out out
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(CHECKED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md docs examples src tests benchmarks
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/make_cli.py
+
+format: $(CHECKED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	@for script in benchmarks/*.py; do echo "$(BIN)/python $$script"; done
+
+clean:
+	rm -rf .venv out
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Shardwright needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+
+# torch first and by itself: it is the large one, and it is kept when anything else changes.
+.venv/.torch: .venv/bin/python
+	$(PIP) torch==2.13.0
+	@touch $@
+
+$(INSTALLED): .venv/.torch pyproject.toml constraints.txt
+	$(PIP) --editable '.[train,models,test]'
+	@touch $@
+
+$(CHECKED): $(INSTALLED)
+	$(PIP) --editable '.[check]'
+	@touch $@

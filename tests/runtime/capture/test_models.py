@@ -1,0 +1,106 @@
+"""Models by name: what is found, and what is said where nothing is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwright.errors import InputError
+from shardwright.runtime.capture import capture, load_model
+
+pytestmark = pytest.mark.torch
+
+FILE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        return self.linear(x).pow(2).mean()
+
+def pair():
+    return Model(), {"x": torch.zeros(2, 4)}
+
+def alone():
+    return Model()
+
+def alone_batch(batch_size):
+    return {"x": torch.zeros(batch_size, 4)}
+
+def broken():
+    raise KeyError("no such thing")
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.mark.parametrize("factory", ["pair", "alone"])
+def test_a_factory_in_a_file_gives_a_module_and_a_batch_of_any_size(file: Path, factory: str) -> None:
+    source = load_model(f"{file}:{factory}")
+    assert source.build().linear.weight.is_meta
+    batch = source.example(6)
+    assert batch["x"].shape == (6, 4)
+    assert capture(source.build(), batch).graph.num_parameters == 20
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nothing.py:build", "no file"),
+        ("{file}:absent", "has no function 'absent'.*pair"),
+        ("no.such.package:build", "importing no.such.package failed"),
+        ("gpt2", "hf:gpt2"),
+        ("hf:gpt17", "known names are gpt2"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused(file: Path, spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(spec.format(file=file))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [("broken", "KeyError: 'no such thing'"), ("wrong", "must return a torch.nn.Module.*int")],
+)
+def test_a_factory_that_fails_is_quoted(file: Path, factory: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(f"{file}:{factory}").build()
+
+
+def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import nothing_of_that_name")
+    with pytest.raises(InputError, match="ModuleNotFoundError"):
+        load_model(f"{tmp_path / 'bad.py'}:build")
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2-tiny", "llama-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "mixtral-tiny"]
+)
+def test_known_names_are_captured_whole(name: str) -> None:
+    source = load_model(f"hf:{name}")
+    graph = capture(source.build(), source.example(4), global_batch=8, name=name).graph
+    assert not any(op.kind.startswith("opaque") for op in graph.operators)
+    assert len({block.signature for block in graph.blocks}) < len(graph.blocks) or name == "t5-tiny"
+
+
+def test_a_config_file_builds_the_model_it_describes(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}')
+    assert load_model(f"hf:{path}").build().config.n_layer == 1
+
+
+def test_a_sequence_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(InputError, match="longer than the model's 128 positions"):
+        load_model("hf:gpt2-tiny").example(2, 500)

@@ -1,0 +1,68 @@
+"""Every named strategy trains like the single process: three steps in float64, to 1e-10."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from tests import zoo
+from tests.runtime.equivalence import Factory, assert_equivalent
+from tests.runtime.strategies import named
+
+pytestmark = pytest.mark.ranks
+
+TWO = [
+    Seed(data=2),
+    Seed(data=2, zero=1),
+    Seed(data=2, zero=2, num_microbatches=2),
+    Seed(data=2, zero=3),
+    Seed(data=2, zero=3, num_microbatches=2, recompute=True),
+    Seed(tensor=2),
+    Seed(tensor=2, sequence=True, recompute=True, num_microbatches=2),
+    Seed(stages=2, num_microbatches=4),
+    Seed(stages=2, num_microbatches=4, schedule="gpipe", recompute=True),
+]
+FOUR = [
+    Seed(data=2, tensor=2, sequence=True, zero=1),
+    Seed(data=2, stages=2, zero=3, num_microbatches=2, recompute=True),
+    Seed(tensor=2, stages=2, num_microbatches=2),
+    Seed(stages=4, num_microbatches=4),
+]
+
+
+@pytest.mark.parametrize(
+    "factory", [zoo.mlp, zoo.gpt, zoo.bert, zoo.cnn_groupnorm], ids=lambda factory: factory.__name__
+)
+def test_two_ranks_train_as_one_process(factory: Factory) -> None:
+    assert_equivalent(2, factory, named(*TWO))
+
+
+@pytest.mark.parametrize("factory", [zoo.gpt, zoo.cnn_groupnorm], ids=lambda f: f.__name__)
+def test_four_ranks_train_as_one_process(factory: Factory) -> None:
+    assert_equivalent(4, factory, named(*FOUR))
+
+
+def test_tied_embeddings_train_as_one_process() -> None:
+    tied = (Seed(stages=2, num_microbatches=2), Seed(data=2, zero=3), Seed(tensor=2))
+    assert_equivalent(2, partial(zoo.gpt, tied=True), named(*tied))
+
+
+def test_adam_states_follow_their_shards() -> None:
+    adam = partial(torch.optim.AdamW, lr=1e-2)
+    assert_equivalent(2, zoo.mlp, named(Seed(data=2, zero=1), Seed(stages=2)), adam)
+
+
+def _clipping(seed: Seed, graph: OperatorGraph) -> Strategy:
+    return replace(seed_strategy(graph, seed), clips=True)
+
+
+def test_the_gradient_norm_counts_every_shard_once() -> None:
+    seeds = (Seed(data=2, zero=2), Seed(stages=2, num_microbatches=2), Seed(tensor=2))
+    strategies = {seed.label: partial(_clipping, seed) for seed in seeds}
+    assert_equivalent(2, zoo.gpt, strategies, max_norm=0.1)

@@ -1,0 +1,150 @@
+"""Training from the command line: resume is exact, a killed rank is named, comparing works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+MODEL = """
+import itertools
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
+
+def build():
+    return Net()
+
+def example_batch(batch_size=8):
+    return {"x": torch.zeros(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
+
+def training_data(batch_size=8, start=0):
+    for step in itertools.count(start):
+        random = torch.Generator().manual_seed(step)
+        x = torch.randn(batch_size, 16, generator=random)
+        yield {"x": x, "y": x[:, :8].argmax(1)}
+"""
+
+
+def start(*words: str, folder: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "SHARDWRIGHT_STORE": str(folder / "records.sqlite"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardwright.cli", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment,
+    )  # fmt: skip
+
+
+def finish(*words: str, folder: Path) -> dict[str, object]:
+    process = start(*words, "--json", folder=folder)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A folder with a model and a plan on two devices."""
+    (tmp_path / "net.py").write_text(MODEL)
+    answer = finish("plan", "net.py:build", "-c", "1x2xV100", "-b", "8", folder=tmp_path)
+    pick = [i for i, plan in enumerate(answer["plans"]) if plan["devices"] == 2]  # type: ignore[arg-type, index]
+    if not pick:
+        pytest.skip("no plan on this frontier uses two devices")
+    (tmp_path / "pick").write_text(str(pick[0]))
+    return tmp_path
+
+
+def test_a_resumed_run_continues_bit_for_bit(planned: Path) -> None:
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick)
+    whole = finish(*words, "-n", "6", folder=planned)
+    first = finish(*words, "-n", "3", "--checkpoint-dir", "ck", folder=planned)
+    rest = finish(*words, "-n", "6", "--checkpoint-dir", "ck", "--resume", folder=planned)
+    assert rest["first_step"] == 3
+    assert first["losses"] + rest["losses"] == whole["losses"]  # type: ignore[operator]
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:
+    pick = (planned / "pick").read_text()
+    run = start(
+        "run", "plan.json", "net.py:build", "--pick", pick,
+        "-n", "1000000", "--checkpoint-dir", "ck", "--checkpoint-every", "20", folder=planned,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (planned / "ck" / "latest").exists() and time.monotonic() < deadline:
+        assert run.poll() is None, run.communicate()[1]
+        time.sleep(0.1)
+    victim = youngest_descendant(run.pid)
+    killed = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    out, err = run.communicate(timeout=60)
+    assert time.monotonic() - killed < 30
+    assert run.returncode == 1
+    assert "was killed by SIGKILL" in err
+    assert "rank 1 (stage" in err
+    assert out == ""
+    latest = (planned / "ck" / "latest").read_text().strip()
+    step = int(latest.rpartition("-")[2])
+    more = ("-n", str(step + 2), "--checkpoint-dir", "ck", "--resume")
+    resumed = finish("run", "plan.json", "net.py:build", "--pick", pick, *more, folder=planned)
+    assert resumed["first_step"] == step
+
+
+def youngest_descendant(pid: int) -> int:
+    """Return the process started last among the children of children: the last rank."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        children = Path(f"/proc/{pending.pop()}/task").glob("*/children")
+        for file in children:
+            numbers = [int(word) for word in file.read_text().split()]
+            found += numbers
+            pending += numbers
+    return max(found)
+
+
+def test_comparing_reports_predicted_and_measured(planned: Path) -> None:
+    pick = (planned / "pick").read_text()
+    answer = finish(
+        "compare", "plan.json", "net.py:build", "-n", "3", "--pick", pick, "--trace", "t.json",
+        folder=planned,
+    )  # fmt: skip
+    rows = {row["name"]: row for row in answer["rows"]}  # type: ignore[attr-defined, index]
+    for name in ("step time", "peak memory", "forward", "backward"):
+        assert rows[name]["predicted"] > 0
+        assert rows[name]["measured"] > 0
+    events = json.loads((planned / "t.json").read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert len(names) == 4
+
+
+def test_a_plan_for_more_devices_than_there_are_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    finish("plan", "net.py:build", "-c", "64x8xH100", "-b", "4096", folder=tmp_path)
+    frontier = json.loads((tmp_path / "plan.json").read_text())["content"]["plans"]
+    sizes = [sum(len(m["devices"]) for m in plan["strategy"]["meshes"]) for plan in frontier]
+    big = max(range(len(sizes)), key=lambda i: sizes[i])
+    if sizes[big] <= (os.cpu_count() or 1):
+        pytest.skip("the frontier uses no more devices than this machine has")
+    run = start("run", "plan.json", "net.py:build", "--pick", str(big), folder=tmp_path)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 2
+    assert "but this machine has" in err
