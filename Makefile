@@ -14,7 +14,7 @@ help:
 	@echo "make demo    plan and train a small language model on this machine (results in out/)"
 	@echo "make test    run the whole test suite"
 	@echo "make check   lint, types, import layers, spelling"
-	@echo "make docs    write docs/reference/cli.md again from --help"
+	@echo "make docs    write again what is generated: cli.md, outputs of examples and README"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make bench   list the benchmarks, one command each"
 
@@ -27,12 +27,12 @@ test: $(INSTALLED)
 check: $(CHECKED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md docs examples src tests benchmarks
 
 docs: $(INSTALLED)
-	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make.py
 
 format: $(CHECKED)
 	$(BIN)/ruff format .

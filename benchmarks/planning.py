@@ -1,9 +1,9 @@
 """How long planning takes: `python benchmarks/planning.py`.
 
-Plans Llama-3-8B's shape (built without weights) on 8 hosts of 8 H100, global batch 512, sequences of
-4,096 tokens, bfloat16, and prints the frontier with its lower bound. Planning time counts the search
-(building the problems, exact solves, simulations), not the capture. All predicted numbers are
-modelled: nothing is measured on such hardware here.
+Plans Llama-3-8B's shape (built without weights) on 8 hosts of 8 H100, global batch 512, sequences
+of 4,096 tokens, bfloat16, and prints the frontier with its lower bound. Planning time counts the
+search (building the problems, exact solves, simulations), not the capture. All predicted numbers
+are modelled: nothing is measured on such hardware here.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def main() -> int:
     is_fast = seconds <= BAR_SECONDS
     verdict = "reached" if is_fast else "missed"
     console.print(
-        f"Planned in {seconds:.1f} s ({busy:.1f} s of one core); bar of {BAR_SECONDS:.0f} s: {verdict}"
+        f"Planned in {seconds:.1f} s ({busy:.1f} s of one core); "
+        f"bar of {BAR_SECONDS:.0f} s: {verdict}"
     )
     return 0 if is_fast else 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 MODEL = """
 import itertools
@@ -60,9 +61,10 @@ def finish(*words: str, folder: Path) -> dict[str, object]:
     return json.loads(out)
 
 
-@pytest.fixture
-def planned(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a plan on two devices."""
+    tmp_path = tmp_path_factory.mktemp("planned")
     (tmp_path / "net.py").write_text(MODEL)
     answer = finish("plan", "net.py:build", "-c", "1x2xV100", "-b", "8", folder=tmp_path)
     pick = [i for i, plan in enumerate(answer["plans"]) if plan["devices"] == 2]  # type: ignore[arg-type, index]
@@ -70,6 +72,12 @@ def planned(tmp_path: Path) -> Path:
         pytest.skip("no plan on this frontier uses two devices")
     (tmp_path / "pick").write_text(str(pick[0]))
     return tmp_path
+
+
+@pytest.fixture
+def planned(made: Path, tmp_path: Path) -> Path:
+    """A fresh copy of that folder."""
+    return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
 def test_a_resumed_run_continues_bit_for_bit(planned: Path) -> None:

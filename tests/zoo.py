@@ -25,7 +25,9 @@ def _floats(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
     return values.to(dtype)
 
 
-def _seeded(build: type[nn.Module], *args: object, dtype: torch.dtype, **kwargs: object) -> nn.Module:
+def _seeded(
+    build: type[nn.Module], *args: object, dtype: torch.dtype, **kwargs: object
+) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return build(*args, **kwargs).to(dtype)
@@ -128,7 +130,14 @@ def gpt(
 ) -> Example:
     """Build a byte-level GPT, its head tied to its embedding or not."""
     module = _seeded(
-        Transformer, width=width, heads=4, depth=depth, length=length, tied=tied, causal=True, dtype=dtype
+        Transformer,
+        width=width,
+        heads=4,
+        depth=depth,
+        length=length,
+        tied=tied,
+        causal=True,
+        dtype=dtype,
     )
     return module, {"tokens": _tokens(batch, length), "targets": _tokens(batch, length, seed=2)}
 
@@ -176,7 +185,10 @@ class Convolutional(nn.Module):
 def cnn(batch: int = BATCH, groups: int = 0, dtype: torch.dtype = torch.float64) -> Example:
     """Build a residual network with batch norm."""
     module = _seeded(Convolutional, groups, dtype=dtype)
-    return module, {"images": _floats(batch, 3, 16, 16, dtype=dtype), "labels": _tokens(batch, high=8)}
+    return module, {
+        "images": _floats(batch, 3, 16, 16, dtype=dtype),
+        "labels": _tokens(batch, high=8),
+    }
 
 
 def cnn_groupnorm(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
@@ -288,7 +300,11 @@ def resnet(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
     from transformers import ResNetConfig
 
     config = ResNetConfig(
-        embedding_size=8, hidden_sizes=[16, 32], depths=[3, 2], layer_type="bottleneck", num_labels=8
+        embedding_size=8,
+        hidden_sizes=[16, 32],
+        depths=[3, 2],
+        layer_type="bottleneck",
+        num_labels=8,
     )
     images = _floats(batch, 3, 32, 32, dtype=dtype)
     batch_ = {"pixel_values": images, "labels": _tokens(batch, high=8)}
@@ -305,4 +321,7 @@ def mixtral(batch: int = BATCH, length: int = 16, dtype: torch.dtype = torch.flo
         max_position_embeddings=64, experts_implementation="batched_mm",
     )  # fmt: skip
     tokens = _tokens(batch, length)
-    return _hugging_face("MixtralForCausalLM", config, dtype), {"input_ids": tokens, "labels": tokens}
+    return _hugging_face("MixtralForCausalLM", config, dtype), {
+        "input_ids": tokens,
+        "labels": tokens,
+    }

@@ -199,9 +199,12 @@ def show_study(voice: Voice, study: Study, path: Path) -> None:
     )
     model = study.origin.model or "MODEL"
     voice.say(Text(f"Wrote {path}."))
-    voice.next(
-        f"`shardwright run {path} {model}` trains, `shardwright report {path} {model}` shows more"
-    )
+    if cluster.name == "local":
+        voice.next(f"`shardwright run {path} {model}` trains with it")
+    else:
+        voice.next(
+            f"`shardwright report {path} {model}` shows more; on the cluster, torchrun trains"
+        )
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

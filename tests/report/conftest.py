@@ -14,7 +14,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.report.story import OperatorRow, PlanStory, Story
 
 MIB = 2**20
-# (kind, stage, item, microbatch, resource, start, end, predecessors)
+# Each row: its kind, stage, item, microbatch, resource, start, end and predecessors.
 INSTRUCTIONS = (
     (Kind.FORWARD, 0, 0, 0, 0, 0.0, 1.0, ()),
     (Kind.SEND, 0, 0, 0, 1, 1.0, 1.2, (0,)),

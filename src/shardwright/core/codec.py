@@ -68,7 +68,7 @@ def dumps(value: object) -> str:
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
-    noun: type = type(value)
+    noun = cast("type[Any]", type(value))
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
         if noun in SPARSE and field.default is not dataclasses.MISSING and item == field.default:
@@ -258,7 +258,12 @@ def _integer(value: object, where: str) -> int:
 
 
 def _name(value: object) -> str:
-    names = {dict: "an object", list: "a list", type(None): "null", str: "a string"}
+    names: dict[type, str] = {
+        dict: "an object",
+        list: "a list",
+        type(None): "null",
+        str: "a string",
+    }
     return names.get(type(value), type(value).__name__)
 
 

@@ -33,8 +33,8 @@ from shardwright.report.story import (
 from shardwright.report.text import sources_text, span_text
 from shardwright.report.units import bytes_text, count_text, dollars_text, seconds_text
 
-MAX_BARS = 3000
-MAX_POINTS = 1500
+MAX_BARS = 6000  # on the whole page
+MAX_POINTS = 1000
 MAX_OPERATORS = 250
 
 
@@ -66,7 +66,7 @@ def page_data(story: Story) -> dict[str, Any]:
         "capacity": capacity,
         "chosen": story.chosen,
         "work": WORK,
-        "plans": [_plan_data(plan) for plan in story.plans],
+        "plans": [_plan_data(plan, MAX_BARS // max(len(story.plans), 2)) for plan in story.plans],
         "losses": [[name, list(curve)] for name, curve in story.losses],
         "provenance": [list(pair) for pair in story.provenance],
         "notes": list(story.graph.notes),
@@ -96,7 +96,7 @@ def _frontier_rows(story: Story) -> str:
     return "\n".join(rows)
 
 
-def _plan_data(item: PlanStory) -> dict[str, Any]:
+def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
     plan, program = item.plan, item.program
     strategy = plan.strategy
     rows = group_rows(item.operators)
@@ -128,7 +128,7 @@ def _plan_data(item: PlanStory) -> dict[str, Any]:
         "kept": [list(line) for line in parameter_lines(plan)],
         "notes": list(plan.notes),
         "timelines": [
-            [line.source, _bars(program, line), line.step_seconds]
+            [line.source, _bars(program, line, max_bars), line.step_seconds]
             for line in (item.predicted, item.measured)
             if line is not None
         ],
@@ -176,8 +176,8 @@ def _thin(steps: NDArray[np.float64]) -> NDArray[np.float64]:
     return steps[[int(span[np.argmax(steps[span, 1])]) for span in spans]]
 
 
-def _bars(program: Program, timeline: Timeline) -> dict[str, list[Any]]:
-    """Return bars per row (stage and resource); touching bars of equal work become one."""
+def _bars(program: Program, timeline: Timeline, limit: int) -> dict[str, list[Any]]:
+    """Return bars per row (stage and resource); touching short bars of equal work become one."""
     work = work_of(program)
     seen = np.flatnonzero(~np.isnan(timeline.start) & (timeline.end > timeline.start))
     order = seen[np.lexsort((timeline.start[seen], program.resource[seen], program.group[seen]))]
@@ -194,10 +194,8 @@ def _bars(program: Program, timeline: Timeline) -> dict[str, list[Any]]:
             last[5] += 1
         else:
             bars.append([row, int(work[index]), start, end, program.describe(index), 1])
-    if len(bars) > MAX_BARS:
-        bars = sorted(
-            sorted(bars, key=lambda bar: bar[2] - bar[3])[:MAX_BARS], key=lambda bar: bar[2]
-        )
+    if len(bars) > limit:
+        bars = sorted(sorted(bars, key=lambda bar: bar[2] - bar[3])[:limit], key=lambda bar: bar[2])
     return {
         "row": [bar[0] for bar in bars],
         "work": [bar[1] for bar in bars],

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardwright.core.timeline import Timeline
 from shardwright.runtime.capture.models import ModelSource
 from shardwright.runtime.executor import Executor, OptimizerFactory
+from shardwright.runtime.profile import num_local_devices
 from shardwright.runtime.status import INTERRUPTION
 
 SEED = 0
@@ -121,7 +122,8 @@ def train_alone(
     steps: int,
     tell: Callable[[Step], None],
 ) -> nn.Module:
-    """Train in this process with plain PyTorch: the yardstick of a plan's losses."""
+    """Train in this process with plain PyTorch on all cores: the yardstick of a plan's losses."""
+    torch.set_num_threads(num_local_devices())
     module = build_seeded(source).train()
     engine = optimizer(list(module.named_parameters()))
     for number in range(steps):
@@ -135,11 +137,3 @@ def train_alone(
             Step(number=number + 1, loss=float(loss.detach()), seconds=time.perf_counter() - start)
         )
     return module
-
-
-def mean_loss(module: nn.Module, batches: list[dict[str, Tensor]]) -> float:
-    """Return the mean loss of a plain module over batches, in evaluation mode."""
-    module.eval()
-    with torch.no_grad():
-        losses = [module(**batch) for batch in batches]
-    return sum(float(x if isinstance(x, Tensor) else x.loss) for x in losses) / len(losses)

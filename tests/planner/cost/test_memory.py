@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import zoo
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
@@ -16,6 +15,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Value
 from shardwright.planner.cost import segment_memory
 from shardwright.runtime.capture import capture
+from tests import zoo
 
 pytestmark = pytest.mark.torch
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rule_examples import Call, Drawn
 from torch import Tensor
 
 from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
 from shardwright.runtime.capture import operators
+from tests.planner.space.rule_examples import Call, Drawn
 
 Named = dict[str, Any]  # arguments by schema name; lists of tensors as lists
 

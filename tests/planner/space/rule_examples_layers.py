@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rule_examples import (
+from tests.planner.space.rule_examples import (
     ALGEBRA,
     POINTWISE,
     VIEWS,

@@ -6,7 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pieces import (
+from torch import Tensor
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules import KIND, has_rule
+from tests.planner.space.pieces import (
     Case,
     draw,
     from_partial_sums,
@@ -15,12 +19,8 @@ from pieces import (
     shapes_of_piece,
     whole,
 )
-from rule_examples import Call, Drawn
-from rule_examples_layers import EXAMPLES
-from torch import Tensor
-
-from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.rules import KIND, has_rule
+from tests.planner.space.rule_examples import Call, Drawn
+from tests.planner.space.rule_examples_layers import EXAMPLES
 
 pytestmark = pytest.mark.torch
 

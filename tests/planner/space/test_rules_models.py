@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-import zoo
-from pieces import Case, Slot
-from test_rules import check
 from torch import Tensor
 
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.planner.space.rules import has_rule
 from shardwright.runtime import capture as capturing
+from tests import zoo
+from tests.planner.space.pieces import Case, Slot
+from tests.planner.space.test_rules import check
 
 pytestmark = pytest.mark.torch
 

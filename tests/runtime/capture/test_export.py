@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import zoo
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.capture.export import bind_tensors, evaluate
+from tests import zoo
 
 pytestmark = pytest.mark.torch
 
@@ -104,11 +105,11 @@ def test_equal_layers_have_equal_signatures() -> None:
 
 def test_fingerprints_agree_between_processes() -> None:
     script = (
-        "import zoo; from shardwright.runtime.capture import capture;"
+        "from tests import zoo; from shardwright.runtime.capture import capture;"
         "print(capture(*zoo.gpt()).graph.fingerprint)"
     )
     command = [sys.executable, "-c", script]
-    path = {"PYTHONPATH": zoo.__file__.rpartition("/")[0], "PYTHONHASHSEED": "7"}
+    path = {"PYTHONPATH": str(Path(zoo.__file__).parents[1]), "PYTHONHASHSEED": "7"}
     printed = subprocess.run(command, capture_output=True, text=True, env=path, check=True).stdout
     assert printed.strip() == capture(*zoo.gpt()).graph.fingerprint
 

@@ -47,7 +47,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("factory", ["pair", "alone"])
-def test_a_factory_in_a_file_gives_a_module_and_a_batch_of_any_size(file: Path, factory: str) -> None:
+def test_a_factory_in_a_file_gives_a_module_and_a_batch_of_any_size(
+    file: Path, factory: str
+) -> None:
     source = load_model(f"{file}:{factory}")
     assert source.build().linear.weight.is_meta
     batch = source.example(6)
@@ -86,7 +88,8 @@ def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2-tiny", "llama-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "mixtral-tiny"]
+    "name",
+    ["gpt2-tiny", "llama-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "mixtral-tiny"],
 )
 def test_known_names_are_captured_whole(name: str) -> None:
     source = load_model(f"hf:{name}")
@@ -97,7 +100,9 @@ def test_known_names_are_captured_whole(name: str) -> None:
 
 def test_a_config_file_builds_the_model_it_describes(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}')
+    path.write_text(
+        '{"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}'
+    )
     assert load_model(f"hf:{path}").build().config.n_layer == 1
 
 

@@ -29,7 +29,9 @@ def test_sum_over_count_is_the_mean_cross_entropy(
     weight = torch.rand(7, dtype=torch.float64) if is_weighted else None
     total = cross_entropy_sum(logits, target, weight, label_smoothing=smoothing)
     mean = total / count_targets(target, weight, dtype=torch.float64)
-    torch.testing.assert_close(mean, F.cross_entropy(logits, target, weight, label_smoothing=smoothing))
+    torch.testing.assert_close(
+        mean, F.cross_entropy(logits, target, weight, label_smoothing=smoothing)
+    )
 
 
 def test_sum_over_count_is_the_mean_negative_log_likelihood() -> None:
@@ -47,6 +49,11 @@ def test_running_statistics_follow_batch_norm() -> None:
     norm(x)
     mean, variance = torch.zeros(3).double(), torch.ones(3).double()
     update_running(
-        mean, variance, x.mean((0, 2), True), x.var((0, 2), unbiased=False, keepdim=True), 0.3, 40 / 39
+        mean,
+        variance,
+        x.mean((0, 2), True),
+        x.var((0, 2), unbiased=False, keepdim=True),
+        0.3,
+        40 / 39,
     )
     torch.testing.assert_close((mean, variance), (norm.running_mean, norm.running_var))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import zoo
 from torch import nn
 
 from shardwright.core.costs import operator_key
@@ -21,6 +20,7 @@ from shardwright.runtime.profile.operators import (
     time_shard,
 )
 from shardwright.runtime.profile.workers import run_workers
+from tests import zoo
 
 pytestmark = pytest.mark.torch
 

@@ -91,6 +91,10 @@ class _Analysis:
                 self._label(index, iteration, sample)
                 return sample
         elif not names:
+            repeated = self._repeats_for_batch(index, iteration, states)
+            if repeated:
+                self._label(index, iteration, repeated)
+                return repeated
             if self._passes_sums(index, iteration, states):
                 self._mark(index, State.SUM)
                 return ""
@@ -116,6 +120,17 @@ class _Analysis:
         shape = self.graph.tensors[tensor].shape
         if shape and shape[0] == self.batch:
             self.state[tensor], self.dim[tensor] = State.SPLIT, 0
+
+    def _repeats_for_batch(self, index: int, iteration: Iteration, states: list[State]) -> str:
+        """Return the dim along which something without samples is repeated once for each, or ""."""
+        operator = self.graph.operators[index]
+        shape = self.graph.tensors[operator.outputs[0]].shape if operator.outputs else ()
+        is_free = all(state is State.FREE for state in states)
+        if not (is_free and operator.kind.startswith("aten.expand") and shape):
+            return ""
+        name = iteration.outputs[0][0]
+        is_new = all(name not in names for names in iteration.inputs)
+        return name if is_new and shape[0] == self.batch else ""
 
     def _passes_sums(self, index: int, iteration: Iteration, states: list[State]) -> bool:
         """A sum over microbatches may pass where the operator is linear in it."""

@@ -91,14 +91,19 @@ def assemble(
 ) -> Captured:
     """Number the tensors, describe every record as an operator, and cut the blocks."""
     records = live_records(records, loss)
-    used = {v for record in records for v in tensors_in([record.args, list(record.kwargs.values())])}
+    used = {
+        v for record in records for v in tensors_in([record.args, list(record.kwargs.values())])
+    }
     unused = [
         entry.spec.name
         for entry in entries
         if entry.value not in used and entry.spec.role == "parameter"
     ]
     if unused:
-        notes = (*notes, f"parameters without influence on the loss are left alone: {', '.join(unused)}")
+        notes = (
+            *notes,
+            f"parameters without influence on the loss are left alone: {', '.join(unused)}",
+        )
     index_of: dict[Value, int] = {}
     tensors: list[TensorSpec] = []
     constants: dict[int, Tensor] = {}

@@ -87,8 +87,11 @@ def cut_blocks(
         start = begin if begin >= 0 else start
         begin = -1
         is_between = 0 < position < len(runs) - 1
-        if not owner and is_between and stop - start <= GLUE and not _reads_parameter(
-            operators[start:stop], tensors
+        if (
+            not owner
+            and is_between
+            and stop - start <= GLUE
+            and not _reads_parameter(operators[start:stop], tensors)
         ):
             begin = start
             continue

@@ -69,7 +69,7 @@ def capture(
             return _export(job)
         except CaptureError:
             raise
-        except Exception as error:  # whatever export cannot do, module-level capture may
+        except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
             reason = first_line(error)
         return _fall_back(job, named, reason)
 
@@ -176,7 +176,7 @@ class _Entries:
                 needs_gradient=role == "parameter" and tensor.requires_grad,
                 aliases=aliases,
             )
-            variable = Variable(value, is_buffer=role == "buffer")
+            variable = Variable(value, buffer=value if role == "buffer" else None)
             self.entries[name] = (Entry(value=value, spec=spec, constant=constant), variable)
         return self.entries[name][1]
 
@@ -225,7 +225,7 @@ def _fall_back(job: _Job, named: dict[str, Any], reason: str) -> Captured:
             return _export(job, (note,))
         except CaptureError:
             raise
-        except Exception:  # the next round makes larger modules opaque
+        except Exception:  # noqa: BLE001 - the next round makes larger modules opaque
             continue
     return _capture_whole(job, named, note)
 
@@ -274,7 +274,9 @@ def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
 # -- running a captured graph ---------------------------------------------------------------------------
 
 
-def bind_tensors(captured: Captured, module: nn.Module, batch: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def bind_tensors(
+    captured: Captured, module: nn.Module, batch: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
     """Return the module's, the batch's and the graph's own tensors by tensor index."""
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     bound: dict[int, Tensor] = dict(captured.constants)

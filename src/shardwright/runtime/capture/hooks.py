@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.record import Slot, Unsupported, substitute
+from shardwright.runtime.capture.record import Slot, Unsupported
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 200_000_000
@@ -194,9 +195,7 @@ def opaque_modules(
         paths = {p for p in parents if not any(p.startswith(f"{q}.") for q in parents)}
 
 
-def _culprits(
-    twin: nn.Module, path: str, sites: Mapping[str, Site], attempt: Attempt
-) -> list[str]:
+def _culprits(twin: nn.Module, path: str, sites: Mapping[str, Site], attempt: Attempt) -> list[str]:
     """Return the smallest modules under ``path`` that cannot be captured by themselves."""
     module = twin.get_submodule(path)
     found = [
@@ -216,17 +215,15 @@ def _suspects(
             for name, inner in child.named_children()
             for culprit in _suspects(twin, f"{path}.{name}", inner, sites, attempt)
         ]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    for tensor in (*child.parameters(), *child.buffers()):
-        mode = getattr(tensor, "fake_mode", mode)
-        break
+    own = next(iter((*child.parameters(), *child.buffers())), None)
+    mode = getattr(own, "fake_mode", None) or FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         args, kwargs = pytree.tree_map_only(
             Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), sites[path].arguments[0]
         )
     try:
         attempt(child, args, kwargs)
-    except Exception:  # any reason makes it a suspect
+    except Exception:  # noqa: BLE001 - any reason makes it a suspect
         return _culprits(twin, path, sites, attempt)
     return []
 
@@ -239,13 +236,13 @@ def _replace(twin: nn.Module, path: str, site: Site) -> str:
         return ""
     numbers = itertools.count()
     arguments = pytree.tree_map_only(Tensor, lambda _: Slot(next(numbers)), site.arguments[0])
-    named = dict(child.named_parameters()) | dict(child.named_buffers())
+    state = (*dict(child.named_parameters()), *dict(child.named_buffers()))
     if next(numbers) == 0:
         return ""
     call = Opaque(
         kind=f"opaque.{type(child).__name__}",
         module=child,
-        state=tuple(named),
+        state=state,
         arguments=arguments,
         note=f"module {path} ({type(child).__name__}) is one opaque operator and runs replicated",
     )
@@ -253,7 +250,9 @@ def _replace(twin: nn.Module, path: str, site: Site) -> str:
     _stubs[key] = _Stub(call, site)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        tensors = [*_tensors((args, kwargs)), *named.values()]
+        # Looked up now: while tracing, export has put its own tensors in their place.
+        state = [operator.attrgetter(name)(child) for name in call.state]
+        tensors = [*_tensors((args, kwargs)), *state]
         return pytree.tree_unflatten(torch.ops.shardwright.opaque(tensors, key), spec)
 
     vars(child)["forward"] = forward

@@ -211,7 +211,7 @@ def _data(
 def resize(tensor: Tensor, rows: int) -> Tensor:
     """Repeat or drop samples until there are ``rows``."""
     have = tensor.shape[0]
-    if have == rows or have == 0:
+    if have in (rows, 0):
         return tensor
     return tensor[torch.arange(rows, device=tensor.device) % have]
 
@@ -241,7 +241,9 @@ def _hugging_face(spec: str) -> ModelSource:
         task, batch = _task_of(architecture, task, batch)
     makers = {"tokens": _tokens, "pairs": _pairs, "images": _images}
     title = Path(name).stem if name.endswith(".json") else name
-    return ModelSource(title, partial(_from_config, spec, task, config), partial(makers[batch], config))
+    return ModelSource(
+        title, partial(_from_config, spec, task, config), partial(makers[batch], config)
+    )
 
 
 def _task_of(architecture: str, task: str, batch: str) -> tuple[str, str]:
@@ -270,7 +272,9 @@ def _read_config(name: str, spec: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"model {spec!r}: {path} is not readable JSON: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
-        raise InputError(f"model {spec!r}: a config must be an object with a model_type; see {path}")
+        raise InputError(
+            f"model {spec!r}: a config must be an object with a model_type; see {path}"
+        )
     return fields
 
 
@@ -315,7 +319,9 @@ def _pairs(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
 
 def _images(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
     if seq is not None:
-        raise InputError(f"seq does not apply to {config.model_type}, a model of images; leave it out")
+        raise InputError(
+            f"seq does not apply to {config.model_type}, a model of images; leave it out"
+        )
     size = getattr(config, "image_size", 224)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     generator = torch.Generator().manual_seed(1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import io
 import logging
 import sys
 import warnings
@@ -35,11 +36,11 @@ class LossOnly(nn.Module):
 
 def find_loss(output: Any) -> Tensor:
     """Return the loss in what a forward returned, or complain."""
-    loss = output
+    loss: Any = output
     if isinstance(output, Mapping) and "loss" in output:
         loss = output["loss"]
-    elif not isinstance(output, Tensor) and hasattr(output, "loss"):
-        loss = output.loss
+    elif not isinstance(output, Tensor) and getattr(output, "loss", None) is not None:
+        loss = getattr(output, "loss", None)
     elif isinstance(output, (tuple, list)) and output:
         loss = output[0]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
@@ -66,7 +67,9 @@ def named_batch(module: nn.Module, batch: Mapping[str, Any] | tuple[Any, ...]) -
     try:
         parameters = inspect.signature(module.forward).parameters
     except (TypeError, ValueError) as error:
-        raise CaptureError(f"forward of {type(module).__name__} has no signature: {error}") from error
+        raise CaptureError(
+            f"forward of {type(module).__name__} has no signature: {error}"
+        ) from error
     named = (
         dict(batch) if isinstance(batch, Mapping) else dict(zip(parameters, batch, strict=False))
     )
@@ -94,7 +97,9 @@ def floating(precision: str | None) -> torch.dtype | None:
         return None
     dtype = getattr(torch, precision, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise CaptureError(f"precision must name a floating dtype such as bfloat16, not {precision!r}")
+        raise CaptureError(
+            f"precision must name a floating dtype such as bfloat16, not {precision!r}"
+        )
     return dtype
 
 
@@ -118,7 +123,10 @@ def fake_batch(
 
 
 def fake(
-    mode: FakeTensorMode, tensor: Tensor, dtype: torch.dtype | None, shape: tuple[int, ...] | None = None
+    mode: FakeTensorMode,
+    tensor: Tensor,
+    dtype: torch.dtype | None,
+    shape: tuple[int, ...] | None = None,
 ) -> Tensor:
     """Return a tensor without storage which claims to be on the CPU."""
     chosen = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -157,7 +165,7 @@ def quiet() -> Iterator[None]:
     """Keep export's and the models' warnings about tracing away from the user."""
     loggers = [logging.getLogger(name) for name in ("torch", "transformers")]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
@@ -213,5 +221,3 @@ def no_custom_gradients() -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-
-

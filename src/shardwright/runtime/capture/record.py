@@ -153,8 +153,7 @@ class Recorder:
         )
         return Value(meta.requires_grad_(tensor.requires_grad))
 
-    def emit(
-        self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def emit(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run an operator. Returns its value, a list of values, or None, as the operator does."""
         bound, named = bind(target, args, kwargs)
         if not torch.is_grad_enabled():
@@ -163,7 +162,9 @@ class Recorder:
         inputs = [*tensors_in(bound), *tensors_in(list(named.values()))]
         result = self._run(target, bound, named)
         if "device" in named and not inputs and isinstance(result, Tensor):
-            named.setdefault("dtype", result.dtype)  # else the default dtype of the run would decide
+            named.setdefault(
+                "dtype", result.dtype
+            )  # else the default dtype of the run would decide
         if isinstance(result, Tensor):
             same = next((value for value in inputs if _is_same(value.meta, result)), None)
             if same is not None:

@@ -24,7 +24,6 @@ from shardwright.runtime.capture.record import (
     map_values,
     parameter_names,
     shares_storage,
-    tensors_in,
 )
 from shardwright.runtime.capture.variables import Variable, Variables
 
@@ -49,7 +48,12 @@ CASTS = frozenset(
     }
 )  # fmt: skip
 COPIES = frozenset(
-    {aten.clone.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.contiguous.default}
+    {
+        aten.clone.default,
+        aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+        aten.contiguous.default,
+    }
 )
 # Losses whose reduction is the plain mean or sum of an elementwise result.
 ELEMENTWISE_LOSSES = frozenset(
@@ -172,7 +176,9 @@ class Translator:
         if target in RESHAPES or target in CASTS:
             with torch.no_grad():
                 metas = map_values(args, lambda value: value.meta)
-                named = {k: v for k, v in kwargs.items() if not isinstance(v, (Value, torch.device))}
+                named = {
+                    k: v for k, v in kwargs.items() if not isinstance(v, (Value, torch.device))
+                }
                 if target in CASTS:
                     metas = [m for m in metas if not isinstance(m, torch.device)] or metas
                     dtype = _cast_dtype(metas, named)
@@ -181,6 +187,8 @@ class Translator:
                 lenient = aten.reshape.default if target in _STRICT else target
                 shape = list(lenient(*metas, **named).shape)
             return aten.reshape.default, [args[0], shape], {}
+        if target is aten.t.default and args[0].meta.dim() == 2:
+            return aten.transpose.int, [args[0], 0, 1], {}
         if target is aten.expand.default:
             shape = list(args[0].meta.expand(*args[1]).shape)
             return target, [args[0], shape], {}
@@ -219,7 +227,11 @@ class Translator:
             raise Unsupported(f"the operator {target}, which writes one of its arguments")
         if name == "detach_":
             return variable
-        if name in ("add_", "sub_") and variable.is_buffer and not isinstance(args[1], Variable):
+        if (
+            name in ("add_", "sub_")
+            and variable.buffer is not None
+            and not isinstance(args[1], Variable)
+        ):
             amount = args[1] * kwargs.get("alpha", 1)
             self._increment(variable, amount if name == "add_" else -amount)
             return variable
@@ -243,9 +255,9 @@ class Translator:
 
     def _increment(self, variable: Variable, amount: float) -> None:
         before = self.variables.read(variable)
-        self.recorder.emit(operators.increment, before, amount)
-        with torch.no_grad():
+        with torch.no_grad():  # first the value for later readers, who must not add it twice
             variable.value = self.recorder.emit(aten.add.Scalar, before, amount)
+        self.recorder.emit(operators.increment, variable.buffer, amount)
         variable.version += 1
 
     def _functional(
@@ -297,7 +309,11 @@ class Translator:
             return total
         self._note_mean()
         count = self.recorder.emit(
-            operators.count_targets, labels, given["weight"], given["ignore_index"], _count_dtype(total)
+            operators.count_targets,
+            labels,
+            given["weight"],
+            given["ignore_index"],
+            _count_dtype(total),
         )
         return self.recorder.emit(aten.div.Tensor, total, count)
 
@@ -310,7 +326,9 @@ class Translator:
         return self.recorder.emit(aten.sum.default, each) if reduction == SUM else each
 
     def _note_mean(self) -> None:
-        self.notes["the mean loss is taken as sum over targets divided by the count of targets"] = None
+        self.notes["the mean loss is taken as sum over targets divided by the count of targets"] = (
+            None
+        )
 
     def _batch_norm(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
         given = _named(target, args, kwargs)
@@ -344,7 +362,7 @@ class Translator:
     def _opaque(self, args: list[Any]) -> Any:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
         self.notes[call.note] = None
-        return self.recorder.append(call, args[0], {}, results)
+        return self.recorder.append(call, [args[0]], {}, results)
 
 
 def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

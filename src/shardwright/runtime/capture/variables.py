@@ -20,13 +20,16 @@ View = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
 
 @dataclass(eq=False, slots=True)
 class Variable:
-    """A tensor of the program. ``view`` is (operator, other arguments, keywords, which output)."""
+    """A tensor of the program. ``view`` is (operator, other arguments, keywords, which output).
+
+    ``buffer`` is the module's own tensor where the variable is a buffer: the one to write to.
+    """
 
     value: Value
     parent: Variable | None = None
     view: View | None = None
     version: int = 0
-    is_buffer: bool = False
+    buffer: Value | None = None
 
     @property
     def root(self) -> Variable:
@@ -58,8 +61,8 @@ class Variables:
         """Give a variable, and everything that shares its memory, a new value."""
         parent = variable.parent
         if parent is None:
-            if variable.is_buffer:
-                self.recorder.emit(assign, variable.value, value)
+            if variable.buffer is not None:
+                self.recorder.emit(assign, variable.buffer, value)
             variable.value = value
             variable.version += 1
             return

@@ -1,0 +1,56 @@
+"""Several hosts on one machine: network namespaces on a bridge, their links shaped both ways.
+
+Needs root, and `ip` and `tc`. The bucket is small, since a large burst would let small messages
+through unshaped; segmentation offload is off so that the shaper sees real packets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+
+def why_not() -> str:
+    """Say why hosts cannot be made here, or nothing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"{' and '.join(missing)} missing (Debian's iproute2)" if missing else ""
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def hosts(count: int, rate: str = "100mbit", prefix: str = "swb") -> Iterator[list[str]]:
+    """Make namespaces ``prefix0..`` with addresses 10.84.0.1.., device eth0; remove them after."""
+    names = [f"{prefix}{index}" for index in range(count)]
+    bridge = f"br-{prefix}"
+    _remove(names, bridge)
+    try:
+        _run(f"ip link add {bridge} type bridge")
+        _run(f"ip link set {bridge} up")
+        for index, name in enumerate(names):
+            _run(f"ip netns add {name}")
+            _run(f"ip link add v{name} type veth peer name eth0 netns {name}")
+            _run(f"ip link set v{name} gso_max_segs 1 master {bridge} up")
+            _run(f"ip -n {name} link set eth0 gso_max_segs 1")
+            _run(f"ip -n {name} addr add 10.84.0.{index + 1}/16 dev eth0")
+            _run(f"ip -n {name} link set eth0 up")
+            _run(f"ip -n {name} link set lo up")
+            shape = f"root tbf rate {rate} burst 16kb latency 100ms"
+            _run(f"ip netns exec {name} tc qdisc add dev eth0 {shape}")
+            _run(f"tc qdisc add dev v{name} {shape}")
+        yield names
+    finally:
+        _remove(names, bridge)
+
+
+def _remove(names: list[str], bridge: str) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=20)
+    subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False, timeout=20)

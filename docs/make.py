@@ -1,0 +1,83 @@
+"""Write again what documents take from the program: cli.md, example outputs, README's output.
+
+``tests/docs`` compares the same texts with the files, so that none of them can go stale.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
+README_EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```\n", re.DOTALL)
+WIDTH = 88
+
+
+def cli_text() -> str:
+    """Return the page between its markers: the help of every command."""
+    from typer.main import get_command
+
+    from shardwright.cli import app
+
+    group = get_command(app)
+    names = [(), *((name,) for name in group.commands)]  # type: ignore[attr-defined]
+    parts: list[str] = []
+    for name in names:
+        title = " ".join(("shardwright", *name))
+        command = group.commands[name[0]] if name else group  # type: ignore[attr-defined]
+        with command.make_context(title, [], resilient_parsing=True, terminal_width=WIDTH) as context:
+            text = command.get_help(context)
+        body = "\n".join(line.rstrip() for line in text.splitlines())
+        parts.append(f"## {title}\n\n```text\n{body}\n```\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def cli_page(page: str) -> str:
+    """Return the page with a fresh middle."""
+    head, rest = page.split(BEGIN)
+    return head + BEGIN + cli_text() + END + rest.split(END)[1]
+
+
+def examples() -> list[Path]:
+    """Return the example scripts in order."""
+    return sorted((ROOT / "examples").glob("[0-9]*.py"))
+
+
+def output_of(*command: str) -> str:
+    """Run Python in its own process, away from the user's measurements, and return what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SHARDWRIGHT_STORE": os.devnull}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=environment, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def readme_example(page: str) -> tuple[str, str]:
+    """Return README's Python example and the output printed under it."""
+    found = README_EXAMPLE.search(page)
+    if found is None:
+        raise ValueError("README.md needs a python block followed by a text block with its output")
+    return found["code"], found["output"]
+
+
+def main() -> None:
+    """Write everything."""
+    CLI_PAGE.write_text(cli_page(CLI_PAGE.read_text()))
+    for script in examples():
+        script.with_suffix(".out").write_text(output_of(str(script)))
+    page = README.read_text()
+    code, output = readme_example(page)
+    README.write_text(page.replace(f"```text\n{output}```", f"```text\n{output_of('-c', code)}```"))
+    print("wrote docs/reference/cli.md, examples/*.out and the output in README.md")
+
+
+if __name__ == "__main__":
+    main()

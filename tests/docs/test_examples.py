@@ -1,0 +1,29 @@
+"""Examples run in their own process and print what stands beside them."""
+
+import pytest
+
+from tests.docs.pages import load_generator
+
+make = load_generator()
+SCRIPTS = make.examples()
+
+
+def needs_torch(script):
+    return "import torch" in script.read_text()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, id=script.stem, marks=[pytest.mark.ranks] if needs_torch(script) else [])
+        for script in SCRIPTS
+    ],
+)
+def test_an_example_prints_what_stands_beside_it(script):
+    assert make.output_of(str(script)) == script.with_suffix(".out").read_text()
+
+
+@pytest.mark.torch
+def test_the_readme_example_prints_what_stands_below_it():
+    code, output = make.readme_example(make.README.read_text())
+    assert make.output_of("-c", code) == output

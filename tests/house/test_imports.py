@@ -1,0 +1,49 @@
+"""The walls of the house: who may import whom, and what must stay unloaded."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WITHOUT_TORCH = {
+    "planner": "import shardwright.planner.search, shardwright.planner.lower",
+    "package": "import shardwright; shardwright.Plan; shardwright.read_plan; shardwright.plan",
+    "reports": "import shardwright.report.html, shardwright.report.perfetto",
+    "files": "import shardwright.planfile, shardwright.clusterfile, shardwright.store",
+}
+
+
+def modules_after(code):
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("code", WITHOUT_TORCH.values(), ids=WITHOUT_TORCH.keys())
+def test_importing_loads_no_torch(code):
+    assert "torch" not in modules_after(code)
+
+
+def test_help_loads_neither_torch_nor_the_planner():
+    code = (
+        "import sys\n"
+        "from typer.main import get_command\n"
+        "from shardwright.cli import app\n"
+        "get_command(app).main(['plan', '--help'], standalone_mode=False)\n"
+    )
+    loaded = modules_after(code)
+    assert not loaded & {"torch", "numba", "plotly", "shardwright.planner.search"}
+
+
+def test_rooms_import_downwards_only():
+    assert importlib.util.find_spec("importlinter"), "install the extra 'test'"
+    done = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
+         "--no-cache"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

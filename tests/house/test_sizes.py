@@ -1,0 +1,72 @@
+"""Files and functions stay small enough to read in one go."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "shardwright"
+FILES = sorted(SOURCE.rglob("*.py"))
+MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_NESTING = 450, 80, 8, 5
+
+# Larger than allowed, each with the reason why it is not cut.
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+MANY_PARAMETERS = {
+    "cli.py:plan": "typer makes an option of every parameter",
+    "cli.py:run": "likewise",
+    "api.py:plan": "the fields of a Request, spelled out for scripts and notebooks",
+    "planner/search/search.py:search": "the planner's door; five of them have defaults",
+}
+
+
+def name_of(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+def functions(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{name_of(path)}:{node.name}", node
+
+
+def num_parameters(function):
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return len([argument for argument in named if argument.arg not in {"self", "cls"}])
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_are_within_their_limits(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= MOST_FILE_LINES or name_of(path) in LONG_FILES
+    for name, function in functions(path):
+        length = function.end_lineno - function.lineno + 1
+        assert length <= MOST_FUNCTION_LINES or name in LONG_FUNCTIONS, f"{name}: {length} lines"
+        count = num_parameters(function)
+        assert count < MOST_PARAMETERS or name in MANY_PARAMETERS, f"{name}: {count} parameters"
+        assert function.returns is not None, f"{name} does not say what it returns"
+
+
+def test_every_exception_to_the_limits_is_still_needed():
+    known = {name for path in FILES for name, _ in functions(path)}
+    assert {*LONG_FUNCTIONS, *MANY_PARAMETERS} <= known
+    assert set(LONG_FILES) <= {name_of(path) for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_module_says_what_it_is_for(path):
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert len(text) > 15
+
+
+def test_no_name_says_nothing():
+    banned = ("get_", "do_", "handle_", "process_")
+    bad = [
+        name
+        for path in FILES
+        for name, _ in functions(path)
+        if name.split(":")[1].startswith(banned)
+    ]
+    rooms = [name_of(path) for path in FILES if path.stem in {"utils", "helpers", "manager"}]
+    assert not bad + rooms

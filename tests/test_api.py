@@ -1,0 +1,136 @@
+"""The verbs, used from Python: planning, stopping early, building, refusing."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+import shardwright
+from shardwright import api
+from shardwright.core.plan import Plan
+from shardwright.errors import InputError, PlanMismatch
+from shardwright.planfile import read_plan, write_plan
+from shardwright.request import Job, Request, Watch
+from tests.zoo import mlp
+
+pytestmark = pytest.mark.torch
+ADAM = functools.partial(torch.optim.AdamW, lr=1e-2)
+
+
+def single_device_plan() -> Plan:
+    module, batch = mlp()
+    return shardwright.plan(module, "1x1xV100", batch=batch, precision="float64").best
+
+
+def test_equal_questions_get_equal_answers(tmp_path: Path) -> None:
+    module, batch = mlp()
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    for file in files:
+        frontier = shardwright.plan(module, "1x2xV100", batch=batch, precision="float64", seed=3)
+        write_plan(file, frontier)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert read_plan(files[0]) == frontier
+
+
+def test_a_stopped_search_gives_a_whole_plan_and_says_so() -> None:
+    module, batch = mlp()
+    request = Request(precision="float64")
+    watch = Watch(stop=lambda: True)
+    study = api.study(module, "1x2xV100", request, watch, batch=batch)
+    assert not study.is_complete
+    assert study.frontier.best.predicted.step_seconds > 0
+    assert len(study.spreads) == len(study.frontier.plans)
+
+
+def test_progress_is_told_as_fractions() -> None:
+    module, batch = mlp()
+    told: list[float] = []
+    watch = Watch(tell=lambda _, fraction: told.append(fraction))
+    api.study(module, "1x2xV100", Request(precision="float64"), watch, batch=batch)
+    assert told
+    assert all(0 <= fraction <= 1 for fraction in told)
+
+
+def test_a_built_executor_trains_like_plain_pytorch() -> None:
+    plan = single_device_plan()
+    module, batch = mlp()
+    executor = shardwright.build(plan, module, optimizer=ADAM, batch=batch)
+    ours = [float(executor.step(batch)) for _ in range(3)]
+    executor.close()
+
+    plain, _ = mlp()
+    optimizer = ADAM(plain.parameters())
+    theirs: list[float] = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = plain(**batch)
+        loss.backward()
+        optimizer.step()
+        theirs.append(float(loss.detach()))
+    assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_a_plan_is_not_built_for_another_model() -> None:
+    other, batch = mlp(width=32)
+    with pytest.raises(PlanMismatch, match="plan again"):
+        shardwright.build(single_device_plan(), other, optimizer=ADAM, batch=batch)
+
+
+def test_a_simulated_plan_repeats_its_own_prediction() -> None:
+    module, batch = mlp()
+    frontier = shardwright.plan(module, "1x2xV100", batch=batch, precision="float64")
+    story = shardwright.simulate(frontier, module, "1x2xV100", batch=batch)
+    assert story.predicted.step_seconds == frontier.best.predicted.step_seconds
+    assert story.predicted.worst_peak_bytes == frontier.best.predicted.peak_bytes
+    assert {row.kind for row in story.operators} >= {"aten.linear.default"}
+
+
+def test_an_explanation_is_text_with_reason_time_and_operators() -> None:
+    module, batch = mlp()
+    frontier = shardwright.plan(module, "1x2xV100", batch=batch, precision="float64")
+    text = shardwright.explain(frontier, module, "1x2xV100", batch=batch)
+    for words in (frontier.best.strategy.label, "Peak memory", "Operators by cost", "linear"):
+        assert words in text
+
+
+def test_coverage_counts_every_operator() -> None:
+    module, batch = mlp()
+    graph = shardwright.capture(module, batch, precision="float64").graph
+    coverage = api.coverage(graph)
+    assert coverage.num_operators == len(graph.operators)
+    assert coverage.num_with_rule + sum(n for _, n in coverage.replicated) == len(graph.operators)
+
+
+def test_a_module_needs_an_example_batch() -> None:
+    with pytest.raises(InputError, match="example batch"):
+        shardwright.plan(mlp()[0], "1x2xV100")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Request(optimizer="magic"), "optimizer must be one of"),
+        (lambda: Request(precision="float8"), "precision must be one of"),
+        (lambda: Request(global_batch=0), "global batch must be between"),
+        (lambda: Request(memory_limit="12").memory_bytes, "has no unit"),
+        (lambda: Request(memory_limit=float("nan")).memory_bytes, "must be positive"),
+        (lambda: Job(model="m", steps=0), "at least one step"),
+        (lambda: Job(model="m", learning_rate=float("inf")), "must be finite"),
+        (lambda: Job(model="m", resume=True), "--checkpoint-dir"),
+    ],
+)
+def test_requests_are_checked_when_they_are_made(make: object, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make()  # type: ignore[operator]
+
+
+def test_init_writes_a_cluster_file_that_can_be_planned_for(tmp_path: Path) -> None:
+    path = api.init(tmp_path / "cluster.toml")
+    cluster, is_local = api.find_cluster(str(path))
+    assert cluster.num_devices >= 1
+    assert not is_local
+    with pytest.raises(InputError, match="exists and is kept"):
+        api.init(path)
