@@ -62,7 +62,7 @@ def plan(
     seq: int | None = None,
     memory_limit: str | float | None = None,
     optimizer: str = "adamw",
-    precision: str = "float32",
+    precision: str = "auto",
     seed: int = 0,
     measure: str = "auto",
 ) -> Frontier:

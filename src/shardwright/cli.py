@@ -40,7 +40,7 @@ Seq = Annotated[
     int | None, typer.Option("--seq", "-s", min=1, help="Tokens per sample, where that applies.")
 ]
 Precision = Annotated[
-    str, typer.Option("--precision", help="float32, bfloat16 (mixed), or float64.")
+    str, typer.Option("--precision", help="auto, float32, bfloat16 (mixed), or float64.")
 ]
 Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, or momentum.")]
 Pick = Annotated[
@@ -83,7 +83,7 @@ def capture(
     model: Model,
     global_batch: Batch = None,
     seq: Seq = None,
-    precision: Precision = "float32",
+    precision: Precision = "auto",
     out: Annotated[str, typer.Option("--out", "-o", help="Write the graph as JSON.")] = "",
     json: Json = False,
 ) -> None:
@@ -101,7 +101,7 @@ def profile(
     model: MaybeModel = "",
     global_batch: Batch = None,
     seq: Seq = None,
-    precision: Precision = "float32",
+    precision: Precision = "auto",
     again: Annotated[bool, typer.Option("--again", help="Measure also what is known.")] = False,
     json: Json = False,
 ) -> None:
@@ -130,7 +130,7 @@ def plan(
         str, typer.Option("--memory-limit", help="Per device, such as '12 GiB'.")
     ] = "",
     optimizer: Optimizer = "adamw",
-    precision: Precision = "float32",
+    precision: Precision = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")

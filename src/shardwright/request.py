@@ -22,21 +22,22 @@ class Request:
 
     None means: the model's or machine's own. ``memory_limit`` is bytes per device, or text with a
     unit. ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what
-    is, ``never`` nothing. ``clips``: gradients will be clipped by their global norm.
+    is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
+    device multiplies in it faster than in float32, else float32. ``clips``: gradients will be clipped by their global norm.
     """
 
     global_batch: int | None = None
     seq: int | None = None
     memory_limit: str | float | None = None
     optimizer: str = "adamw"
-    precision: str = "float32"
+    precision: str = "auto"
     seed: int = 0
     measure: str = "auto"
     clips: bool = False
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
-        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("precision", self.precision, ("auto", *PRECISIONS))
         _one_of("measure", self.measure, MEASURES)
         for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not 1 <= value <= LARGEST_BATCH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
@@ -35,6 +36,9 @@ def study(
     """
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes)
+    machine, is_local = find_cluster(cluster, watch)
+    if request.precision == "auto":
+        request = replace(request, precision=natural_precision(machine))
     watch.tell("capturing the model", 0.0)
     captured = capture(
         model,
@@ -44,7 +48,6 @@ def study(
         precision=request.precision,
     )
     graph = captured.graph
-    machine, is_local = find_cluster(cluster, watch)
     training = Training(
         precision=request.precision,  # type: ignore[arg-type]  # checked by Request
         optimizer_states=OPTIMIZER_STATES[request.optimizer],
@@ -90,6 +93,13 @@ def study(
         num_measured=measured,
         is_complete=not watch.stop(),
     )
+
+
+def natural_precision(cluster: Cluster) -> str:
+    """Return bfloat16 where every device is faster in it than in float32, else float32."""
+    rates = [dict(cluster.kind_of(device).peak_flops) for device in range(cluster.num_devices)]
+    is_faster = all(rate.get("bfloat16", 0.0) > rate.get("float32", 0.0) for rate in rates)
+    return "bfloat16" if is_faster else "float32"
 
 
 def _search_progress(watch: Watch) -> Callable[[Progress], None]:

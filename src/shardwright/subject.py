@@ -31,14 +31,16 @@ def capture(
     *,
     global_batch: int | None = None,
     seq: int | None = None,
-    precision: str = "float32",
+    precision: str = "auto",
 ) -> Captured:
-    """Capture a model, by name or as a module with an example batch, at the global batch size."""
+    """Capture a model, by name or as a module with an example batch, at the global batch size.
+
+    ``precision`` auto keeps the model's own dtypes.
+    """
     from shardwright.runtime.capture import capture as capture_module
     from shardwright.runtime.capture import load_model
 
-    # Mixed precision keeps float32 parameters: its graph is the float32 one.
-    dtype = "float64" if precision == "float64" else "float32"
+    own = None if precision == "auto" else precision
     if isinstance(model, str):
         source = load_model(model)
         size = global_batch or DEFAULT_BATCH
@@ -46,11 +48,11 @@ def capture(
         example = source.example(max(2, min(size, 4)), seq)
         name = source.name if model.startswith("hf:") else ""
         return capture_module(
-            source.build(), example, global_batch=size, precision=dtype, name=name
+            source.build(), example, global_batch=size, precision=own, name=name
         )
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
-    return capture_module(model, batch, global_batch=global_batch, precision=dtype)
+    return capture_module(model, batch, global_batch=global_batch, precision=own)
 
 
 def coverage(graph: OperatorGraph) -> Coverage:

@@ -37,6 +37,13 @@ def test_no_schedule_beats_the_bound_however_the_work_is_cut(data, stages, m, sc
     assert finish(forward, backward, once, schedule, m) >= bound * (1 - 1e-9)
 
 
+def test_work_once_per_step_may_hide_behind_the_backward_of_earlier_stages() -> None:
+    rounds, share = least_rounds(2, 2)
+    seconds = finish([1.0, 0.0], [3.0, 2.0], [0.0, 4.0], "1f1b", 2)
+    assert seconds == 9.0
+    assert rounds * 6.0 + share * 4.0 <= seconds
+
+
 @pytest.mark.parametrize(("stages", "m"), list(itertools.product([2, 3, 4], [2, 4, 8])))
 def test_the_bound_lies_just_below_equal_stages(stages: int, m: int) -> None:
     rounds, _ = least_rounds(stages, m)

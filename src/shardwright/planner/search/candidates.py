@@ -161,19 +161,16 @@ def _relaxed_bound(
 
 def least_rounds(stages: int, microbatches: int) -> tuple[float, float]:
     """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through
-    all
-    stages) + b * (seconds once per step of all stages), however the work is cut.
+    all stages) + b * (seconds once per step of all stages), however the work is cut.
 
     Stage s can neither start before nor end after the stages ahead of it have had their part of the
-    first and the last microbatch, so T >= m t_s + u_s + sum of t before s. The weights y_s of these
-    that make every t_s count alike give a = 1 / (1 - (1 - 1/m)^p); b is the least y_s.
+    first and the last microbatch, so T >= m t_s + sum of t before s. The weights of these that make
+    every t_s count alike give a = 1 / (1 - (1 - 1/m)^p). What a stage does once per step may hide
+    behind the backward of the stages ahead, so with several stages it counts nothing: b = 0.
     """
     if stages == 1:
         return float(microbatches), 1.0
-    if microbatches == 1:
-        return 1.0, 0.0
-    rounds = 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages)
-    return rounds, (rounds - 1.0) / (microbatches - 1.0)
+    return 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages), 0.0
 
 
 def _from_hull(
