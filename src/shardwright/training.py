@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.core.plan import Plan
 from shardwright.core.timeline import Timeline
@@ -40,6 +40,7 @@ class Task:
     seq: int | None
     optimizer: str
     folder: str
+    backend: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Outcome:
 def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
     """Train on this machine and return what happened. Raises RunError when a rank failed."""
     from shardwright.runtime.launch import launch
-    from shardwright.runtime.profile import num_local_devices
+    from shardwright.runtime.profile import local_backend, num_local_devices
 
     devices = plan.strategy.devices
     if len(devices) > num_local_devices():
@@ -72,10 +73,14 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
         folder = Path(name)
         write_plan(folder / "plan.json", plan)
         task = Task(
-            job=job, seq=origin.seq, optimizer=job.optimizer or origin.optimizer, folder=name
+            job=job,
+            seq=origin.seq,
+            optimizer=job.optimizer or origin.optimizer,
+            folder=name,
+            backend=local_backend(),
         )
         with _following(folder, watch):
-            (end, *_) = launch(train_rank, len(devices), (task,))
+            (end, *_) = launch(train_rank, len(devices), (task,), backend=task.backend)
         return _outcome(end, _events(folder / "events"))
 
 
@@ -84,6 +89,7 @@ def train_rank(task: Task) -> LoopEnd:
     from shardwright.api import build
     from shardwright.runtime.capture import load_model
     from shardwright.runtime.executor import RunOptions
+    from shardwright.runtime.launch import local_rank
     from shardwright.runtime.train import (
         LoopOptions,
         Step,
@@ -100,7 +106,11 @@ def train_rank(task: Task) -> LoopEnd:
         build_seeded(source),
         optimizer=named_optimizer(task.optimizer, job.learning_rate),
         batch=example,
-        options=RunOptions(max_norm=job.clip or None, check_finite=True),
+        options=RunOptions(
+            device=f"cuda:{local_rank()}" if task.backend == "cuda" else None,
+            max_norm=job.clip or None,
+            check_finite=True,
+        ),
     )
     batch_size = _global_batch(folder / "plan.json")
     tokens = _tokens(example, batch_size)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,11 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
     return rank, size
 
 
+def local_rank() -> int:
+    """Return which of its host's ranks this process is, by the launcher's or torchrun's word."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def launch(
     target: Callable[..., Any],
     nprocs: int,
@@ -82,10 +87,12 @@ def launch(
     *,
     timeout: float | None = None,
     collective_timeout: float = 60.0,
+    backend: Literal["cpu", "cuda"] = "cpu",
 ) -> list[Any]:
     """Run ``target(*args)`` on every rank and return what the ranks returned, in rank order.
 
-    ``target`` must be importable. Each rank runs on one thread, in a world that is joined already.
+    ``target`` must be importable. Each rank runs on one thread, in a world that is joined already;
+    with ``backend`` cuda rank r has GPU r as its current device and talks over NCCL.
     Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left behind.
     """
     context = multiprocessing.get_context("forkserver")
@@ -96,7 +103,7 @@ def launch(
         for rank in range(nprocs):
             process = context.Process(
                 target=_rank_main,
-                args=(target, tuple(args), rank, nprocs, directory, collective_timeout),
+                args=(target, tuple(args), rank, nprocs, directory, collective_timeout, backend),
                 daemon=False,
             )
             process.start()
@@ -123,6 +130,7 @@ def _rank_main(
     size: int,
     directory: Path,
     collective_timeout: float,
+    backend: str,
 ) -> None:
     """Run one rank and leave its result, or how it failed, in the launcher's directory."""
     os.environ |= {
@@ -132,7 +140,9 @@ def _rank_main(
     torch.set_num_threads(1)
     INTERRUPTION.listen()
     try:
-        join_world(timeout=collective_timeout)
+        if backend == "cuda":
+            torch.cuda.set_device(rank)
+        join_world(timeout=collective_timeout, device=backend)
         result = target(*args)
         if dist.is_initialized():
             dist.destroy_process_group()

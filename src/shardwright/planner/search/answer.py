@@ -13,6 +13,8 @@ from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import Judged
 
 GIB = 2**30
+# Plans nearer than this to a faster one in time, memory and money are not shown beside it.
+ALIKE = 0.005
 MODEL = (
     "no plan of the searched arrangements is faster when costs add up, equal blocks are treated "
     "alike, and gradient synchronisation and parameter gathers overlap computation as well as the "
@@ -51,7 +53,8 @@ def fitting(judged: tuple[Judged, ...] | list[Judged], limit: float) -> list[Jud
 def answer(found: Findings, seed: int) -> Frontier:
     """Make plans of the non-dominated verdicts that fit, and choose the fastest.
 
-    Of plans with equal objectives the one on the fewest devices stays.
+    Of plans with equal objectives the one on the fewest devices stays; of plans that nobody could
+    tell apart the fastest.
     """
     verdicts = found.fitting
     if not verdicts:
@@ -59,12 +62,19 @@ def answer(found: Findings, seed: int) -> Frontier:
     best: dict[Objective, Judged] = {}
     for verdict in verdicts:
         best.setdefault(verdict.objective, verdict)
-    kept = [
-        best[objective]
-        for objective in sorted(best)
-        if not any(other.dominates(objective) for other in best)
-    ]
+    kept: list[Judged] = []
+    for objective in sorted(best):
+        dominated = any(other.dominates(objective) for other in best)
+        if not dominated and not any(_is_alike(best[objective], other) for other in kept):
+            kept.append(best[objective])
     return Frontier(plans=tuple(_plan(found, verdict, seed, kept[0]) for verdict in kept), chosen=0)
+
+
+def _is_alike(one: Judged, other: Judged) -> bool:
+    """Whether two plans differ by less than anybody could measure."""
+    pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
+    same_price = one.objective.dollars >= other.objective.dollars * (1 - ALIKE)
+    return same_price and all(abs(a - b) <= ALIKE * max(a, b) for a, b in pairs)
 
 
 def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:

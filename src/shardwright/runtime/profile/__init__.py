@@ -7,6 +7,7 @@ decided elsewhere.
 from shardwright.runtime.profile.collectives import Probe, measure_collectives
 from shardwright.runtime.profile.machine import (
     detect,
+    local_backend,
     local_environment,
     measure_machine,
     num_local_devices,
@@ -14,7 +15,6 @@ from shardwright.runtime.profile.machine import (
 from shardwright.runtime.profile.operators import Setting, measure_operators
 
 __all__ = [
-    "Probe", "Setting", "detect", "local_environment", "measure_collectives", "measure_machine",
-    "measure_operators",
-    "num_local_devices",
+    "Probe", "Setting", "detect", "local_backend", "local_environment", "measure_collectives",
+    "measure_machine", "measure_operators", "num_local_devices",
 ]  # fmt: skip

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from typing import Literal
+
 import torch
 
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
@@ -34,6 +36,11 @@ def num_local_devices() -> int:
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_backend() -> Literal["cpu", "cuda"]:
+    """Return the torch device type that this machine's ranks run on."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def local_environment(concurrency: int) -> str:
