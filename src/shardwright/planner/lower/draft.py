@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import Layout, local_bytes, local_shape
@@ -20,6 +20,14 @@ from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.samples import Samples
 
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+
+
+class Extra(TypedDict, total=False):
+    """What only some values have; see ``Value``. ``dtype`` defaults to the tensor's own."""
+
+    dtype: str
+    alias: int
+    resident: bool
 
 
 @dataclass(slots=True)
@@ -77,17 +85,12 @@ class Draft:
         layout: Layout,
         scope: Scope,
         role: ValueRole,
-        *,
-        dtype: str | None = None,
-        alias: int = -1,
-        resident: bool = False,
-        gradient: int = -1,
+        **extra: Unpack[Extra],
     ) -> int:
         """Append a value and return its index."""
-        size_scope: Scope = scope
         spec = self.graph.tensors[tensor]
-        if spec.role in ("parameter", "buffer", "constant"):
-            size_scope = "step"
+        is_fixed = spec.role in ("parameter", "buffer", "constant")
+        size_scope: Scope = "step" if is_fixed else scope
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         self.values.append(
             Value(
@@ -95,12 +98,11 @@ class Draft:
                 mesh=mesh,
                 layout=layout,
                 shape=shape,
-                dtype=dtype or spec.dtype,
+                dtype=extra.get("dtype") or spec.dtype,
                 scope=scope,
                 role=role,
-                gradient=gradient,
-                alias=alias,
-                resident=resident,
+                alias=extra.get("alias", -1),
+                resident=extra.get("resident", False),
             )
         )
         return len(self.values) - 1
