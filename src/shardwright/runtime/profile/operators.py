@@ -13,6 +13,7 @@ import math
 import pickle
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ Request = tuple[int, Shapes, Shapes]
 # All copies of one shard's tensors together; beyond this caches hold nothing of the last turn.
 ROTATED_BYTES = 32 * 2**20
 MAX_COPIES = 8
+# So much of what was made last is kept alive: more than caches hold.
+KEPT_BYTES = 192 * 2**20
+MAX_KEPT = 64
+RECENT = 4
 START_SECONDS = 60.0
 _LONGEST_SLICE = 0.5
 
@@ -284,10 +289,14 @@ def time_shard(
     wait = torch.cuda.synchronize if on_gpu else _no_wait
     clock = time.perf_counter if on_gpu else time.thread_time
 
+    # Training keeps what an operator made; were it dropped at once, the next run would write into
+    # memory that is still in the cache.
+    kept: deque[Any] = deque(maxlen=max(1, min(MAX_KEPT, KEPT_BYTES // max(shard.bytes, 1))))
+
     def forward(number: int) -> None:
         for turn in range(number):
             args, kwargs, _ = calls[turn % copies]
-            target(*args, **kwargs)
+            kept.append(target(*args, **kwargs))
         wait()
 
     ahead = measure(forward, budget_seconds=budget_seconds * 0.4, clock=clock)
@@ -299,12 +308,16 @@ def time_shard(
         return ahead, None
     seeds = [[torch.rand_like(out) for out in outs] for outs in made]
 
+    # Backward frees as it goes: only what it made last is still alive.
+    recent: deque[Any] = deque(maxlen=RECENT)
+
     def backward(number: int) -> None:
         for turn in range(number):
             which = turn % copies
-            torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 made[which], wanted[which], seeds[which], retain_graph=True, allow_unused=True
             )
+            recent.append(gradients)
         wait()
 
     back = measure(backward, budget_seconds=budget_seconds * 0.6, clock=clock)
