@@ -226,9 +226,7 @@ def train_on_hosts(steps: int, groups: tuple[int, ...]) -> dict[str, object]:
                     MASTER_ADDR="10.84.0.1", MASTER_PORT="29400", GLOO_SOCKET_IFNAME="eth0",
                 )  # fmt: skip
                 command = ["ip", "netns", "exec", name, sys.executable, __file__]
-                ranks.append(
-                    subprocess.Popen([*command, "--worker", arguments], env=environment)
-                )
+                ranks.append(subprocess.Popen([*command, "--worker", arguments], env=environment))
             if any(rank.wait(timeout=1500) for rank in ranks):
                 raise SystemExit("a rank failed on the hosts")
         finally:
@@ -285,7 +283,9 @@ def on_hosts(table: CostTable, cluster: Cluster, found: dict[str, object]) -> Co
     return CostTable(operators=operators, collectives=measured.collectives, overheads=overheads)
 
 
-def predict(graph: OperatorGraph, seed: Seed, cluster: Cluster, table: CostTable) -> tuple[float, float]:
+def predict(
+    graph: OperatorGraph, seed: Seed, cluster: Cluster, table: CostTable
+) -> tuple[float, float]:
     """Return (step seconds, peak bytes) of a plan."""
     program = lower(graph, seed_strategy(graph, seed))
     prices = price(program, graph, cluster, table)

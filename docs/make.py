@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
-README_EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```\n", re.DOTALL)
+README_EXAMPLE = re.compile(
+    r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```\n", re.DOTALL
+)
 WIDTH = 88
 
 
@@ -31,7 +33,9 @@ def cli_text() -> str:
     for name in names:
         title = " ".join(("shardwright", *name))
         command = group.commands[name[0]] if name else group  # type: ignore[attr-defined]
-        with command.make_context(title, [], resilient_parsing=True, terminal_width=WIDTH) as context:
+        with command.make_context(
+            title, [], resilient_parsing=True, terminal_width=WIDTH
+        ) as context:
             text = command.get_help(context)
         body = "\n".join(line.rstrip() for line in text.splitlines())
         parts.append(f"## {title}\n\n```text\n{body}\n```\n")

@@ -41,7 +41,9 @@ class RunError(ShardwrightError):
     The fields name where: ``rank``, ``stage`` and the ``instruction`` it was executing (text).
     """
 
-    def __init__(self, message: str, *, rank: int = -1, stage: int = -1, instruction: str = "") -> None:
+    def __init__(
+        self, message: str, *, rank: int = -1, stage: int = -1, instruction: str = ""
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.stage = stage

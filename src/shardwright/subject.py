@@ -47,9 +47,7 @@ def capture(
         # Batches of one sample are special to export; a few samples stand for all.
         example = source.example(max(2, min(size, 4)), seq)
         name = source.name if model.startswith("hf:") else ""
-        return capture_module(
-            source.build(), example, global_batch=size, precision=own, name=name
-        )
+        return capture_module(source.build(), example, global_batch=size, precision=own, name=name)
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
     return capture_module(model, batch, global_batch=global_batch, precision=own)

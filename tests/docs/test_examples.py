@@ -15,7 +15,9 @@ def needs_torch(script):
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(script, id=script.stem, marks=[pytest.mark.ranks] if needs_torch(script) else [])
+        pytest.param(
+            script, id=script.stem, marks=[pytest.mark.ranks] if needs_torch(script) else []
+        )
         for script in SCRIPTS
     ],
 )

@@ -69,7 +69,9 @@ def test_every_decision_is_listed_and_says_what_was_rejected():
     for page in sorted(folder.glob("*.md")):
         assert f"decisions/{page.name}" in listed
         text = page.read_text()
-        assert all(f"## {part}" in text for part in ("Context", "Decision", "Consequences", "Rejected"))
+        assert all(
+            f"## {part}" in text for part in ("Context", "Decision", "Consequences", "Rejected")
+        )
 
 
 def test_every_concept_page_says_when_it_is_wrong():

@@ -95,7 +95,9 @@ class Cluster:
             raise ValueError(f"a cluster is one tree, but {len(roots)} switches have no parent")
         for index, switch in enumerate(self.switches):
             if switch.parent >= index or (switch.parent >= 0) != (switch.link is not None):
-                raise ValueError(f"switch {switch.name!r} must follow its parent and have a link to it")
+                raise ValueError(
+                    f"switch {switch.name!r} must follow its parent and have a link to it"
+                )
 
     @property
     def num_devices(self) -> int:

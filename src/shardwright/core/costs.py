@@ -59,8 +59,12 @@ def operator_key(
     """
     stored = [graph.tensors[index].dtype for index in operator.inputs]
     dtypes = [precision if dtype == "float32" else dtype for dtype in stored]
-    needs = "".join("g" if graph.tensors[index].needs_gradient else "-" for index in operator.inputs)
-    shapes = ";".join("x".join(map(str, s)) + f":{d}" for s, d in zip(input_shapes, dtypes, strict=True))
+    needs = "".join(
+        "g" if graph.tensors[index].needs_gradient else "-" for index in operator.inputs
+    )
+    shapes = ";".join(
+        "x".join(map(str, s)) + f":{d}" for s, d in zip(input_shapes, dtypes, strict=True)
+    )
     outputs = ";".join("x".join(map(str, shape)) for shape in output_shapes)
     constants = ",".join(
         f"{name}={value}" for name, value in operator.attributes if name not in SHAPE_ATTRIBUTES

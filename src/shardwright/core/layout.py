@@ -17,7 +17,9 @@ PARTIAL = -2
 Layout = tuple[int, ...]
 
 
-def local_shape(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]) -> tuple[int, ...]:
+def local_shape(
+    shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]
+) -> tuple[int, ...]:
     """Return the shape of one device's shard. Raises ValueError when a size does not divide."""
     local = list(shape)
     for placement, pieces in zip(layout, axis_sizes, strict=True):
@@ -28,7 +30,9 @@ def local_shape(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, .
     return tuple(local)
 
 
-def local_bytes(shape: tuple[int, ...], dtype: str, layout: Layout, axis_sizes: tuple[int, ...]) -> int:
+def local_bytes(
+    shape: tuple[int, ...], dtype: str, layout: Layout, axis_sizes: tuple[int, ...]
+) -> int:
     """Return the bytes one device holds of a tensor."""
     return math.prod(local_shape(shape, layout, axis_sizes)) * DTYPE_BYTES[dtype]
 

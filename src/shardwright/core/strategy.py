@@ -28,7 +28,9 @@ class Mesh:
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.sizes) or len(set(self.axes)) != len(self.axes):
             raise ValueError(f"mesh axes {self.axes} and sizes {self.sizes} do not match")
-        if math.prod(self.sizes) != len(self.devices) or len(set(self.devices)) != len(self.devices):
+        if math.prod(self.sizes) != len(self.devices) or len(set(self.devices)) != len(
+            self.devices
+        ):
             raise ValueError(f"mesh of sizes {self.sizes} needs that many different devices")
 
     def coordinate(self, device: int) -> tuple[int, ...]:

@@ -33,7 +33,9 @@ def transformer_like(layers: int = 2) -> OperatorGraph:
         )
         return len(tensors) - 1
 
-    def call(kind: str, inputs: dict[str, int], shape: tuple[int, ...], trained: bool = True) -> int:
+    def call(
+        kind: str, inputs: dict[str, int], shape: tuple[int, ...], trained: bool = True
+    ) -> int:
         tensors.append(
             TensorSpec(
                 name=f"t{len(operators)}",
@@ -205,6 +207,7 @@ def test_a_pipeline_sends_one_activation_and_one_gradient_per_cut_and_microbatch
 
 def test_gradients_are_synchronised_once_per_step_unless_zero_two() -> None:
     graph = transformer_like()
+
     def count(zero: int) -> int:
         seed = Seed(data=2, zero=zero, num_microbatches=4)
         program = lower(graph, seed_strategy(graph, seed))
@@ -213,6 +216,7 @@ def test_gradients_are_synchronised_once_per_step_unless_zero_two() -> None:
             for kind, item in zip(program.kind, program.item, strict=True)
             if kind == Kind.MESSAGE
         )
+
     assert count(2) == 4 * count(1)
 
 

@@ -30,7 +30,9 @@ def cut(whole: np.ndarray, layout: Layout, sizes: tuple[int, ...]) -> Shards:
     return shards
 
 
-def peers(place: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+def peers(
+    place: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...]
+) -> list[tuple[int, ...]]:
     options = [range(size) if axis in axes else [place[axis]] for axis, size in enumerate(sizes)]
     return list(itertools.product(*options))
 

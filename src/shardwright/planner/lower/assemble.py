@@ -74,7 +74,9 @@ class _Layout:
     def resource(self, name: str) -> int:
         return self.resources.setdefault(name, len(self.resources))
 
-    def append(self, name: str, compiled: _Compiled, microbatch: int, extra: Sequence[int] = ()) -> None:
+    def append(
+        self, name: str, compiled: _Compiled, microbatch: int, extra: Sequence[int] = ()
+    ) -> None:
         base, stage = self.size, compiled.stage
         self.begin[name, stage, microbatch] = base
         targets = compiled.targets.copy()

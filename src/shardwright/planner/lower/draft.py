@@ -7,12 +7,12 @@ steps into five lists; ``assemble`` lays them out for every microbatch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import Layout, local_bytes, local_shape
-from shardwright.core.program import Call, Kind, Message, Scope, Segment, Value, ValueRole
+from shardwright.core.program import Kind, Message, Scope, Segment, Value, ValueRole
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard

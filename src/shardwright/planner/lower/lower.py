@@ -19,7 +19,6 @@ from shardwright.planner.lower.backward import (
     Transfers,
     backward_steps,
     forward_steps,
-    gather_steps,
     insert_syncs,
 )
 from shardwright.planner.lower.draft import Draft, Step
@@ -116,7 +115,9 @@ class _Lowering:
             return ("step", "microbatch") if also else ("step",)
         is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
         if is_free and not any(graph.tensors[tensor].needs_gradient for tensor in outputs):
-            trained = any(graph.tensors[t].role == "parameter" for t in graph.operators[index].inputs)
+            trained = any(
+                graph.tensors[t].role == "parameter" for t in graph.operators[index].inputs
+            )
             return ("microbatch",) if trained or self._reads_microbatch(index) else ("step",)
         return ("microbatch",)
 
@@ -157,9 +158,7 @@ class _Lowering:
             if value.alias < 0:
                 sent = source.value
                 if source.source >= 0:
-                    sent = draft.add_value(
-                        use.tensor, kept.mesh, value.layout, "step", "parameter"
-                    )
+                    sent = draft.add_value(use.tensor, kept.mesh, value.layout, "step", "parameter")
                     steps = draft.chain([(source.source, sent)], "parameter")
                     home.prologue.append(Entry(-1, steps))
                 send, receive = draft.transfer(sent, use.value, "parameter")

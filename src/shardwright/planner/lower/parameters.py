@@ -71,14 +71,30 @@ class Parameters:
             self.uses[key] = self._new_use(mesh, tensor, pair.value, gradient, trained)
         return self.uses[key]
 
-    def _new_use(self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool) -> Use:
+    def _new_use(
+        self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool
+    ) -> Use:
         draft, kept = self.draft, self.kept[tensor]
         is_home = mesh == kept.mesh
-        twin = next((use for (m, t, held, _), use in self.uses.items() if (m, t, held) == (mesh, tensor, layout)), None)
+        twin = next(
+            (
+                use
+                for (m, t, held, _), use in self.uses.items()
+                if (m, t, held) == (mesh, tensor, layout)
+            ),
+            None,
+        )
         source = -1
         if is_home and draft.values[kept.rest].layout == layout:
-            if kept.rest in self._rest_is_taken or kept.master == kept.rest and trained and not self._is_reduced(kept, gradient):
-                value = draft.add_value(tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True)
+            if (
+                kept.rest in self._rest_is_taken
+                or (kept.master == kept.rest
+                and trained
+                and not self._is_reduced(kept, gradient))
+            ):
+                value = draft.add_value(
+                    tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True
+                )
             else:
                 value = kept.rest
                 self._rest_is_taken.add(value)
@@ -96,7 +112,9 @@ class Parameters:
         """Whether a gradient made in this layout needs no synchronisation at all."""
         draft = self.draft
         reduced = draft.values[kept.reduced]
-        return reduced.layout == gradient and reduced.dtype == draft.graph.tensors[kept.tensor].dtype
+        return (
+            reduced.layout == gradient and reduced.dtype == draft.graph.tensors[kept.tensor].dtype
+        )
 
     def _gradient(self, kept: Kept, mesh: int, layout: Layout) -> int:
         if mesh == kept.mesh and self._is_reduced(kept, layout):

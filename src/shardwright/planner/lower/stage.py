@@ -68,7 +68,12 @@ class Stage:
     """One mesh: its operators, and the values it has made so far."""
 
     def __init__(
-        self, draft: Draft, index: int, placed: list[Placements], parameters: Parameters, fetch: Fetch
+        self,
+        draft: Draft,
+        index: int,
+        placed: list[Placements],
+        parameters: Parameters,
+        fetch: Fetch,
     ) -> None:
         self.draft = draft
         self.index = index

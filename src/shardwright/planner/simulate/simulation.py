@@ -88,7 +88,7 @@ def _compiled_times(
     program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
 ) -> Times:
     # Late, because importing Numba takes longer than most plans do in plain Python.
-    from shardwright.planner.simulate import full  # noqa: PLC0415
+    from shardwright.planner.simulate import full
 
     # One type for each column, whoever made the Program: Numba compiles once per combination.
     wiring = full.Wiring(

@@ -32,9 +32,7 @@ def placements(iteration: Iteration, dims: Sequence[str]) -> Placements:
         _pair([_input(iteration, position, name) for name in dims])
         for position in range(len(iteration.inputs))
     )
-    outputs = tuple(
-        _pair([_output(names, name) for name in dims]) for names in iteration.outputs
-    )
+    outputs = tuple(_pair([_output(names, name) for name in dims]) for names in iteration.outputs)
     return Placements(inputs, outputs)
 
 
@@ -87,7 +85,9 @@ def choices(
     )
 
 
-def _divides(assignment: tuple[str, ...], axis_sizes: tuple[int, ...], sizes: dict[str, int]) -> bool:
+def _divides(
+    assignment: tuple[str, ...], axis_sizes: tuple[int, ...], sizes: dict[str, int]
+) -> bool:
     pieces: dict[str, int] = {}
     for name, size in zip(assignment, axis_sizes, strict=True):
         if name not in ("", PLUS):

@@ -62,13 +62,16 @@ def reshard_steps(
                 best[step.layout] = total
                 cause[step.layout] = (layout, step)
                 heapq.heappush(queue, (total, next(ticket), step.layout))
-    raise ValueError(f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}")
+    raise ValueError(
+        f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
+    )
 
 
 def _normal(layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
     """On an axis of one device every placement is a full copy."""
     return tuple(
-        REPLICATE if size == 1 else placement for placement, size in zip(layout, axis_sizes, strict=True)
+        REPLICATE if size == 1 else placement
+        for placement, size in zip(layout, axis_sizes, strict=True)
     )
 
 
@@ -115,7 +118,12 @@ def _moves(
 
 
 def _step(
-    primitive: Primitive, axes: tuple[int, ...], from_dim: int, to_dim: int, size: int, layout: Layout
+    primitive: Primitive,
+    axes: tuple[int, ...],
+    from_dim: int,
+    to_dim: int,
+    size: int,
+    layout: Layout,
 ) -> Step:
     return Step(
         primitive=primitive, axes=axes, from_dim=from_dim, to_dim=to_dim, bytes=size, layout=layout

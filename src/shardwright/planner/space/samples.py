@@ -139,7 +139,9 @@ class _Analysis:
         if any(states[position] is not State.SUM for position in iteration.linear):
             return False
         others = [i for i in range(len(states)) if i not in iteration.linear]
-        return self._claim_sums(index, [states[i] if i in others else State.FREE for i in range(len(states))])
+        return self._claim_sums(
+            index, [states[i] if i in others else State.FREE for i in range(len(states))]
+        )
 
     def _claim_sums(self, index: int, states: list[State]) -> bool:
         """Ask for the finished value of every sum among the inputs; false if one is not ready."""
@@ -153,7 +155,9 @@ class _Analysis:
         return True
 
     def _label(self, index: int, iteration: Iteration, sample: str) -> None:
-        for tensor, names in zip(self.graph.operators[index].outputs, iteration.outputs, strict=True):
+        for tensor, names in zip(
+            self.graph.operators[index].outputs, iteration.outputs, strict=True
+        ):
             if sample in names:
                 self.state[tensor], self.dim[tensor] = State.SPLIT, names.index(sample)
             else:

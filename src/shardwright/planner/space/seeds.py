@@ -110,6 +110,7 @@ def _meshes(seed: Seed) -> tuple[Mesh, ...]:
 
 def _weaken(dims: tuple[str, ...], legal: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """Return the legal config that keeps most of the wanted one."""
+
     def agreement(other: tuple[str, ...]) -> int:
         if any(name not in ("", want) for name, want in zip(other, dims, strict=True)):
             return -1
@@ -300,6 +301,4 @@ def _meets_residual(
     """An addition with an activation from outside the split region is the residual stream."""
     if not kind.startswith("aten.add."):
         return False
-    return any(
-        tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs
-    )
+    return any(tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs)

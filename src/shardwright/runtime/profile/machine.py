@@ -13,7 +13,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
 from typing import Literal
 
 import torch
