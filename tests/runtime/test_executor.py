@@ -133,7 +133,7 @@ def test_a_batch_without_an_entry_is_refused() -> None:
 def test_a_loss_that_is_not_a_number_stops_before_the_update() -> None:
     executor, module, batch = build(check_finite=True)
     before = [parameter.detach().clone() for parameter in module.parameters()]
-    with pytest.raises(RunError, match="finite.*step 0"):
+    with pytest.raises(RunError, match=r"finite.*step 0"):
         executor.step({**batch, "x": batch["x"] * torch.nan})
     for parameter, old in zip(module.parameters(), before, strict=True):
         assert torch.equal(parameter, old)

@@ -61,7 +61,7 @@ def test_results_come_back_in_rank_order() -> None:
 
 @pytest.mark.ranks
 def test_an_exception_on_one_rank_ends_all_and_is_told() -> None:
-    with pytest.raises(RunError, match="rank 1.*the batch is empty") as caught:
+    with pytest.raises(RunError, match=r"rank 1.*the batch is empty") as caught:
         launch(raise_on_one, 2, timeout=60)
     assert caught.value.rank == 1
 

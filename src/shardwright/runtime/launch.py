@@ -149,7 +149,7 @@ def _rank_main(
         _leave(directory / f"{rank}.result", result)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must be told
         known = error if isinstance(error, ShardwrightError) else None
         failure = Failure(
             rank, 1, type(error).__name__, str(error), traceback.format_exc(), _bare(known)

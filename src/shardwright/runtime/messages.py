@@ -289,7 +289,8 @@ class Groups:
         if not key and len(ranks) == dist.get_world_size():
             self._made[wanted] = dist.group.WORLD  # type: ignore[assignment]
         else:
-            self._made[wanted] = dist.new_group(list(ranks), timeout=self._timeout)
+            group = dist.new_group(list(ranks), timeout=self._timeout)
+            self._made[wanted] = group  # type: ignore[assignment]
 
     def _make_links(self, here: Mesh, there: Mesh) -> None:
         if "nccl" not in dist.get_backend():

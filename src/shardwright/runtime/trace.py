@@ -114,7 +114,8 @@ def measure_memory(
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run(walk)
     results = profiler.profiler
-    events = results.kineto_results.events() if results is not None else []
+    kineto: Any = results.kineto_results if results is not None else None
+    events = kineto.events() if kineto is not None else []
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     rows = np.array([[0.0, 0.0], *changes], dtype=np.float64)
     rows[1:, 0] = (rows[1:, 0] - begin) * 1e-9

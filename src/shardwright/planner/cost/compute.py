@@ -57,7 +57,9 @@ class Rates:
     table: CostTable = field(default_factory=CostTable)
     device: int = 0
     precision: str = "float32"
-    scales: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict, repr=False)
+    scales: dict[tuple[str, str], tuple[float, float]] = field(
+        default_factory=dict[tuple[str, str], tuple[float, float]], repr=False
+    )
 
     @property
     def kind(self) -> DeviceKind:

@@ -26,13 +26,13 @@ class _Storages:
     autograd holds with the call that first keeps them, ``extra`` the nameless bytes per call.
     """
 
-    root: dict[int, int] = field(default_factory=dict)
-    size: dict[int, int] = field(default_factory=dict)
-    made: dict[int, int] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
-    released: dict[int, int] = field(default_factory=dict)
-    extra: list[int] = field(default_factory=list)
+    root: dict[int, int] = field(default_factory=dict[int, int])
+    size: dict[int, int] = field(default_factory=dict[int, int])
+    made: dict[int, int] = field(default_factory=dict[int, int])
+    last: dict[int, int] = field(default_factory=dict[int, int])
+    kept: dict[int, int] = field(default_factory=dict[int, int])
+    released: dict[int, int] = field(default_factory=dict[int, int])
+    extra: list[int] = field(default_factory=list[int])
 
 
 def segment_memory(

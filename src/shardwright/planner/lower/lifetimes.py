@@ -52,9 +52,7 @@ def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
     """Values that every microbatch makes anew: per-microbatch ones and gathered parameters."""
     found: set[int] = set()
     for step in steps:
-        for value in map(lambda v: _root(draft, v), (*step.reads, *writes_of(draft, step))):
-            if draft.values[value].scope == "microbatch":
-                found.add(value)
+        found |= {v for v in _touches(draft, step) if draft.values[v].scope == "microbatch"}
         for value in writes_of(draft, step):
             if draft.values[value].role == "parameter" and not draft.values[value].resident:
                 found.add(_root(draft, value))

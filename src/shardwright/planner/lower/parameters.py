@@ -86,11 +86,8 @@ class Parameters:
         )
         source = -1
         if is_home and draft.values[kept.rest].layout == layout:
-            if (
-                kept.rest in self._rest_is_taken
-                or (kept.master == kept.rest
-                and trained
-                and not self._is_reduced(kept, gradient))
+            if kept.rest in self._rest_is_taken or (
+                kept.master == kept.rest and trained and not self._is_reduced(kept, gradient)
             ):
                 value = draft.add_value(
                     tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True

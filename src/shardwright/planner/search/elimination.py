@@ -118,7 +118,7 @@ def _plan(graph: FactorGraph) -> tuple[_Step, ...]:
         touching = [index for index, scope in scopes.items() if variable in scope]
         if not touching:
             continue
-        scope = tuple(sorted(set().union(*(scopes[index] for index in touching))))
+        scope = tuple(sorted({v for index in touching for v in scopes[index]}))
         if math.prod(graph.sizes[v] for v in scope) > MAX_CELLS:
             raise InputError(
                 f"the exact search needs tables of at most {MAX_CELLS} cells, this graph one over "

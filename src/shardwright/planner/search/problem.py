@@ -18,6 +18,7 @@ from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.activations import activation_terms
 from shardwright.planner.search.context import Context, Shape, Shapes, Wires, num_bytes
 from shardwright.planner.search.crossings import Crossing, find_crossings
+from shardwright.planner.search.factors import FactorGraph
 from shardwright.planner.search.parameters import parameter_config, parameter_terms
 from shardwright.planner.search.terms import (
     EACH,
@@ -118,7 +119,9 @@ class Problem:
         )
         return inputs, outputs
 
-    def with_recompute(self, index: int, kept: NDArray[np.float64], again: NDArray[np.float64]):
+    def with_recompute(
+        self, index: int, kept: NDArray[np.float64], again: NDArray[np.float64]
+    ) -> tuple[tuple[int, ...], NDArray[np.float64]]:
         """Return scope and columns of a config's costs, its block recomputed or not."""
         ties = self.context.ties
         config = self.config_of[index]
@@ -175,7 +178,7 @@ class Problem:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def factor_graph(self, weights: Weights):
+    def factor_graph(self, weights: Weights) -> FactorGraph:
         """Return the two-cost factor graph under one way to pipeline."""
         return factor_graph(tuple(self.sizes), self.terms, weights)
 

@@ -211,7 +211,7 @@ def no_custom_gradients() -> Iterator[None]:
             return original.__func__(cls, *args, **kwargs)
         raise Unsupported(f"the custom gradient of {cls.__name__}")
 
-    torch.autograd.Function.apply = classmethod(refuse)
+    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment]
     try:
         yield
     finally:
