@@ -65,6 +65,7 @@ def plan(
     precision: str = "auto",
     seed: int = 0,
     measure: str = "auto",
+    batch_norm: str = "local",
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
@@ -79,6 +80,7 @@ def plan(
         precision=precision,
         seed=seed,
         measure=measure,
+        batch_norm=batch_norm,
     )
     return study(model, cluster, request, batch=batch).frontier
 
@@ -147,7 +149,11 @@ def build(
 
     chosen = _picked(_document(plan).frontier, pick)
     captured = capture(
-        model, batch, global_batch=chosen.global_batch, precision=chosen.strategy.precision
+        model,
+        batch,
+        global_batch=chosen.global_batch,
+        precision=chosen.strategy.precision,
+        batch_norm=chosen.strategy.batch_norm,
     )
     check_fits(chosen, captured.graph)
     program = lower(captured.graph, chosen.strategy)
@@ -303,6 +309,7 @@ def _evidence(
         global_batch=plan.global_batch,
         seq=origin.seq,
         precision=plan.strategy.precision,
+        batch_norm=plan.strategy.batch_norm,
     )
     machine = find_cluster(cluster)[0] if cluster or not document.cluster else document.cluster
     check_fits(plan, captured.graph, machine)

@@ -131,6 +131,9 @@ def plan(
     ] = "",
     optimizer: Optimizer = "adamw",
     precision: Precision = "auto",
+    batch_norm: Annotated[
+        str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
+    ] = "local",
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
@@ -150,6 +153,7 @@ def plan(
         precision=precision,
         seed=seed,
         measure=measure,
+        batch_norm=batch_norm,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

@@ -12,6 +12,7 @@ from shardwright.units import read_quantity
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 PRECISIONS = ("float32", "bfloat16", "float64")
+BATCH_NORMS = ("local", "synchronised")
 MEASURES = ("auto", "never", "always")
 LARGEST_BATCH = 2**31
 
@@ -23,7 +24,9 @@ class Request:
     None means: the model's or machine's own. ``memory_limit`` is bytes per device, or text with a
     unit. ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what
     is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
-    device multiplies in it faster than in float32, else float32. ``clips``: gradients will be clipped by their global norm.
+    device multiplies in it faster than in float32, else float32. ``clips``: gradients will be
+    clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
+    or over all (``synchronised``).
     """
 
     global_batch: int | None = None
@@ -34,11 +37,13 @@ class Request:
     seed: int = 0
     measure: str = "auto"
     clips: bool = False
+    batch_norm: str = "local"
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
         _one_of("precision", self.precision, ("auto", *PRECISIONS))
         _one_of("measure", self.measure, MEASURES)
+        _one_of("batch norm", self.batch_norm, BATCH_NORMS)
         for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not 1 <= value <= LARGEST_BATCH:
                 raise InputError(f"the {name} must be between 1 and {LARGEST_BATCH}, not {value}")

@@ -46,12 +46,14 @@ def study(
         global_batch=request.global_batch,
         seq=request.seq,
         precision=request.precision,
+        batch_norm=request.batch_norm,
     )
     graph = captured.graph
     training = Training(
         precision=request.precision,  # type: ignore[arg-type]  # checked by Request
         optimizer_states=OPTIMIZER_STATES[request.optimizer],
         clips=request.clips,
+        batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
     )
 
     def solve(costs: CostTable) -> Frontier:

@@ -32,6 +32,7 @@ def capture(
     global_batch: int | None = None,
     seq: int | None = None,
     precision: str = "auto",
+    batch_norm: str = "local",
 ) -> Captured:
     """Capture a model, by name or as a module with an example batch, at the global batch size.
 
@@ -40,6 +41,7 @@ def capture(
     from shardwright.runtime.capture import capture as capture_module
     from shardwright.runtime.capture import load_model
 
+    over: Any = batch_norm  # one of two words, checked by Request
     own = None if precision == "auto" else precision
     if isinstance(model, str):
         source = load_model(model)
@@ -47,10 +49,19 @@ def capture(
         # Batches of one sample are special to export; a few samples stand for all.
         example = source.example(max(2, min(size, 4)), seq)
         name = source.name if model.startswith("hf:") else ""
-        return capture_module(source.build(), example, global_batch=size, precision=own, name=name)
+        return capture_module(
+            source.build(),
+            example,
+            global_batch=size,
+            precision=own,
+            batch_norm=over,
+            name=name,
+        )
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
-    return capture_module(model, batch, global_batch=global_batch, precision=own)
+    return capture_module(
+        model, batch, global_batch=global_batch, precision=own, batch_norm=over
+    )
 
 
 def coverage(graph: OperatorGraph) -> Coverage:

@@ -92,7 +92,7 @@ def test_a_memory_limit_is_kept_and_costs_time() -> None:
 def test_a_limit_that_nothing_meets_says_how_much_is_missing_where() -> None:
     limits = Limits(memory_bytes=1000.0, max_candidates=2)
     with pytest.raises(
-        NoPlan, match=r"GiB on stage \d+, .* GiB too much; use about \d+ such devices"
+        NoPlan, match=r"[KMG]iB on stage \d+, .* [KMG]iB too much; use about \d+ such devices"
     ):
         search(large(), cluster(1, 2, **SLOW), CostTable(), limits=limits)
 

@@ -131,6 +131,14 @@ def _reason(found: Findings, best: Judged) -> str:
     return text + "."
 
 
+def _size(count: float) -> str:
+    """Write bytes in the unit that leaves digits before the point."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.2f} {unit}"
+    return f"{count:.0f} bytes"
+
+
 def _no_plan(found: Findings) -> str:
     if not found.judged:
         why = "; ".join(found.refused[:3]) or "no arrangement of the devices divides the batch"
@@ -139,9 +147,9 @@ def _no_plan(found: Findings) -> str:
     stage = max(range(len(nearest.stage_bytes)), key=lambda s: nearest.stage_bytes[s])
     missing = nearest.bytes - found.limit
     return (
-        f"every plan must fit {found.limit / GIB:.2f} GiB per device, but the smallest found "
-        f"({nearest.strategy.label}) needs {nearest.bytes / GIB:.2f} GiB on stage {stage}, "
-        f"{missing / GIB:.2f} GiB too much; {_remedy(found, nearest)}"
+        f"every plan must fit {_size(found.limit)} per device, but the smallest found "
+        f"({nearest.strategy.label}) needs {_size(nearest.bytes)} on stage {stage}, "
+        f"{_size(missing)} too much; {_remedy(found, nearest)}"
     )
 
 

@@ -162,13 +162,17 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep export's and the models' warnings about tracing away from the user."""
-    loggers = [logging.getLogger(name) for name in ("torch", "transformers")]
+    """Keep export's and the models' warnings about tracing away from the user.
+
+    A failing operator is logged with its traceback; the CaptureError says what matters of it.
+    """
+    names = ("torch", "torch._subclasses.fake_tensor", "transformers")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         for logger in loggers:
-            logger.setLevel(logging.ERROR)
+            logger.setLevel(logging.CRITICAL)
         try:
             yield
         finally:
