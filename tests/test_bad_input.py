@@ -57,9 +57,7 @@ def test_a_model_that_cannot_be_captured_is_one_message(
 
 def test_small_missing_memory_is_told_in_a_unit_that_shows_it(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL)
-    done = shardwright(
-        "plan", "net.py:build", *PLANNED, "--memory-limit", "1 KiB", folder=tmp_path
-    )
+    done = shardwright("plan", "net.py:build", *PLANNED, "--memory-limit", "1 KiB", folder=tmp_path)
     said = complaint(done, 1)
     assert "must fit 1.00 KiB per device" in said
     assert "KiB too much; use" in said

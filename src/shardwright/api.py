@@ -146,7 +146,9 @@ def build(
     """
     from shardwright.planner.lower import lower
     from shardwright.runtime.executor import Executor
+    from shardwright.runtime.launch import join_world
 
+    join_world(device=(options and options.device) or "cpu")
     chosen = _picked(_document(plan).frontier, pick)
     captured = capture(
         model,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
-from shardwright.core.program import Call, Value
+from shardwright.core.program import Call, Segment, Value
 from shardwright.planner.cost.derivatives import base_kind, is_identity, is_view, saved_tensors
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -58,6 +58,14 @@ def segment_memory(
     forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
     backward = _backward_peak(graph, calls, values, inputs, storages, kept)
     return saved, (forward, backward)
+
+
+def saved_outputs(
+    graph: OperatorGraph, segment: Segment, values: Sequence[Value]
+) -> frozenset[int]:
+    """Return the outputs of a segment that its own backward needs, so that they live until then."""
+    storages = _trace(graph, segment.calls, values, segment.inputs)
+    return frozenset(v for v in segment.outputs if storages.root.get(v) in storages.kept)
 
 
 def _trace(

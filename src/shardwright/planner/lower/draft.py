@@ -60,6 +60,7 @@ class Draft:
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
         self.external: set[int] = set()
+        self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
 
     def mesh(self, index: int) -> Mesh:
         """Return a mesh by index."""

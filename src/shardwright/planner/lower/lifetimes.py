@@ -43,8 +43,16 @@ def _root(draft: Draft, value: int) -> int:
     return value
 
 
+def _held(draft: Draft, step: Step) -> tuple[int, ...]:
+    """Return what a step needs alive: of a segment's outputs, its backward only what it saved."""
+    if step.kind is not Kind.BACKWARD:
+        return step.reads
+    dropped = set(draft.segments[step.item].outputs) - draft.saved[step.item]
+    return tuple(value for value in step.reads if value not in dropped)
+
+
 def _touches(draft: Draft, step: Step) -> dict[int, None]:
-    touched = (*step.reads, *writes_of(draft, step))
+    touched = (*_held(draft, step), *writes_of(draft, step))
     return dict.fromkeys(_root(draft, value) for value in touched)
 
 
@@ -66,7 +74,7 @@ def forward_lifetimes(
     returning = _returns(draft, forward)
     first_is_write: dict[int, bool] = {}
     for step in backward:
-        for value in step.reads:
+        for value in _held(draft, step):
             first_is_write.setdefault(_root(draft, value), False)
         for value in writes_of(draft, step):
             first_is_write.setdefault(_root(draft, value), True)

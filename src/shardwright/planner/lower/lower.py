@@ -13,7 +13,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import Layout
 from shardwright.core.program import Kind, Program, Scope
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import segment_memory
+from shardwright.planner.cost.memory import saved_outputs, segment_memory
 from shardwright.planner.lower.assemble import Templates, assemble
 from shardwright.planner.lower.backward import (
     Transfers,
@@ -238,9 +238,11 @@ class _Lowering:
                 outputs,
                 segment.has_backward,
             )
-            draft.segments[index] = replace(
+            finished = replace(
                 segment, outputs=outputs, saved_bytes=saved, temporary_bytes=temporary
             )
+            draft.segments[index] = finished
+            draft.saved[index] = saved_outputs(draft.graph, finished, draft.values)
 
 
 def _depends_on_parameters(graph: OperatorGraph) -> list[bool]:
