@@ -148,7 +148,7 @@ def build(
     from shardwright.runtime.executor import Executor
     from shardwright.runtime.launch import join_world
 
-    join_world(device=(options and options.device) or "cpu")
+    join_world(device=str((options and options.device) or "cpu"))
     chosen = _picked(_document(plan).frontier, pick)
     captured = capture(
         model,

@@ -59,9 +59,7 @@ def capture(
         )
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
-    return capture_module(
-        model, batch, global_batch=global_batch, precision=own, batch_norm=over
-    )
+    return capture_module(model, batch, global_batch=global_batch, precision=own, batch_norm=over)
 
 
 def coverage(graph: OperatorGraph) -> Coverage:

@@ -32,7 +32,7 @@ def main() -> None:
     losses = [float(executor.step(one)) for one in batches(batch)]
     executor.close()
     dist.destroy_process_group()
-    print("LOSSES", json.dumps(losses), flush=True)
+    sys.stdout.write(f"LOSSES {json.dumps(losses)}\n")
 
 
 if __name__ == "__main__":
