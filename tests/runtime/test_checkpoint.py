@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,25 @@ def test_a_save_that_is_cut_short_leaves_the_previous_one(tmp_path: Path) -> Non
     executor.step(batch)
     executor.load(tmp_path)
     assert executor.steps == 0
+
+
+@pytest.mark.torch
+def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_only_the_previous_checkpoint(
+    tmp_path: Path,
+) -> None:
+    executor, batch = _executor(strategy_of(Seed()))
+    executor.step(batch)
+    executor.save(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    executor.step(batch)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="could not be written: .*free space"):
+            executor.save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 @pytest.mark.torch

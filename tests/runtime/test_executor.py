@@ -130,6 +130,15 @@ def test_a_batch_without_an_entry_is_refused() -> None:
         executor.step({"x": batch["x"]})
 
 
+def test_an_optimizer_that_runs_the_model_itself_is_refused() -> None:
+    module, batch = zoo.mlp()
+    captured = capture(module, batch)
+    program = lower(captured.graph, seed_strategy(captured.graph, ONE))
+    factory = lambda named: torch.optim.LBFGS([parameter for _, parameter in named])  # noqa: E731
+    with pytest.raises(InputError, match="LBFGS calls the model again"):
+        Executor(captured, program, module, optimizer=factory)
+
+
 def test_a_loss_that_is_not_a_number_stops_before_the_update() -> None:
     executor, module, batch = build(check_finite=True)
     before = [parameter.detach().clone() for parameter in module.parameters()]

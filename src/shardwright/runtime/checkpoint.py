@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -61,14 +62,23 @@ def save(
             warnings.simplefilter("ignore", UserWarning)  # one process is not an accident here
             dcp.save(state, storage_writer=writer, no_dist=_world_size() == 1)
         _from_first(lambda: _publish(partial, final, facts))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         if _rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"the checkpoint {final} could not be written: {error}; earlier checkpoints are "
-            "unharmed: free space or choose another directory"
+            f"the checkpoint {final} could not be written: {_cause(error)}; earlier checkpoints "
+            "are unharmed: free space or choose another directory"
         ) from error
     return final
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first rank's own error where torch wraps those of all ranks."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        first = failures[min(failures)]
+        return str(first[0] if isinstance(first, tuple) else first)
+    return str(error)
 
 
 def _publish(partial: Path, final: Path, facts: Mapping[str, Any]) -> None:

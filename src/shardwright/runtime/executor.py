@@ -37,6 +37,10 @@ from shardwright.runtime.segment import Site
 from shardwright.runtime.status import INTERRUPTION, StatusFile
 from shardwright.runtime.store import DTYPES, Store
 
+# Optimizers of torch that run the model in their step, and those that look at whole tensors.
+CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
+WHOLE_OPTIMIZERS = frozenset({"Adafactor", "Muon"})
+
 # Receives named parameters (this rank's master shards), returns an optimizer over them.
 OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
@@ -81,6 +85,7 @@ class Executor:
         self.interrupted = False
         self.status = StatusFile(self.rank)
         self._check_clipping()
+        self._check_optimizer()
         compiler = Compiler(self.machine, self._special, training=True)
         mine = [
             index
@@ -234,6 +239,20 @@ class Executor:
             raise InputError(
                 f"max_norm and the plan must agree, but max_norm is {self.options.max_norm} and "
                 f"the plan {'clips' if clips else 'does not clip'}; plan again with the same option"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Refuse optimizers whose update of an element needs more than the element's shard."""
+        name = type(self.optimizer).__name__
+        values = self.program.values
+        layouts = {values[master.value].layout for master in self.machine.parameters.masters}
+        is_split = any(placement >= 0 for layout in layouts for placement in layout)
+        if name in CLOSURE_OPTIMIZERS or (name in WHOLE_OPTIMIZERS and is_split):
+            raise InputError(
+                f"an update must be possible shard by shard in one pass, but {name} "
+                + ("calls the model again" if name in CLOSURE_OPTIMIZERS else "needs whole tensors")
+                + "; use an elementwise optimizer such as AdamW"
+                + ("" if name in CLOSURE_OPTIMIZERS else ", or a plan that shards no parameter")
             )
 
     def _special(self, kind: Kind, mesh: int) -> Action:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -26,8 +26,8 @@ from shardwright.runtime.capture.record import Slot, Unsupported
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 200_000_000
 
-_library = torch.library.Library("shardwright", "FRAGMENT")
-_library.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
+_operators = library.Library("shardwright", "FRAGMENT")
+_operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ _stubs: dict[str, _Stub] = {}  # alive only while ``opaque_modules`` is suspende
 _keys = itertools.count()
 
 
-@torch.library.register_fake("shardwright::opaque", lib=_library)
+@library.register_fake("shardwright::opaque", lib=_operators)
 def _fake_results(tensors: list[Tensor], key: str) -> list[Tensor]:
     return _results(_stubs[key], tensors)
 

@@ -210,7 +210,7 @@ def no_custom_gradients() -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # torch.library's own wrapper of a custom operator: export keeps the operator whole.
+        # The wrapper torch itself puts around a custom operator: export keeps it whole.
         if cls.__name__.startswith("GeneratedBackwardFor_"):
             return original.__func__(cls, *args, **kwargs)
         raise Unsupported(f"the custom gradient of {cls.__name__}")
