@@ -134,9 +134,12 @@ class Store:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Set up an empty file, accept a store of our version, refuse everything else."""
+        # One snapshot: another process may be setting the file up between two reads.
+        connection.execute("BEGIN")
+        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
-        tables = int(connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0])
+        connection.execute("COMMIT")
         if tables == 0 and version == 0:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(
