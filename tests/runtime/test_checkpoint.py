@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_only_the_previous_ch
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match="could not be written: .*free space"):
+        with pytest.raises(CheckpointError, match=r"could not be written: .*free space"):
             executor.save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
