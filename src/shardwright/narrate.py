@@ -131,5 +131,7 @@ def plain_strategies(graph: OperatorGraph, devices: int) -> tuple[Strategy, ...]
         Seed(stages=devices, num_microbatches=2 * devices),
     ):
         with contextlib.suppress(ValueError):
-            found.append(seed_strategy(graph, degrees))
+            strategy = seed_strategy(graph, degrees)
+            lower(graph, strategy)  # refuses what this graph cannot run
+            found.append(strategy)
     return tuple(found)

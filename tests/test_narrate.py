@@ -1,0 +1,31 @@
+"""What is measured before the first search: plain strategies, as far as the model allows them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardwright.narrate import plain_strategies, shards
+from shardwright.runtime.capture import capture
+
+pytestmark = pytest.mark.torch
+
+
+class Mixing(nn.Module):
+    """A loss that is no sum over samples, so that microbatches are impossible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).sum().square().log()
+
+
+def test_a_model_that_microbatches_cannot_cut_is_measured_without_a_pipeline() -> None:
+    graph = capture(Mixing(), {"x": torch.rand(8, 8)}).graph
+    strategies = plain_strategies(graph, 2)
+    assert strategies
+    assert all(strategy.pipeline.num_microbatches == 1 for strategy in strategies)
+    assert shards(strategies, graph)
