@@ -7,6 +7,8 @@ global batch, and devices split each piece further.
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +99,9 @@ class Executor:
         self._training = compiler.compile(mine, frozenset(self._loss_slots))
         self._evaluation: Compiled | None = None
         self._reduced: tuple[Tensor, Any] | None = None
+        self._closed = False
         self.status.explain({index: program.describe(index) for index in mine}, self.stage)
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     @property
     def steps(self) -> int:
@@ -139,6 +143,8 @@ class Executor:
     def _run(
         self, compiled: Compiled, batch: inputs.Batch, walk: Callable[[Compiled], None]
     ) -> Tensor:
+        if self._closed:
+            raise InputError("this executor was closed; build another to go on")
         store, source = self.machine.store, next(iter(self.machine.sites.values())).source
         inputs.fill(store, self._inputs, batch, self.captured, source.device)
         self.status.words[0] = self.machine.clock.step
@@ -326,8 +332,22 @@ class Executor:
         return checkpoint.load(self.machine, self.optimizer, Path(directory))
 
     def close(self) -> None:
-        """Destroy the process groups that were made for this Program."""
-        self.machine.groups.close()
+        """Destroy the process groups that were made for this Program; done at exit if not before.
+
+        The compiled instructions hold the groups, so they go too. A group that outlives the
+        interpreter has threads that do: one that frees a tensor then wants a lock which is gone,
+        and ends the process by a signal.
+        """
+        if not self._closed:
+            self._closed = True
+            self._training = self._evaluation = Compiled((), {})
+            self.machine.groups.close()
+
+
+def _close_at_exit(reference: weakref.ref[Executor]) -> None:
+    executor = reference()
+    if executor is not None:
+        executor.close()
 
 
 def _world_size() -> int:

@@ -8,6 +8,7 @@ The same entry functions run unchanged under ``torchrun``.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -27,6 +28,11 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+
+# Its functions take the world of the moment as default arguments. Imported later, by torch.export,
+# they would keep the process group and its threads alive while the interpreter ends, and a thread
+# that frees a tensor then aborts the process.
+import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
@@ -60,7 +66,8 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
     """Initialise the process group from the environment; return (rank, number of ranks).
 
     The environment is the launcher's or torchrun's; without one this is a world of one rank, which
-    needs no process group. A collective that takes longer than ``timeout`` seconds fails.
+    needs no process group. A collective that takes longer than ``timeout`` seconds fails. The world
+    ends with the interpreter, if not before.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1 and not dist.is_initialized():
@@ -72,7 +79,13 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
             world_size=size,
             timeout=timedelta(seconds=timeout),
         )
+        atexit.register(_leave_world)
     return rank, size
+
+
+def _leave_world() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def local_rank() -> int:

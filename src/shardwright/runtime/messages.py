@@ -313,9 +313,9 @@ class Groups:
         return self._made.get(("link", source, destination), dist.group.WORLD)
 
     def close(self) -> None:
-        """Destroy the groups that were made here."""
+        """Destroy the groups that were made here, unless the whole world is gone already."""
         for group in self._made.values():
-            if group is not dist.group.WORLD:
+            if dist.is_initialized() and group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
         self._made.clear()
 
