@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwright.errors import CaptureError
+from shardwright.planner.space import find_samples
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.capture.export import bind_tensors, evaluate
 from tests import zoo
@@ -218,7 +219,7 @@ def test_a_custom_gradient_is_kept() -> None:
     check(Quantised().double(), {"x": torch.randn(8, 4, dtype=torch.float64)})
 
 
-@pytest.mark.parametrize("reduction", ["mse", "bce", "nll", "smooth", "kl"])
+@pytest.mark.parametrize("reduction", ["mse", "spread", "bce", "nll", "smooth", "kl"])
 def test_mean_losses_are_taken_apart_exactly(reduction: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -229,6 +230,8 @@ def test_mean_losses_are_taken_apart_exactly(reduction: str) -> None:
             out = self.linear(x)
             if reduction == "mse":
                 return F.mse_loss(out, y)
+            if reduction == "spread":
+                return F.l1_loss(*torch.broadcast_tensors(out, y[:, :1]))
             if reduction == "bce":
                 return F.binary_cross_entropy_with_logits(out, y)
             if reduction == "nll":
@@ -242,7 +245,8 @@ def test_mean_losses_are_taken_apart_exactly(reduction: str) -> None:
         "y": torch.rand(8, 4, dtype=torch.float64),
         "k": torch.arange(8) % 4,
     }
-    check(Model(), batch)
+    captured = check(Model(), batch)
+    assert find_samples(captured.graph).blocker == ""
 
 
 class NoLoss(nn.Module):

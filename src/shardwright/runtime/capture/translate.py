@@ -122,6 +122,8 @@ class Translator:
             raise Unsupported(f"the call {target}")
         if str(target) in SKIPPED:
             return None
+        if target is aten.broadcast_tensors.default:
+            return self._broadcast(args[0])
         if target.namespace == "aten" and target._schema.is_mutable:
             return self._write(target, args, kwargs)
         return self._pure(target, args, kwargs)
@@ -136,6 +138,15 @@ class Translator:
                 return self.walk(region, inputs)
             raise Unsupported("a torch.autocast region inside forward")
         raise Unsupported(f"the higher-order operator {target.name()}")
+
+    def _broadcast(self, tensors: list[Any]) -> list[Any]:
+        """Expand each tensor to the common shape on its own, so that none depends on another."""
+        shapes = [self.variables.read(one).meta.shape for one in tensors]
+        full = torch.broadcast_shapes(*shapes)
+        return [
+            one if shape == full else self._pure(aten.expand.default, [one, list(full)], {})
+            for one, shape in zip(tensors, shapes, strict=True)
+        ]
 
     # -- pure operators -------------------------------------------------------------------------
 
