@@ -97,7 +97,10 @@ class _Lowering:
             own = configs[index].mesh
             where[index] = {own} if trained[index] or not meshes else meshes
             if trained[index] and any(mesh < own for mesh in meshes):
-                raise ValueError(f"operator {graph.operators[index].name} feeds an earlier stage")
+                raise ValueError(
+                    f"data must flow to later meshes, but operator {graph.operators[index].name} on "
+                    f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
+                )
         return where
 
     def _scopes(self, index: int) -> tuple[Scope, ...]:
