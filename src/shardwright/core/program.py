@@ -81,8 +81,8 @@ class Call:
     unused output). ``dims`` is the operator's config. ``partial_axes`` are the mesh axes over which
     the result is a term of a sum; operator inputs at the positions ``once`` must be counted by the
     device at coordinate 0 of those axes only (a bias). The result is multiplied by ``scale`` (a mean
-    over a split dim). ``offset_dim``: the tensor-1 dim whose shard offset the kernel must know (a
-    vocabulary-parallel embedding), else -1.
+    over a split dim). ``offset_dim``: the dim of the first operand whose shard offset the kernel
+    must know (the vocabulary of an embedding, the queries of causal attention), else -1.
     """
 
     operator: int

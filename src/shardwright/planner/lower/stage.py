@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardwright.core.graph import Operator
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Call, Kind, Message, Scope, Segment
 from shardwright.planner.lower.draft import Draft, Step
@@ -112,7 +111,7 @@ class Stage:
             if value not in segment.produced:
                 segment.inputs[value] = None
         segment.produced.update(results)
-        segment.calls.append(self._call(index, operator, operands, results, scope))
+        segment.calls.append(self._call(index, operands, results, scope))
 
     def _config(self, index: int) -> tuple[tuple[str, ...], Placements]:
         """Return an operator's dims and placements here.
@@ -167,9 +166,7 @@ class Stage:
         self._hold(tensor, scope, value, pair, is_origin=True)
         return value
 
-    def _call(
-        self, index: int, operator: Operator, operands: list[int], results: list[int], scope: Scope
-    ) -> Call:
+    def _call(self, index: int, operands: list[int], results: list[int], scope: Scope) -> Call:
         draft = self.draft
         iteration, (dims, _) = draft.iterations[index], self._config(index)
         sizes = draft.mesh(self.index).sizes
@@ -184,7 +181,8 @@ class Stage:
         )
         offset = -1
         if iteration.offset and iteration.offset in dims:
-            offset = iteration.inputs[operator.input_named("weight")].index(iteration.offset)
+            names = next(names for names in iteration.inputs if iteration.offset in names)
+            offset = names.index(iteration.offset)
         return Call(
             operator=index,
             operands=tuple(operands),

@@ -6,6 +6,7 @@ not depend on each other run at the same time: branches, experts, the layers of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 class Part:
     """Operators that share a mesh: its devices, and how they split the work by ``seed``.
 
-    The seed's data and tensor degrees must multiply to the number of devices; of the rest, ZeRO and
+    The seed's data, context and tensor degrees must multiply to the number of devices; of the rest, ZeRO and
     sequence parallelism count here, microbatches and schedule belong to the whole.
     """
 
@@ -70,10 +71,12 @@ def _alone(graph: OperatorGraph, part: Part, whole: Seed, samples: Samples) -> S
         recompute=False,
         precision=whole.precision,
     )
-    if seed.data * seed.tensor != len(part.devices):
+    degrees = (seed.data, seed.context, seed.tensor)
+    if math.prod(degrees) != len(part.devices):
         raise ValueError(
-            f"data x tensor must be a part's number of devices, but {seed.data} x {seed.tensor} is "
-            f"not {len(part.devices)}; change the degrees or the devices"
+            "data x context x tensor must be a part's number of devices, but "
+            f"{' x '.join(map(str, degrees))} is not {len(part.devices)}; change the degrees or the "
+            "devices"
         )
     return seed_strategy(graph, seed, samples)
 
