@@ -23,6 +23,7 @@ from shardwright.runtime.messages import Exchange, Groups, Item, Route
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.segment import Mode, Site, build_segment, writes_buffers
 from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.world import World
 
 COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 Action = Callable[[], None]
@@ -46,6 +47,7 @@ class Machine:
     sites: Mapping[int, Site]
     store: Store
     parameters: Parameters
+    world: World
     groups: Groups
     clock: Clock
 
@@ -354,9 +356,7 @@ class Compiler:
         me = machine.rank_of[machine.device]
         ends = (me, peer) if is_send else (peer, me)
         return Route(
-            rank=peer,
-            is_here=peer == me,
-            group=None if peer == me else machine.groups.between(*ends),
+            link=None if peer == me else machine.groups.between(*ends),
             tag=messages.transfer_tag(program, item, microbatch),
             mailbox=self._mailbox,
         )

@@ -1,4 +1,4 @@
-"""Messages of a Program on ``torch.distributed``.
+"""Messages of a Program between the ranks of a ``World``.
 
 A message becomes an ``Exchange``: ``issue`` reads its sources, packs them into one flat buffer and
 starts the collective; ``complete`` waits for it, unpacks and writes the results. The interpreter
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
-from shardwright.runtime import collectives
 from shardwright.runtime.collectives import Pending
+from shardwright.runtime.world import Group, Link, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +88,7 @@ class Local(Exchange):
 class Collective(Exchange):
     """A message among the ranks of a group; ``order`` lists group ranks in mesh order."""
 
-    def __init__(
-        self, items: Sequence[Item], group: dist.ProcessGroup, order: Sequence[int]
-    ) -> None:
+    def __init__(self, items: Sequence[Item], group: Group, order: Sequence[int]) -> None:
         super().__init__(items)
         self.group = group
         self.size = len(order)
@@ -114,7 +110,7 @@ class Collective(Exchange):
 class AllReduce(Collective):
     def issue(self) -> None:
         flat = torch.cat([item.source().reshape(-1) for item in self.items])
-        self.pending = collectives.all_reduce(flat, self.group)
+        self.pending = self.group.all_reduce(flat)
 
     def complete(self) -> None:
         flat, start = self._wait(), 0
@@ -128,7 +124,7 @@ class AllGather(Collective):
     def issue(self) -> None:
         pieces = [item.source().reshape(-1) for item in self.items]
         piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        self.pending = collectives.all_gather(self._output(piece), piece.contiguous(), self.group)
+        self.pending = self.group.all_gather(self._output(piece), piece.contiguous())
 
     def _output(self, piece: Tensor) -> Tensor:
         """The result's own memory where the gathered buffer is just it, else a new buffer."""
@@ -152,7 +148,7 @@ class ReduceScatter(Collective):
         parts = [self._split(item.source(), item.dims[1]) for item in self.items]
         whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
         output = whole.new_empty(whole.shape[1])
-        self.pending = collectives.reduce_scatter(output, whole.view(-1), self.group)
+        self.pending = self.group.reduce_scatter(output, whole.view(-1))
 
     def complete(self) -> None:
         flat, start = self._wait(), 0
@@ -167,7 +163,7 @@ class AllToAll(Collective):
         parts = [self._split(item.source(), item.dims[1]) for item in self.items]
         whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
         output = torch.empty_like(whole)
-        self.pending = collectives.all_to_all(output.view(-1), whole.view(-1), self.group)
+        self.pending = self.group.all_to_all(output.view(-1), whole.view(-1))
 
     def complete(self) -> None:
         rows = self._in_mesh_order(self._wait().view(self.size, -1))
@@ -184,11 +180,9 @@ class AllToAll(Collective):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The other end of a transfer, and its tag. Within one rank the ``mailbox`` carries it."""
+    """The way of a transfer, and its tag. Within one rank (no link) the ``mailbox`` carries it."""
 
-    rank: int
-    is_here: bool
-    group: dist.ProcessGroup | None
+    link: Link | None
     tag: int
     mailbox: dict[int, Tensor]
 
@@ -204,11 +198,10 @@ class Send(Exchange):
     def issue(self) -> None:
         for number, item in enumerate(self.items):
             tensor, tag = item.source().contiguous(), self.route.tag + number
-            if self.route.is_here:
+            if self.route.link is None:
                 self.route.mailbox[tag] = tensor.clone()
-            elif self.route.group is not None:
-                pending = collectives.send(tensor, self.route.rank, self.route.group, tag)
-                self.outstanding.append(pending)
+            else:
+                self.outstanding.append(self.route.link.send(tensor, tag))
 
     def complete(self) -> None:
         for pending in self.outstanding:
@@ -227,14 +220,12 @@ class Receive(Exchange):
     def issue(self) -> None:
         for number, item in enumerate(self.items):
             tag = self.route.tag + number
-            if self.route.is_here:
+            if self.route.link is None:
                 self.arriving.append(Pending((), self.route.mailbox.pop(tag)))
                 continue
             memory = torch.empty(item.shape, dtype=item.dtype, device=self.device)
             memory = item.target() if item.target else memory
-            if self.route.group is not None:
-                pending = collectives.receive(memory, self.route.rank, self.route.group, tag)
-                self.arriving.append(pending)
+            self.arriving.append(self.route.link.receive(memory, tag))
 
     def complete(self) -> None:
         for item, pending in zip(self.items, self.arriving, strict=True):
@@ -258,18 +249,14 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 class Groups:
-    """The process groups of a Program, made in the same order on every rank.
+    """The groups and links of a Program, made in the same order on every rank."""
 
-    Every rank makes every group, also those it is not in, as ``new_group`` demands. Transfers use
-    the world with gloo; with NCCL each direction between two ranks has a group of its own, since
-    its unmatched sends and receives would wait for each other.
-    """
-
-    def __init__(self, program: Program, rank_of: dict[int, int], timeout: float) -> None:
+    def __init__(self, program: Program, rank_of: dict[int, int], world: World) -> None:
         self._rank_of = rank_of
-        self._made: dict[tuple[object, ...], dist.ProcessGroup] = {}
-        self._timeout = timedelta(seconds=timeout)
-        if not dist.is_initialized():
+        self._world = world
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._links: dict[tuple[int, int], Link] = {}
+        if world.size == 1:
             return
         for message in program.messages:
             mesh = program.meshes[message.mesh]
@@ -277,47 +264,34 @@ class Groups:
                 self._make_links(mesh, program.meshes[message.destination])
             elif message.axes:
                 for device in mesh.devices:
-                    self._make(self._ranks(mesh, device, message.axes))
+                    ranks = tuple(sorted(self._ranks(mesh, device, message.axes)))
+                    if ranks not in self._groups:
+                        self._groups[ranks] = world.group(ranks)
 
     def _ranks(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._rank_of[peer] for peer in mesh.peers(device, axes))
 
-    def _make(self, ranks: tuple[int, ...], *, key: tuple[object, ...] = ()) -> None:
-        wanted = key or tuple(sorted(ranks))
-        if wanted in self._made:
-            return
-        if not key and len(ranks) == dist.get_world_size():
-            self._made[wanted] = dist.group.WORLD  # type: ignore[assignment]
-        else:
-            group = dist.new_group(list(ranks), timeout=self._timeout)
-            self._made[wanted] = group  # type: ignore[assignment]
-
     def _make_links(self, here: Mesh, there: Mesh) -> None:
-        if "nccl" not in dist.get_backend():
-            return
         for one, other in zip(here.devices, there.devices, strict=True):
             ends = (self._rank_of[one], self._rank_of[other])
-            if ends[0] != ends[1]:
-                self._make(ends, key=("link", *ends))
+            if ends[0] != ends[1] and ends not in self._links:
+                self._links[ends] = self._world.link(*ends)
 
-    def among(
-        self, mesh: Mesh, device: int, axes: tuple[int, ...]
-    ) -> tuple[dist.ProcessGroup, list[int]]:
+    def among(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[Group, list[int]]:
         """Return the group a device belongs to along axes, and its group ranks in mesh order."""
         ranks = self._ranks(mesh, device, axes)
         ordered = sorted(ranks)
-        return self._made[tuple(ordered)], [ordered.index(rank) for rank in ranks]
+        return self._groups[tuple(ordered)], [ordered.index(rank) for rank in ranks]
 
-    def between(self, source: int, destination: int) -> dist.ProcessGroup | None:
-        """Return the group that carries transfers from one rank to another."""
-        return self._made.get(("link", source, destination), dist.group.WORLD)
+    def between(self, source: int, destination: int) -> Link | None:
+        """Return the link from one rank to another, None within one rank."""
+        return self._links.get((source, destination))
 
     def close(self) -> None:
-        """Destroy the groups that were made here, unless the whole world is gone already."""
-        for group in self._made.values():
-            if dist.is_initialized() and group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
-        self._made.clear()
+        """Forget all groups; the world gives back what it made for them."""
+        self._groups.clear()
+        self._links.clear()
+        self._world.close()
 
 
 def max_items(program: Program) -> int:
