@@ -246,6 +246,12 @@ class Compiler:
             place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0
         ]
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
+        roots = {machine.store.root(value) for value in segment.inputs}
+        released = {
+            machine.parameters.raw[root].untyped_storage()._cdata
+            for root in roots
+            if machine.parameters.is_gathered(root)
+        }
 
         def forward() -> None:
             arguments = fixed.copy()
@@ -255,15 +261,16 @@ class Compiler:
             if is_random:
                 source.stand_at(clock.step, microbatch)
             if kept is None:
-                for slot, result in zip(results, run(*arguments), strict=True):
-                    data[slot] = result
-                return
-            with torch.enable_grad():
                 outputs = run(*arguments)
-                edges = [_edge(outputs[place]) for place in trained]
+            else:
+                with torch.enable_grad():
+                    outputs = run(*arguments)
+                    edges = [_edge(outputs[place]) for place in trained]
+                kept[:] = (edges, [arguments[place] for place in tracked])
             for slot, result in zip(results, outputs, strict=True):
                 data[slot] = result.detach()
-            kept[:] = (edges, [arguments[place] for place in tracked])
+            if released:
+                _keep_apart(data, results, released)
 
         return forward
 
@@ -367,6 +374,14 @@ def _edge(output: Tensor) -> GradientEdge | None:
     if not output.requires_grad:
         return None
     return get_gradient_edge(output)
+
+
+def _keep_apart(data: list[Tensor | None], slots: Sequence[int], released: set[int]) -> None:
+    """Copy what is a view of a parameter whose memory is given back before its last reader."""
+    for slot in slots:
+        held = data[slot]
+        if held is not None and held.untyped_storage()._cdata in released:
+            data[slot] = held.clone(memory_format=torch.contiguous_format)
 
 
 def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[int]) -> list[int]:

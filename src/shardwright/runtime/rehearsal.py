@@ -203,7 +203,7 @@ class MemoryGroup:
 
         def finish() -> None:
             given.check_unchanged(rank)
-            output.copy_(combine([meeting.given[one].copy.view(-1) for one in self._ranks]))
+            output.view(-1).copy_(combine([meeting.given[one].copy.view(-1) for one in self._ranks]))
             meeting.num_left += 1
             if meeting.num_left == len(self._ranks):
                 del meetings[number]
