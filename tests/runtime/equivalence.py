@@ -60,7 +60,7 @@ def train_plain(
             nn.utils.clip_grad_norm_(module.parameters(), max_norm)
         chosen.step()
         losses.append(float(loss.detach()))
-    return Run(losses, _copied(module.named_parameters()), _copied(module.named_buffers()))
+    return Run(losses, copied(module.named_parameters()), copied(module.named_buffers()))
 
 
 def train_planned(
@@ -78,7 +78,7 @@ def train_planned(
     losses = [float(executor.step(one)) for one in batches(batch)]
     trained, _ = factory()
     executor.to_module(trained)
-    return Run(losses, _copied(trained.named_parameters()), _copied(trained.named_buffers()))
+    return Run(losses, copied(trained.named_parameters()), copied(trained.named_buffers()))
 
 
 def train_each(
@@ -91,7 +91,8 @@ def train_each(
     return [train_planned(factory, strategy, optimizer, max_norm) for strategy in strategies]
 
 
-def _copied(named: Any) -> dict[str, Tensor]:
+def copied(named: Any) -> dict[str, Tensor]:
+    """Return lasting copies of named tensors."""
     return {name: tensor.detach().clone() for name, tensor in named}
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.core.layout import PARTIAL
@@ -24,6 +23,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import checkpoint, gather, inputs, trace
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import (
     Action,
     Clock,
@@ -38,6 +38,7 @@ from shardwright.runtime.randomness import RandomSource
 from shardwright.runtime.segment import Site
 from shardwright.runtime.status import INTERRUPTION, StatusFile
 from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.world import TorchWorld, World
 
 # Optimizers of torch that run the model in their step, and those that look at whole tensors.
 CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
@@ -54,6 +55,7 @@ class RunOptions:
     ``device``: torch device of this rank, the CPU where it is None. ``seed`` of dropout.
     ``max_norm``: bound of the global gradient norm, for plans that clip. ``check_finite`` raises
     before the update when the loss is NaN or infinite. ``timeout``: seconds a collective may take.
+    ``world``: the ranks, ``torch.distributed`` where it is None.
     """
 
     device: torch.device | str | None = None
@@ -61,6 +63,7 @@ class RunOptions:
     max_norm: float | None = None
     check_finite: bool = False
     timeout: float = 60.0
+    world: World | None = None
 
 
 class Executor:
@@ -81,8 +84,9 @@ class Executor:
         options: RunOptions | None = None,
     ) -> None:
         self.captured, self.program, self.options = captured, program, options or RunOptions()
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.machine = _machine(captured, program, module, self.options, self.rank)
+        self.world = self.options.world or TorchWorld(self.options.timeout)
+        self.rank = self.world.rank
+        self.machine = _machine(captured, program, module, self.options, self.world)
         self.optimizer = optimizer(self.machine.parameters.named())
         self.interrupted = False
         self.status = StatusFile(self.rank)
@@ -98,9 +102,10 @@ class Executor:
         self._loss_slots = self._slots_of_loss()
         self._training = compiler.compile(mine, frozenset(self._loss_slots))
         self._evaluation: Compiled | None = None
-        self._reduced: tuple[Tensor, Any] | None = None
+        self._reduced: Pending | None = None
         self._closed = False
         self.status.explain({index: program.describe(index) for index in mine}, self.stage)
+        self.world.watch(self._whereabouts)
         atexit.register(_close_at_exit, weakref.ref(self))
 
     @property
@@ -133,6 +138,7 @@ class Executor:
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
         """Take one training step while measuring every instruction and the memory."""
+        self._check_processes("measuring")
 
         def run(walk: Callable[[Compiled], None]) -> None:
             self._run(self._training, batch, walk)
@@ -172,8 +178,7 @@ class Executor:
             action()
 
     def _explained(self, error: Exception) -> RunError:
-        index = int(self.status.words[1]) - 1
-        instruction = self.program.describe(index) if index >= 0 else "between instructions"
+        instruction = self._whereabouts()
         return RunError(
             f"rank {self.rank} failed in step {self.steps}, {instruction}: {error}; "
             "the last checkpoint is unharmed: resume from it once the cause is removed",
@@ -181,6 +186,10 @@ class Executor:
             stage=self.stage,
             instruction=instruction,
         )
+
+    def _whereabouts(self) -> str:
+        index = int(self.status.words[1]) - 1
+        return self.program.describe(index) if index >= 0 else "between instructions"
 
     # -- loss ----------------------------------------------------------------------------------
 
@@ -214,8 +223,7 @@ class Executor:
                 held = self.machine.store.data[slot]
                 total[0] += held if held is not None else torch.nan
         total[1] = float(INTERRUPTION.requested)
-        work = dist.all_reduce(total, async_op=True) if _world_size() > 1 else None
-        self._reduced = (total, work)
+        self._reduced = self.world.all_reduce(total)
 
     def _counts(self, value: int) -> bool:
         """Whether this rank counts a value in sums over the world: replicas count once."""
@@ -230,10 +238,7 @@ class Executor:
     def _finish_loss(self) -> Tensor:
         if self._reduced is None:
             raise RuntimeError("the loss was not reduced")
-        total, work = self._reduced
-        if work is not None:
-            work.wait()
-            self._reduced = (total, None)
+        total = self._reduced.wait()
         self.interrupted = bool(total[1])
         return total[0]
 
@@ -293,8 +298,7 @@ class Executor:
         square = torch.zeros((), dtype=torch.float64, device=device)
         for norm in torch._foreach_norm([g for g in found if g is not None]) if found else []:
             square += norm.double().square()
-        if _world_size() > 1:
-            dist.all_reduce(square)
+        self.world.all_reduce(square).wait()
         factor = (self.options.max_norm or 0.0) / (square.sqrt() + 1e-6)
         factor = factor.clamp(max=1.0)
         for slot, _ in pairs:
@@ -325,11 +329,20 @@ class Executor:
 
     def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint atomically (a collective call); returns its own directory."""
+        self._check_processes("a checkpoint")
         return checkpoint.save(self.machine, self.optimizer, Path(directory), extra or {})
 
     def load(self, directory: str | Path) -> dict[str, Any]:
         """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
+        self._check_processes("a checkpoint")
         return checkpoint.load(self.machine, self.optimizer, Path(directory))
+
+    def _check_processes(self, what: str) -> None:
+        if not isinstance(self.world, TorchWorld):
+            raise InputError(
+                f"{what} needs one process per rank, but all ranks are in this one; use the "
+                "launcher, or torchrun"
+            )
 
     def close(self) -> None:
         """Destroy the process groups that were made for this Program; done at exit if not before.
@@ -350,22 +363,18 @@ def _close_at_exit(reference: weakref.ref[Executor]) -> None:
         executor.close()
 
 
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
 def _machine(
-    captured: Captured, program: Program, module: nn.Module, options: RunOptions, rank: int
+    captured: Captured, program: Program, module: nn.Module, options: RunOptions, world: World
 ) -> Machine:
     devices = program.strategy.devices
-    if len(devices) != _world_size():
+    if len(devices) != world.size:
         raise InputError(
-            f"the plan is for {len(devices)} ranks but {_world_size()} were started; start "
+            f"the plan is for {len(devices)} ranks but {world.size} were started; start "
             f"{len(devices)} (torchrun --nproc-per-node, or the launcher's count)"
         )
     place = torch.device(options.device or "cpu")
     source = RandomSource(place, options.seed)
-    mine = devices[rank]
+    mine = devices[world.rank]
     sites = {
         index: Site(mesh=mesh, coordinate=mesh.coordinate(mine), device=place, source=source)
         for index, mesh in enumerate(program.meshes)
@@ -380,6 +389,7 @@ def _machine(
         sites=sites,
         store=Store(program, place),
         parameters=Parameters(captured, program, module, sites),
-        groups=Groups(program, rank_of, options.timeout),
+        world=world,
+        groups=Groups(program, rank_of, world),
         clock=Clock(),
     )

@@ -7,7 +7,6 @@ summed over the world, where each is counted by one rank only.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardwright.runtime.interpreter import Machine
@@ -30,8 +29,8 @@ def whole_tensor(machine: Machine, value: int) -> Tensor:
         )
         if is_first:
             cut(whole, entry, site).copy_(machine.parameters.raw[value])
-    if dist.is_initialized() and dist.get_world_size() > 1 and whole.numel():
-        dist.all_reduce(whole.view(-1).view(torch.uint8))
+    if whole.numel():
+        machine.world.all_reduce(whole.view(-1).view(torch.uint8)).wait()
     return whole
 
 

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from shardwright.core.crossing import Piece
 from shardwright.core.program import Kind, Program, Segment
 from shardwright.runtime import messages
 from shardwright.runtime.capture import Captured
-from shardwright.runtime.messages import Exchange, Groups, Item, Leg, Route
+from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.segment import Mode, Site, build_segment, writes_buffers
 from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.transfers import Receive, Routes, Send
+from shardwright.runtime.world import World
 
 COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 Action = Callable[[], None]
@@ -47,6 +48,7 @@ class Machine:
     sites: Mapping[int, Site]
     store: Store
     parameters: Parameters
+    world: World
     groups: Groups
     clock: Clock
 
@@ -83,6 +85,12 @@ class Compiler:
         self._modules: dict[tuple[int, bool], fx.GraphModule] = {}
         self._graphs: dict[tuple[int, int], list[Any]] = {}
         self._mailbox: dict[int, Tensor] = {}
+        self._routes = Routes(
+            program=machine.program,
+            device=machine.device,
+            rank_of=machine.rank_of,
+            groups=machine.groups,
+        )
 
     # -- laying out ----------------------------------------------------------------------------
 
@@ -113,7 +121,7 @@ class Compiler:
         left = dict.fromkeys(awaited.values())
         actions.extend((index, exchanges[index].complete) for index in left)
         for index, exchange in exchanges.items():
-            if isinstance(exchange, messages.Send):
+            if isinstance(exchange, Send):
                 actions.append((index, exchange.complete))
         return Compiled(tuple(actions), exchanges)
 
@@ -245,6 +253,12 @@ class Compiler:
             place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0
         ]
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
+        roots = {machine.store.root(value) for value in segment.inputs}
+        released = {
+            machine.parameters.raw[root].untyped_storage()._cdata
+            for root in roots
+            if machine.parameters.is_gathered(root)
+        }
 
         def forward() -> None:
             arguments = fixed.copy()
@@ -254,15 +268,16 @@ class Compiler:
             if is_random:
                 source.stand_at(clock.step, microbatch)
             if kept is None:
-                for slot, result in zip(results, run(*arguments), strict=True):
-                    data[slot] = result
-                return
-            with torch.enable_grad():
                 outputs = run(*arguments)
-                edges = [_edge(outputs[place]) for place in trained]
+            else:
+                with torch.enable_grad():
+                    outputs = run(*arguments)
+                    edges = [_edge(outputs[place]) for place in trained]
+                kept[:] = (edges, [arguments[place] for place in tracked])
             for slot, result in zip(results, outputs, strict=True):
                 data[slot] = result.detach()
-            kept[:] = (edges, [arguments[place] for place in tracked])
+            if released:
+                _keep_apart(data, results, released)
 
         return forward
 
@@ -312,11 +327,11 @@ class Compiler:
         message = program.messages[item]
         items = [self._item(message, number, microbatch) for number in range(len(message.sources))]
         if kind in (Kind.SEND, Kind.RECEIVE):
-            route = self._route(item, microbatch, is_send=kind == Kind.SEND)
             torch_device = next(iter(machine.sites.values())).device
             if kind == Kind.SEND:
-                return messages.Send(items, route)
-            return messages.Receive(items, route, torch_device)
+                return Send(items, self._routes.sending(item, microbatch), self._mailbox)
+            route = self._routes.receiving(item, microbatch)
+            return Receive(items, route, self._mailbox, torch_device)
         site = machine.sites[message.mesh]
         if message.primitive in ("slice", "copy"):
             pieces = messages.piece_of(
@@ -346,42 +361,20 @@ class Compiler:
             dtype=DTYPES[program.values[result].dtype],
         )
 
-    def _route(self, item: int, microbatch: int, *, is_send: bool) -> Route:
-        program, device = self.program, self.machine.device
-        message = program.messages[item]
-        shards = [
-            program.values[v].shape for v in (message.sources if is_send else message.results)
-        ]
-        return Route(
-            legs=tuple(
-                tuple(
-                    self._leg(piece, shape, is_send=is_send)
-                    for piece in pieces
-                    if device == (piece.source if is_send else piece.destination)
-                )
-                for shape, pieces in zip(shards, program.pieces(item), strict=True)
-            ),
-            tag=messages.transfer_tag(program, item, microbatch),
-            mailbox=self._mailbox,
-        )
-
-    def _leg(self, piece: Piece, shard: tuple[int, ...], *, is_send: bool) -> Leg:
-        machine = self.machine
-        source, destination = machine.rank_of[piece.source], machine.rank_of[piece.destination]
-        box = piece.taken if is_send else piece.put
-        return Leg(
-            rank=destination if is_send else source,
-            group=None if source == destination else machine.groups.between(source, destination),
-            box=tuple(slice(first, first + size) for first, size in box),
-            covers=box == tuple((0, size) for size in shard),
-        )
-
 
 def _edge(output: Tensor) -> GradientEdge | None:
     """Return where a gradient enters the graph of an output, without keeping the output alive."""
     if not output.requires_grad:
         return None
     return get_gradient_edge(output)
+
+
+def _keep_apart(data: list[Tensor | None], slots: Sequence[int], released: set[int]) -> None:
+    """Copy what is a view of a parameter whose memory is given back before its last reader."""
+    for slot in slots:
+        held = data[slot]
+        if held is not None and held.untyped_storage()._cdata in released:
+            data[slot] = held.clone(memory_format=torch.contiguous_format)
 
 
 def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[int]) -> list[int]:

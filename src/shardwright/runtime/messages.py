@@ -1,4 +1,4 @@
-"""Messages of a Program on ``torch.distributed``.
+"""Messages of a Program between the ranks of a ``World``.
 
 A message becomes an ``Exchange``: ``issue`` reads its sources, packs them into one flat buffer and
 starts the collective; ``complete`` waits for it, unpacks and writes the results. The interpreter
@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.core.crossing import Piece
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
-from shardwright.runtime import collectives
 from shardwright.runtime.collectives import Pending
+from shardwright.runtime.world import Group, Link, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,7 @@ class Local(Exchange):
 class Collective(Exchange):
     """A message among the ranks of a group; ``order`` lists group ranks in mesh order."""
 
-    def __init__(
-        self, items: Sequence[Item], group: dist.ProcessGroup, order: Sequence[int]
-    ) -> None:
+    def __init__(self, items: Sequence[Item], group: Group, order: Sequence[int]) -> None:
         super().__init__(items)
         self.group = group
         self.size = len(order)
@@ -115,7 +111,7 @@ class Collective(Exchange):
 class AllReduce(Collective):
     def issue(self) -> None:
         flat = torch.cat([item.source().reshape(-1) for item in self.items])
-        self.pending = collectives.all_reduce(flat, self.group)
+        self.pending = self.group.all_reduce(flat)
 
     def complete(self) -> None:
         flat, start = self._wait(), 0
@@ -129,7 +125,7 @@ class AllGather(Collective):
     def issue(self) -> None:
         pieces = [item.source().reshape(-1) for item in self.items]
         piece = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        self.pending = collectives.all_gather(self._output(piece), piece.contiguous(), self.group)
+        self.pending = self.group.all_gather(self._output(piece), piece.contiguous())
 
     def _output(self, piece: Tensor) -> Tensor:
         """The result's own memory where the gathered buffer is just it, else a new buffer."""
@@ -153,7 +149,7 @@ class ReduceScatter(Collective):
         parts = [self._split(item.source(), item.dims[1]) for item in self.items]
         whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
         output = whole.new_empty(whole.shape[1])
-        self.pending = collectives.reduce_scatter(output, whole.view(-1), self.group)
+        self.pending = self.group.reduce_scatter(output, whole.view(-1))
 
     def complete(self) -> None:
         flat, start = self._wait(), 0
@@ -168,7 +164,7 @@ class AllToAll(Collective):
         parts = [self._split(item.source(), item.dims[1]) for item in self.items]
         whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
         output = torch.empty_like(whole)
-        self.pending = collectives.all_to_all(output.view(-1), whole.view(-1), self.group)
+        self.pending = self.group.all_to_all(output.view(-1), whole.view(-1))
 
     def complete(self) -> None:
         rows = self._in_mesh_order(self._wait().view(self.size, -1))
@@ -181,98 +177,6 @@ class AllToAll(Collective):
             pieces = rows[:, start : start + count].reshape(self.size, *shape)
             item.write(pieces.movedim(0, gathered).reshape(item.result_shape), True)
             start += count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
-    """One piece of an item as this rank sends or receives it: a box of its shard, the other rank.
-
-    A piece without a group stays on this rank.
-    """
-
-    rank: int
-    group: dist.ProcessGroup | None
-    box: tuple[slice, ...]
-    covers: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A transfer's legs, by item, and its tag. Within one rank the ``mailbox`` carries pieces."""
-
-    legs: tuple[tuple[Leg, ...], ...]
-    tag: int
-    mailbox: dict[int, Tensor]
-
-
-class Send(Exchange):
-    """The sending half of a transfer; the outstanding work is collected by the interpreter."""
-
-    def __init__(self, items: Sequence[Item], route: Route) -> None:
-        super().__init__(items)
-        self.route = route
-        self.outstanding: list[Pending] = []
-
-    def issue(self) -> None:
-        for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
-            tensor, tag = item.source(), self.route.tag + number
-            for leg in legs:
-                piece = tensor if leg.covers else tensor[leg.box]
-                if leg.group is None:
-                    self.route.mailbox[tag] = piece.clone()
-                else:
-                    pending = collectives.send(piece.contiguous(), leg.rank, leg.group, tag)
-                    self.outstanding.append(pending)
-
-    def complete(self) -> None:
-        for pending in self.outstanding:
-            pending.wait()
-        self.outstanding.clear()
-
-
-class Receive(Exchange):
-    """The receiving half. A piece that is contiguous in the item's memory arrives right there."""
-
-    def __init__(self, items: Sequence[Item], route: Route, device: torch.device) -> None:
-        super().__init__(items)
-        self.route, self.device = route, device
-        self.arriving: list[tuple[Tensor, list[Pending]]] = []
-
-    def issue(self) -> None:
-        for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
-            tag = self.route.tag + number
-            if len(legs) == 1 and legs[0].covers and legs[0].group is None:
-                self.arriving.append((self.route.mailbox.pop(tag), []))
-                continue
-            memory = item.target() if item.target else self._memory(item, legs)
-            works = [self._leg(memory[leg.box], leg, tag) for leg in legs]
-            self.arriving.append((memory, works))
-
-    def _memory(self, item: Item, legs: Sequence[Leg]) -> Tensor:
-        """Return memory for an item. What no piece covers (a term of a sum held elsewhere) is 0."""
-        make = torch.empty if legs else torch.zeros
-        return make(item.result_shape, dtype=item.dtype, device=self.device)
-
-    def _leg(self, view: Tensor, leg: Leg, tag: int) -> Pending:
-        if leg.group is None:
-            view.copy_(self.route.mailbox.pop(tag))
-            return Pending((), view)
-        if view.is_contiguous():
-            return collectives.receive(view, leg.rank, leg.group, tag)
-        buffer = torch.empty_like(view, memory_format=torch.contiguous_format)
-        pending = collectives.receive(buffer, leg.rank, leg.group, tag)
-        return Pending(pending.works, view, lambda: _store(view, buffer))
-
-    def complete(self) -> None:
-        for item, (memory, works) in zip(self.items, self.arriving, strict=True):
-            for pending in works:
-                pending.wait()
-            item.write(memory, True)
-        self.arriving.clear()
-
-
-def _store(view: Tensor, value: Tensor) -> None:
-    view.copy_(value)
 
 
 COLLECTIVES: dict[str, type[Collective]] = {
@@ -291,18 +195,14 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 class Groups:
-    """The process groups of a Program, made in the same order on every rank.
+    """The groups and links of a Program, made in the same order on every rank."""
 
-    Every rank makes every group, also those it is not in, as ``new_group`` demands. Transfers use
-    the world with gloo; with NCCL each direction between two ranks has a group of its own, since
-    its unmatched sends and receives would wait for each other.
-    """
-
-    def __init__(self, program: Program, rank_of: dict[int, int], timeout: float) -> None:
+    def __init__(self, program: Program, rank_of: dict[int, int], world: World) -> None:
         self._rank_of = rank_of
-        self._made: dict[tuple[object, ...], dist.ProcessGroup] = {}
-        self._timeout = timedelta(seconds=timeout)
-        if not dist.is_initialized():
+        self._world = world
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._links: dict[tuple[int, int], Link] = {}
+        if world.size == 1:
             return
         for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
@@ -310,58 +210,34 @@ class Groups:
                 self._make_links(program.pieces(item))
             elif message.axes:
                 for device in mesh.devices:
-                    self._make(self._ranks(mesh, device, message.axes))
+                    ranks = tuple(sorted(self._ranks(mesh, device, message.axes)))
+                    if ranks not in self._groups:
+                        self._groups[ranks] = world.group(ranks)
 
     def _ranks(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._rank_of[peer] for peer in mesh.peers(device, axes))
 
-    def _make(self, ranks: tuple[int, ...], *, key: tuple[object, ...] = ()) -> None:
-        wanted = key or tuple(sorted(ranks))
-        if wanted in self._made:
-            return
-        if not key and len(ranks) == dist.get_world_size():
-            self._made[wanted] = dist.group.WORLD  # type: ignore[assignment]
-        else:
-            group = dist.new_group(list(ranks), timeout=self._timeout)
-            self._made[wanted] = group  # type: ignore[assignment]
-
     def _make_links(self, items: Sequence[Sequence[Piece]]) -> None:
-        if "nccl" not in dist.get_backend():
-            return
         for piece in (piece for pieces in items for piece in pieces):
             ends = (self._rank_of[piece.source], self._rank_of[piece.destination])
-            if ends[0] != ends[1]:
-                self._make(ends, key=("link", *ends))
+            if ends[0] != ends[1] and ends not in self._links:
+                self._links[ends] = self._world.link(*ends)
 
-    def among(
-        self, mesh: Mesh, device: int, axes: tuple[int, ...]
-    ) -> tuple[dist.ProcessGroup, list[int]]:
+    def among(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[Group, list[int]]:
         """Return the group a device belongs to along axes, and its group ranks in mesh order."""
         ranks = self._ranks(mesh, device, axes)
         ordered = sorted(ranks)
-        return self._made[tuple(ordered)], [ordered.index(rank) for rank in ranks]
+        return self._groups[tuple(ordered)], [ordered.index(rank) for rank in ranks]
 
-    def between(self, source: int, destination: int) -> dist.ProcessGroup | None:
-        """Return the group that carries transfers from one rank to another."""
-        return self._made.get(("link", source, destination), dist.group.WORLD)
+    def between(self, source: int, destination: int) -> Link | None:
+        """Return the link from one rank to another, None within one rank."""
+        return self._links.get((source, destination))
 
     def close(self) -> None:
-        """Destroy the groups that were made here, unless the whole world is gone already."""
-        for group in self._made.values():
-            if dist.is_initialized() and group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
-        self._made.clear()
-
-
-def max_items(program: Program) -> int:
-    """Return the largest number of items in one message, for tags."""
-    return max((len(message.sources) for message in program.messages), default=1)
-
-
-def transfer_tag(program: Program, index: int, microbatch: int) -> int:
-    """Return the tag of a transfer's first item; equal on both ends, different from any other."""
-    times = program.strategy.pipeline.num_microbatches + 1
-    return (index * times + microbatch + 1) * max_items(program)
+        """Forget all groups; the world gives back what it made for them."""
+        self._groups.clear()
+        self._links.clear()
+        self._world.close()
 
 
 def piece_of(

@@ -69,6 +69,9 @@ class Draft:
         self.messages: list[Message] = []
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
+        # What does not depend on the batch but is read sample by sample (an initial state of
+        # zeros), and along which dim; ``samples.tensor_dim`` knows only what carries samples.
+        self.cut_dim: dict[int, int] = {}
 
     def mesh(self, index: int) -> Mesh:
         """Return a mesh by index."""
@@ -83,6 +86,7 @@ class Draft:
         """Return a tensor's shape before sharding, for one microbatch where the scope says so."""
         shape = list(self.graph.tensors[tensor].shape)
         dim = self.samples.tensor_dim[tensor]
+        dim = self.cut_dim.get(tensor, -1) if dim < 0 else dim
         if scope == "microbatch" and dim >= 0:
             shape[dim] //= self.strategy.pipeline.num_microbatches
         return tuple(shape)

@@ -214,12 +214,12 @@ class Stage:
         if role == "input":
             whole = draft.samples.tensor_dim[tensor] < 0
             return self._outside(tensor, pair.value, "step" if whole else scope, "input")
-        if scope == "microbatch" and (tensor, "microbatch") not in self._held:
+        if scope == "microbatch" and (tensor, "step") in self._held:
             names = draft.iterations[index].inputs[position]
             sample = draft.samples.operator_dim[index]
-            if (tensor, "step") in self._held:
-                if sample == "" or sample not in names:
-                    return self.acquire(tensor, pair, "step")
+            if sample == "" or sample not in names:
+                return self.acquire(tensor, pair, "step")
+            if (tensor, "microbatch") not in self._held:
                 self._cut(tensor, names.index(sample))
         return self.acquire(tensor, pair, scope)
 
@@ -235,6 +235,7 @@ class Stage:
     def _cut(self, tensor: int, dim: int) -> None:
         """Slice a tensor of the prologue into microbatches along ``dim``."""
         draft = self.draft
+        draft.cut_dim.setdefault(tensor, dim)
         lying = draft.values[self._held[tensor, "step"].origin].layout
         layout = tuple(REPLICATE if p in (dim, PARTIAL) else p for p in lying)
         source = self.acquire(tensor, Pair(layout, layout), "step")

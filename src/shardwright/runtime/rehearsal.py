@@ -1,0 +1,347 @@
+"""All ranks of a Program in one process: the real executor, each rank a thread, no sockets.
+
+Only one thread runs at a time. A rank that must wait for another passes the baton on to the next
+rank that can go on, so that a run is deterministic and torch's global random numbers are safe.
+Nothing can hang: when nobody can go on the run ends with what every rank was waiting for. It is
+stricter than a real backend, whose races may go unnoticed: buffers that are under way must not
+change, and the messages of one link must be received in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import RunError
+from shardwright.runtime.baton import Baton, numbers_text
+from shardwright.runtime.collectives import Pending
+from shardwright.runtime.world import Group, Link
+
+T = TypeVar("T")
+Tag = tuple[int, str, int]
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one rank sent by one primitive to groups of one size.
+
+    The payload is that of one call as ``Message.bytes`` counts it, except that an all-gather counts
+    the piece which the rank gives.
+    """
+
+    messages: int = 0
+    elements: int = 0
+    bytes: int = 0
+
+
+# By (rank, primitive, ranks in the group). What ranks agree on outside of the Program (loss,
+# gradient norm, gathered results) is primitive "agree".
+Traffic = dict[Tag, Sent]
+
+
+@dataclass(slots=True)
+class _Given:
+    """A buffer as one rank gave it, and the copy that others read."""
+
+    buffer: Tensor
+    copy: Tensor
+    where: str
+
+    @staticmethod
+    def of(buffer: Tensor, where: str) -> _Given:
+        return _Given(buffer, buffer.detach().clone(), where)
+
+    def check_unchanged(self, rank: int) -> None:
+        needed = self.buffer.numel() * self.buffer.element_size()
+        kept = self.buffer.untyped_storage().nbytes() >= needed
+        if not (kept and torch.equal(_bits(self.buffer), _bits(self.copy))):
+            raise RunError(
+                f"a buffer must not change while it is under way, but rank {rank} changed what it "
+                f"gave in {self.where}; this Program is wrong: please report it with the plan",
+                rank=rank,
+                instruction=self.where,
+            )
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """One collective of one group: what has been given so far."""
+
+    given: dict[int, _Given] = field(default_factory=dict)
+    kind: tuple[str, str, int] = ("", "", 0)
+    num_left: int = 0
+
+
+@dataclass(slots=True)
+class _Letters:
+    """One link: what was sent, in order, and how many receives were started."""
+
+    sent: list[tuple[int, _Given]] = field(default_factory=list)
+    num_awaited: int = 0
+
+
+class _Room:
+    """What the ranks share."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.baton = Baton(size)
+        self.traffic: Traffic = {}
+        self.meetings: dict[tuple[object, ...], dict[int, _Meeting]] = {}
+        self.letters: dict[tuple[int, int], _Letters] = {}
+
+    def count(self, rank: int, primitive: str, size: int, buffer: Tensor) -> None:
+        sent = self.traffic.setdefault((rank, primitive, size), Sent())
+        sent.messages += 1
+        sent.elements += buffer.numel()
+        sent.bytes += buffer.numel() * buffer.element_size()
+
+
+class _Waiting:
+    """A work in torch's sense: something to wait for."""
+
+    def __init__(
+        self, room: _Room, rank: int, is_over: Callable[[], bool], reason: Callable[[], str]
+    ) -> None:
+        self._all = (rank, is_over, reason)
+        self._baton = room.baton
+
+    def wait(self) -> None:
+        self._baton.wait(*self._all)
+
+
+class MemoryWorld:
+    """One rank's view of a world whose ranks are threads of this process."""
+
+    def __init__(self, room: _Room, rank: int) -> None:
+        self._room = room
+        self.rank: int = rank
+        self.size: int = room.size
+        self._everyone = MemoryGroup(room, tuple(range(room.size)), rank, agrees=True)
+        self._groups: dict[tuple[int, ...], MemoryGroup] = {}
+
+    def watch(self, where: Callable[[], str]) -> None:
+        """Be told how to ask what this rank is doing, for messages."""
+        self._room.baton.where[self.rank] = where
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """Return the group of some ranks; equal sets of ranks share one."""
+        ordered = tuple(sorted(ranks))
+        if ordered not in self._groups:
+            self._groups[ordered] = MemoryGroup(self._room, ordered, self.rank)
+        return self._groups[ordered]
+
+    def link(self, source: int, destination: int) -> Link:
+        """Return the way from one rank to another."""
+        return MemoryLink(self._room, source, destination)
+
+    def all_reduce(self, buffer: Tensor) -> Pending:
+        """Sum a buffer over all ranks, in place."""
+        return self._everyone.all_reduce(buffer)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class MemoryGroup:
+    """Collectives among threads: sums are taken in rank order."""
+
+    def __init__(
+        self, room: _Room, ranks: tuple[int, ...], rank: int, *, agrees: bool = False
+    ) -> None:
+        self._room, self._ranks, self._rank, self._agrees = room, ranks, rank, agrees
+        self._place = ranks.index(rank) if rank in ranks else -1
+        self._count = 0
+
+    def all_reduce(self, buffer: Tensor) -> Pending:
+        """Sum in place."""
+        return self._meet("agree" if self._agrees else "all_reduce", buffer, buffer, _sum)
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> Pending:
+        """Collect pieces."""
+        return self._meet("all_gather", piece, output, torch.cat)
+
+    def reduce_scatter(self, output: Tensor, whole: Tensor) -> Pending:
+        """Sum and keep a piece."""
+        return self._meet("reduce_scatter", whole, output, lambda all_: self._mine(_sum(all_)))
+
+    def all_to_all(self, output: Tensor, pieces: Tensor) -> Pending:
+        """Exchange pieces."""
+
+        def take(given: list[Tensor]) -> Tensor:
+            return torch.cat([self._mine(one) for one in given])
+
+        return self._meet("all_to_all", pieces, output, take)
+
+    def _mine(self, whole: Tensor) -> Tensor:
+        return whole.view(len(self._ranks), -1)[self._place]
+
+    def _meet(
+        self,
+        primitive: str,
+        buffer: Tensor,
+        output: Tensor,
+        combine: Callable[[list[Tensor]], Tensor],
+    ) -> Pending:
+        room, rank, number = self._room, self._rank, self._count
+        self._count += 1
+        meetings = room.meetings.setdefault((self._agrees, self._ranks), {})
+        meeting = meetings.setdefault(number, _Meeting())
+        given = _Given.of(buffer, room.baton.where[rank]())
+        kind = (primitive, str(buffer.dtype).removeprefix("torch."), buffer.numel())
+        if meeting.given and kind != meeting.kind:
+            raise self._disagreement(meeting, kind, given.where)
+        meeting.kind = kind
+        meeting.given[rank] = given
+        room.count(rank, primitive, len(self._ranks), buffer)
+
+        def finish() -> None:
+            given.check_unchanged(rank)
+            output.view(-1).copy_(
+                combine([meeting.given[one].copy.view(-1) for one in self._ranks])
+            )
+            meeting.num_left += 1
+            if meeting.num_left == len(self._ranks):
+                del meetings[number]
+
+        waiting = _Waiting(
+            room,
+            rank,
+            lambda: len(meeting.given) == len(self._ranks),
+            lambda: (
+                f"{primitive} with ranks {numbers_text([r for r in self._ranks if r not in meeting.given])}"
+            ),
+        )
+        return Pending((waiting,), output, finish)  # type: ignore[arg-type]
+
+    def _disagreement(self, meeting: _Meeting, kind: tuple[str, str, int], where: str) -> RunError:
+        first, other = next(iter(meeting.given.items()))
+        return RunError(
+            f"ranks {numbers_text(self._ranks)} must meet in equal collectives, but rank {first} does "
+            f"{_kind_text(meeting.kind)} in {other.where} and rank {self._rank} "
+            f"{_kind_text(kind)} in {where}; this Program is wrong: please report it with the plan",
+            rank=self._rank,
+            instruction=where,
+        )
+
+
+class MemoryLink:
+    """Messages from one thread to another, in order."""
+
+    def __init__(self, room: _Room, source: int, destination: int) -> None:
+        self._room, self._ends = room, (source, destination)
+        self._letters = room.letters.setdefault(self._ends, _Letters())
+
+    def send(self, tensor: Tensor, tag: int) -> Pending:
+        """Send."""
+        room, letters, (source, destination) = self._room, self._letters, self._ends
+        given, number = _Given.of(tensor, room.baton.where[source]()), len(letters.sent)
+        letters.sent.append((tag, given))
+        room.count(source, "transfer", 2, tensor)
+        waiting = _Waiting(
+            room,
+            source,
+            lambda: letters.num_awaited > number,
+            lambda: f"rank {destination} to receive what it sent in {given.where}",
+        )
+        finish = lambda: given.check_unchanged(source)  # noqa: E731
+        return Pending((waiting,), tensor, finish)  # type: ignore[arg-type]
+
+    def receive(self, memory: Tensor, tag: int) -> Pending:
+        """Receive."""
+        room, letters, (source, destination) = self._room, self._letters, self._ends
+        number = letters.num_awaited
+        letters.num_awaited += 1
+
+        def finish() -> None:
+            sent, given = letters.sent[number]
+            if sent != tag or given.copy.shape != memory.shape or given.copy.dtype != memory.dtype:
+                where = room.baton.where[destination]()
+                raise RunError(
+                    f"rank {destination} must receive in the order in which rank {source} sends, "
+                    f"but awaits {memory.dtype} {tuple(memory.shape)} in {where} where {source} "
+                    f"sent {given.copy.dtype} {tuple(given.copy.shape)} in {given.where}; this "
+                    "Program is wrong: please report it with the plan",
+                    rank=destination,
+                    instruction=where,
+                )
+            memory.copy_(given.copy)
+
+        waiting = _Waiting(
+            room,
+            destination,
+            lambda: len(letters.sent) > number,
+            lambda: f"rank {source} to send",
+        )
+        return Pending((waiting,), memory, finish)  # type: ignore[arg-type]
+
+
+def rehearse(target: Callable[[MemoryWorld], T], size: int) -> tuple[list[T], Traffic]:
+    """Run ``target`` as every rank of a world in this process; return the results and the traffic.
+
+    Raises what the first failing rank raised, RunError where ranks wait for each other in vain.
+    Torch's random numbers and its number of threads are as before afterwards.
+    """
+    room = _Room(size)
+    results: dict[int, T] = {}
+
+    def body(rank: int) -> None:
+        try:
+            room.baton.begin(rank)
+            results[rank] = target(MemoryWorld(room, rank))
+        except BaseException as error:  # noqa: BLE001  # handed to the caller below
+            room.baton.fail(error)
+        finally:
+            room.baton.end(rank)
+
+    threads = [
+        threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(size)
+    ]
+    with _torch_as_before():
+        for thread in threads:
+            thread.start()
+        room.baton.pass_on(size - 1)
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt as interruption:
+            room.baton.fail(interruption)
+            for thread in threads:
+                thread.join()
+    if room.baton.failure is not None:
+        raise room.baton.failure
+    return [results[rank] for rank in range(size)], room.traffic
+
+
+@contextlib.contextmanager
+def _torch_as_before() -> Iterator[None]:
+    """Run with one thread per rank (pools of their own would multiply), then put all back."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _sum(given: list[Tensor]) -> Tensor:
+    total = given[0].clone()
+    for one in given[1:]:
+        total += one
+    return total
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _kind_text(kind: tuple[str, str, int]) -> str:
+    return f"{kind[0]} of {kind[2]} elements of {kind[1]}"

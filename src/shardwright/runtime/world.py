@@ -1,0 +1,185 @@
+"""The world: all that an executor asks of other ranks, behind one narrow door.
+
+``TorchWorld`` is ``torch.distributed``, one process per rank. ``rehearsal.py`` has another one with
+all ranks in one process. Every function starts its work and returns a ``Pending``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from shardwright.runtime import collectives
+from shardwright.runtime.collectives import Pending
+
+
+class Group(Protocol):
+    """Ranks that meet in collectives, in ascending order; one flat buffer each."""
+
+    def all_reduce(self, buffer: Tensor) -> Pending:
+        """Sum a buffer over the group, in place."""
+        ...
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> Pending:
+        """Collect every rank's piece, in group order, into an output."""
+        ...
+
+    def reduce_scatter(self, output: Tensor, whole: Tensor) -> Pending:
+        """Sum buffers; the r-th rank keeps the r-th of their equal pieces in ``output``."""
+        ...
+
+    def all_to_all(self, output: Tensor, pieces: Tensor) -> Pending:
+        """Send the r-th of the buffer's equal pieces to the r-th rank; one comes from each."""
+        ...
+
+
+class Link(Protocol):
+    """Transfers from one rank to another. Both ends start them in the same order."""
+
+    def send(self, tensor: Tensor, tag: int) -> Pending:
+        """Start sending a contiguous tensor; done when it has been received."""
+        ...
+
+    def receive(self, memory: Tensor, tag: int) -> Pending:
+        """Start receiving into contiguous memory of the tensor's shape and dtype."""
+        ...
+
+
+class World(Protocol):
+    """All ranks of a run, as one of them sees them.
+
+    Every rank asks for every group and link of the run, also those it is not in, in the same order.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """Return the group of some ranks; equal sets of ranks share one."""
+        ...
+
+    def link(self, source: int, destination: int) -> Link:
+        """Return the way from one rank to another."""
+        ...
+
+    def all_reduce(self, buffer: Tensor) -> Pending:
+        """Sum a buffer over all ranks, in place: what the executor itself must agree on."""
+        ...
+
+    def watch(self, where: Callable[[], str]) -> None:
+        """Be told how to ask what this rank is doing."""
+        ...
+
+    def close(self) -> None:
+        """Give back groups and links."""
+        ...
+
+
+class TorchWorld:
+    """The processes of ``torch.distributed``, or this process alone where there is no group."""
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        joined = dist.is_initialized()
+        self.rank: int = dist.get_rank() if joined else 0
+        self.size: int = dist.get_world_size() if joined else 1
+        self._timeout = timedelta(seconds=timeout)
+        self._made: dict[tuple[object, ...], ProcessGroup] = {}
+
+    def group(self, ranks: tuple[int, ...]) -> Group:
+        """Return a group of processes, made once."""
+        ordered = tuple(sorted(ranks))
+        if len(ordered) == self.size:
+            return TorchGroup(_everyone())
+        return TorchGroup(self._make(ordered, ordered))
+
+    def link(self, source: int, destination: int) -> Link:
+        """Return a link: the world itself with gloo.
+
+        With NCCL each direction between two ranks has a group of its own, since its unmatched
+        sends and receives would wait for each other.
+        """
+        group = _everyone()
+        ends = (source, destination)
+        if "nccl" in dist.get_backend() and source != destination:
+            group = self._make(("link", *ends), ends)
+        return TorchLink(group, ends)
+
+    def _make(self, key: tuple[object, ...], ranks: tuple[int, ...]) -> ProcessGroup:
+        if key not in self._made:
+            group = dist.new_group(list(ranks), timeout=self._timeout)
+            self._made[key] = group  # type: ignore[assignment]
+        return self._made[key]
+
+    def all_reduce(self, buffer: Tensor) -> Pending:
+        """Sum a buffer over all processes."""
+        if self.size == 1:
+            return Pending((), buffer)
+        return collectives.all_reduce(buffer, _everyone())
+
+    def watch(self, where: Callable[[], str]) -> None:
+        """Nobody asks: the status file says it to the launcher."""
+
+    def close(self) -> None:
+        """Destroy the groups that were made here, unless the whole world is gone already."""
+        for group in self._made.values():
+            if dist.is_initialized():
+                dist.destroy_process_group(group)
+        self._made.clear()
+
+
+class TorchGroup:
+    """A process group, with the algorithms of ``collectives``."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    def all_reduce(self, buffer: Tensor) -> Pending:
+        """Sum in place."""
+        return collectives.all_reduce(buffer, self.group)
+
+    def all_gather(self, output: Tensor, piece: Tensor) -> Pending:
+        """Collect pieces."""
+        return collectives.all_gather(output, piece, self.group)
+
+    def reduce_scatter(self, output: Tensor, whole: Tensor) -> Pending:
+        """Sum and keep a piece."""
+        return collectives.reduce_scatter(output, whole, self.group)
+
+    def all_to_all(self, output: Tensor, pieces: Tensor) -> Pending:
+        """Exchange pieces."""
+        return collectives.all_to_all(output, pieces, self.group)
+
+
+class TorchLink:
+    """Point-to-point messages in one direction between two processes."""
+
+    def __init__(self, group: ProcessGroup, ends: tuple[int, int]) -> None:
+        self.group = group
+        self.source, self.destination = ends
+
+    def send(self, tensor: Tensor, tag: int) -> Pending:
+        """Send."""
+        return collectives.send(tensor, self.destination, self.group, tag)
+
+    def receive(self, memory: Tensor, tag: int) -> Pending:
+        """Receive."""
+        return collectives.receive(memory, self.source, self.group, tag)
+
+
+def _everyone() -> ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise RuntimeError("the world has ended")
+    return group

@@ -1,0 +1,205 @@
+"""Random legal strategies: any split of any operator, any layout of any parameter.
+
+``Shape`` says what a strategy looks like from afar and is what hypothesis draws and shrinks;
+``random_strategy`` fills in everything else from its seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from hypothesis import strategies as st
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
+from shardwright.core.strategy import (
+    GradientSync,
+    Mesh,
+    OperatorConfig,
+    ParameterConfig,
+    Pipeline,
+    ScheduleName,
+    Strategy,
+)
+from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples
+from shardwright.planner.space.seeds import data_dim, shard_further, use_layout
+
+AXES = ("x", "y", "z")
+MESHES = ((1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 4), (2, 2, 2), (3,), (6,), (3, 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A strategy from afar. ``wildness`` is the share of operators and parameters whose split or
+    layout is drawn at random; the others are data parallel along the first axis."""
+
+    sizes: tuple[int, ...]
+    stages: int = 1
+    num_microbatches: int = 1
+    schedule: ScheduleName = "1f1b"
+    wildness: float = 0.0
+    recomputes: bool = False
+    clips: bool = False
+    shuffles: bool = False
+    seed: int = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it takes."""
+        return math.prod(self.sizes) * self.stages
+
+
+def shapes(most_ranks: int = 8) -> st.SearchStrategy[Shape]:
+    """Draw shapes over 2 to ``most_ranks`` ranks."""
+    return st.builds(
+        Shape,
+        sizes=st.sampled_from(MESHES),
+        stages=st.sampled_from((1, 2, 3, 4)),
+        num_microbatches=st.sampled_from((1, 2, 4)),
+        schedule=st.sampled_from(("1f1b", "gpipe")),
+        wildness=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
+        recomputes=st.booleans(),
+        clips=st.booleans(),
+        shuffles=st.booleans(),
+        seed=st.integers(0, 2**32),
+    ).filter(lambda shape: 2 <= shape.num_ranks <= most_ranks)
+
+
+def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Strategy:
+    """Return the strategy of a shape, legal for the graph."""
+    random = Random(shape.seed)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    stages = min(shape.stages, len(graph.blocks))
+    meshes = _meshes(shape, stages, random)
+    pieces = 1 if samples.blocker else shape.num_microbatches
+    stage_of = _stages(graph, stages, random)
+    configs = _configs(graph, samples, iterations, stage_of, pieces, shape, random)
+    parameters = tuple(
+        _parameter(
+            graph, tensor, use_layout(graph, tensor, configs, iterations), meshes[0], shape, random
+        )
+        for tensor in graph.parameters
+    )
+    blocks = range(len(graph.blocks))
+    return Strategy(
+        meshes=meshes,
+        configs=tuple(configs),
+        parameters=parameters,
+        pipeline=Pipeline(schedule=shape.schedule, num_microbatches=pieces),
+        gradient_sync=GradientSync(buckets=_buckets(graph, random)),
+        recompute=tuple(b for b in blocks if shape.recomputes and random.random() < 0.5),
+        clips=shape.clips,
+    )
+
+
+def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
+    width = math.prod(shape.sizes)
+    devices = list(range(width * stages))
+    if shape.shuffles:
+        random.shuffle(devices)
+    return tuple(
+        Mesh(
+            axes=AXES[: len(shape.sizes)],
+            sizes=shape.sizes,
+            devices=tuple(devices[stage * width : (stage + 1) * width]),
+        )
+        for stage in range(stages)
+    )
+
+
+def _stages(graph: OperatorGraph, stages: int, random: Random) -> list[int]:
+    """Cut between blocks, anywhere."""
+    cuts = sorted(random.sample(range(1, len(graph.blocks)), stages - 1))
+    return [
+        sum(number >= cut for cut in cuts)
+        for number, block in enumerate(graph.blocks)
+        for _ in range(block.start, block.stop)
+    ]
+
+
+def _configs(
+    graph: OperatorGraph,
+    samples: Samples,
+    iterations: list[Iteration],
+    stage_of: list[int],
+    pieces: int,
+    shape: Shape,
+    random: Random,
+) -> list[OperatorConfig]:
+    """Choose operator by operator, in order.
+
+    Partial sums pass through an operator (the pseudo dim "+") only where they arrive: nothing turns
+    another layout into partial sums.
+    """
+    held: dict[int, Layout] = {}
+    configs: list[OperatorConfig] = []
+    for index, (operator, iteration) in enumerate(zip(graph.operators, iterations, strict=True)):
+        linear = [held.get(operator.inputs[place], ()) for place in iteration.linear]
+
+        def is_legal(dims: tuple[str, ...], arriving: list[Layout] = linear) -> bool:
+            return all(
+                layout and layout[axis] == PARTIAL
+                for axis, name in enumerate(dims)
+                if name == PLUS
+                for layout in arriving
+            )
+
+        every = choices(iteration, shape.sizes, samples.operator_dim[index], pieces)
+        legal = [dims for dims in every if is_legal(dims)]
+        usual = (data_dim(graph, samples, iteration, index), *[""] * (len(shape.sizes) - 1))
+        chosen = usual if usual in legal else legal[0]
+        if random.random() < shape.wildness:
+            chosen = random.choice(legal)
+        configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
+        for tensor, pair in zip(
+            operator.outputs, placements(iteration, chosen).outputs, strict=True
+        ):
+            held[tensor] = pair.value
+    return configs
+
+
+def _parameter(
+    graph: OperatorGraph, tensor: int, use: Layout, mesh: Mesh, shape: Shape, random: Random
+) -> ParameterConfig:
+    size = graph.tensors[tensor].shape
+    if random.random() < shape.wildness:
+        options = layouts(size, mesh.sizes)
+        rest, optimizer = random.choice((use, random.choice(options))), random.choice(options)
+    else:
+        finer = shard_further(size, use, mesh)
+        rest, optimizer = random.choice(((use, use), (use, finer), (finer, finer)))
+    sync = random.choice(("step", "microbatch"))
+    return ParameterConfig(rest=rest, optimizer=optimizer, sync=sync)
+
+
+@cache
+def layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+    """Return every layout of a parameter on a mesh: each axis shards a dim, or none."""
+    found: list[Layout] = []
+    for layout in itertools.product(range(REPLICATE, len(shape)), repeat=len(sizes)):
+        try:
+            local_shape(shape, layout, sizes)
+        except ValueError:
+            continue
+        found.append(layout)
+    return tuple(found)
+
+
+def _buckets(graph: OperatorGraph, random: Random) -> tuple[tuple[int, ...], ...]:
+    """Merge neighbouring gradients at random, the last parameter first; some travel alone."""
+    buckets: list[list[int]] = [[]]
+    for tensor in reversed(graph.parameters):
+        if not graph.tensors[tensor].needs_gradient or not graph.consumers[tensor]:
+            continue
+        if random.random() < 0.3:
+            buckets.append([])
+        if random.random() < 0.9:
+            buckets[-1].append(tensor)
+    return tuple(tuple(bucket) for bucket in buckets if bucket)

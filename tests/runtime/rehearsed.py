@@ -1,0 +1,38 @@
+"""Train by a strategy with all ranks in this process, and compare with plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import lower
+from shardwright.runtime.capture import Captured
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.rehearsal import MemoryWorld, Traffic, rehearse
+from tests.runtime.equivalence import Run, batches, copied
+
+
+def train_rehearsed(
+    captured: Captured,
+    strategy: Strategy,
+    module: nn.Module,
+    batch: dict[str, Tensor],
+    optimizer: Callable[..., Any],
+    max_norm: float | None = None,
+) -> tuple[list[Run], Traffic]:
+    """Return what every rank ended with, and what was sent; the module is left as it is."""
+    program = lower(captured.graph, strategy)
+
+    def train(world: MemoryWorld) -> Run:
+        mine = copy.deepcopy(module)
+        options = RunOptions(max_norm=max_norm, seed=5, world=world)
+        executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
+        losses = [float(executor.step(one)) for one in batches(batch)]
+        executor.to_module(mine)
+        return Run(losses, copied(mine.named_parameters()), copied(mine.named_buffers()))
+
+    return rehearse(train, len(strategy.devices))
