@@ -1,0 +1,30 @@
+"""How parameters lie at rest: as in use, or sharded further over axes that hold full copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from shardwright.core.layout import REPLICATE, Layout, can_lie, inner
+
+
+@lru_cache(maxsize=1 << 14)
+def shard_further(
+    shape: tuple[int, ...], use: Layout, axis_sizes: tuple[int, ...], axes: Iterable[int] = ()
+) -> Layout:
+    """Shard a layout's full copies over ``axes`` (all by default), in turn.
+
+    Each axis takes the first dim whose shards it can split, outside those of later axes if no dim
+    is left to it otherwise (``inner``): what is gathered over the axis is then one block. An axis
+    is left alone where nothing divides.
+    """
+    layout = use
+    for axis in axes or range(len(use)):
+        if layout[axis] != REPLICATE or axis_sizes[axis] == 1:
+            continue
+        for goal in (*range(len(shape)), *map(inner, range(len(shape)))):
+            finer = (*layout[:axis], goal, *layout[axis + 1 :])
+            if can_lie(shape, finer, axis_sizes, axis):
+                layout = finer
+                break
+    return layout
