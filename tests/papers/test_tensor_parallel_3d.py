@@ -7,16 +7,188 @@ lowered Program.
 
 from __future__ import annotations
 
-from functools import partial
+import itertools
+import math
+from functools import cache, partial
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import layout_text
+from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import lower
+from shardwright.planner.space.configs import placements
 from shardwright.planner.space.grids import Grid, grid_strategy
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
 from tests import zoo
 from tests.runtime.equivalence import StrategyBuilder, assert_equivalent
+
+pytestmark = pytest.mark.torch
+
+# Section 5.6 of the notes: one formula for every grid p_i x p_j x p_l.
+GRIDS = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (2, 1, 4), (1, 2, 2)]
+LAYER_GRIDS = [
+    (1, 2, 2),
+    (2, 2, 1),
+    (4, 1, 1),
+    (1, 4, 1),
+    (1, 1, 4),
+    (2, 2, 2),
+    (2, 1, 4),
+    (4, 4, 4),
+]
+B, S, H = 16, 64, 256
+
+
+class Chain(nn.Module):
+    """Linear layers without bias between a gain, so that the first input is trained, and a sum."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(widths[0]))
+        pairs = itertools.pairwise(widths)
+        self.layers = nn.ModuleList(nn.Linear(one, two, bias=False) for one, two in pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.gain
+        for layer in self.layers:
+            x = layer(x)
+        return (x * x).sum()
+
+
+@cache
+def chain_graph(rows: int, *widths: int) -> OperatorGraph:
+    return capture(Chain(widths).double(), {"x": torch.zeros(rows, widths[0]).double()}).graph
+
+
+@cache
+def gpt_graph(depth: int) -> OperatorGraph:
+    return capture(*zoo.gpt(batch=B, length=S, width=H, depth=depth)).graph
+
+
+def sent(program: Program, message: Message, value: int) -> float:
+    """Elements that each rank sends of one item, by the ring conventions of section 1."""
+    mesh = program.meshes[message.mesh]
+    size = math.prod(mesh.sizes[axis] for axis in message.axes)
+    elements = math.prod(program.values[value].shape)
+    factor = {"all_reduce": 2 * (size - 1) / size, "all_gather": size - 1, "slice": 0, "copy": 0}
+    return factor.get(message.primitive, (size - 1) / size) * elements
+
+
+def volume(graph: OperatorGraph, strategy: Strategy) -> float:
+    """Elements per rank and step; vectors, which section 5.3 keeps replicated, are left aside."""
+    program = lower(graph, strategy)
+    return sum(
+        sent(program, message, value)
+        for message in program.messages
+        for value in message.sources
+        if len(graph.tensors[program.values[value].tensor].shape) > 1
+    )
+
+
+def layer_volume(build: object) -> float:
+    """What one more transformer layer adds."""
+    return volume(gpt_graph(3), build(gpt_graph(3))) - volume(gpt_graph(2), build(gpt_graph(2)))
+
+
+@pytest.mark.parametrize("sizes", GRIDS)
+def test_a_linear_layer_sends_what_section_5_6_says(sizes: tuple[int, int, int]) -> None:
+    m, k, n = 32, 16, 64
+    p_i, p_j, p_l = sizes
+    strategy = grid_strategy(chain_graph(m, k, n), Grid(name="cube", sizes=sizes, keeps=True))
+    expected = 2 * ((p_j - 1) * m * k + (p_i - 1) * k * n + (p_l - 1) * m * n) / math.prod(sizes)
+    assert volume(chain_graph(m, k, n), strategy) == expected
+
+
+@pytest.mark.parametrize("sizes", GRIDS)
+def test_gathering_weights_again_sends_them_once_more(sizes: tuple[int, int, int]) -> None:
+    graph = chain_graph(32, 16, 64)
+    kept, again = (
+        volume(graph, grid_strategy(graph, Grid(name="cube", sizes=sizes, keeps=keeps)))
+        for keeps in (True, False)
+    )
+    assert again - kept == (sizes[0] - 1) * 16 * 64 / math.prod(sizes)
+
+
+@pytest.mark.parametrize("sizes", LAYER_GRIDS)
+def test_a_transformer_layer_in_a_cube(sizes: tuple[int, int, int]) -> None:
+    p_i, p_j, p_l = sizes
+    tokens = B * S * H
+    linears = 4 * (p_j - 1) * tokens + 12 * (p_l - 1) * tokens + 12 * (p_i - 1) * H * H
+    # Two layer norms, each to whole rows and back, forward and backward.
+    norms = 8 * (p_l - 1) / p_l * tokens
+    found = layer_volume(lambda g: grid_strategy(g, Grid(name="cube", sizes=sizes, keeps=True)))
+    assert found == (2 * linears + norms) / math.prod(sizes)
+
+
+@pytest.mark.parametrize("q", [1, 2, 4])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_transformer_layer_on_a_plane(q: int, depth: int) -> None:
+    tokens, weights = B * S * H, 12 * H * H
+    forward = 7 * (q - 1) * tokens / depth + (q - 1) * weights
+    # Backward scatters both gradients and gathers the weights again, not the inputs.
+    backward = 7 * (q - 1) * tokens / depth + 2 * (q - 1) * weights
+    # Two layer norms to whole rows and back, but to the linear layer the gather does that.
+    norms = 4 * (q - 1) / q * tokens / depth
+    # Gradients are summed over the depth; nothing else is sent there.
+    summed = 2 * (depth - 1) / depth * weights
+    found = layer_volume(lambda g: grid_strategy(g, Grid(name="tesseract", sizes=(depth, q, q))))
+    assert found == pytest.approx((forward + backward + norms + summed) / q**2, rel=1e-12)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("p", [2, 4])
+def test_a_megatron_layer_sends_four_activations_each_way(p: int, sequence: bool) -> None:
+    found = layer_volume(lambda g: seed_strategy(g, Seed(tensor=p, sequence=sequence)))
+    assert found == 8 * (p - 1) / p * B * S * H
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_two_chained_linears_return_to_the_first_layout(number: int) -> None:
+    graph = chain_graph(32, *([16] * (number + 1)))
+    strategy = grid_strategy(graph, Grid(name="cube", sizes=(2, 2, 2)))
+
+    def stream(kind: str, which: int) -> str:
+        index = [i for i, op in enumerate(graph.operators) if op.kind == kind][which]
+        placed = placements(iterate(graph, index), strategy.configs[index].dims)
+        return layout_text(placed.inputs[0].value)
+
+    end = stream("aten.mul.Tensor", 1)
+    assert stream("aten.mul.Tensor", 0) == "S0·S0·S1"
+    assert end == ("S0·S0·S1" if number % 2 == 0 else "S0·S1·S0")
+
+
+@pytest.mark.parametrize("grid", ["summa 2x2", "tesseract 2x2x2", "cube 2x2x2", "cube 4x4x4"])
+def test_matrices_and_their_states_fall_as_the_papers_say(grid: str) -> None:
+    name, _, text = grid.partition(" ")
+    sizes = tuple(map(int, text.split("x")))
+    graph = gpt_graph(2)
+    program = lower(graph, grid_strategy(graph, Grid(name=name, sizes=sizes)))
+    copies = sizes[0] if name == "tesseract" else 1
+    for value in program.values:
+        shape = graph.tensors[value.tensor].shape
+        if value.resident and value.role == "parameter" and len(shape) == 2:
+            assert math.prod(value.shape) * math.prod(sizes) == copies * math.prod(shape)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((8, 4, 1), "the global batch into 32 equal pieces, but its size is 16; choose a multiple"),
+        (
+            (1, 8, 1),
+            "dim 'd2' of view .* into 8 equal pieces, but its size is 4; choose a smaller grid",
+        ),
+    ],
+)
+def test_a_grid_that_does_not_divide_is_refused(sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        grid_strategy(gpt_graph(2), Grid(name="cube", sizes=sizes))
 
 
 def _build(grid: Grid, graph: OperatorGraph) -> Strategy:

@@ -206,7 +206,7 @@ class _Walk:
             return {self.columns[0]: last}
         rows, column = self.columns
         form = self.form.get(self.graph.operators[index].inputs[position])
-        if form and form[rows] == names.index(summed):
+        if form and (form[rows] == names.index(summed) or form[column] == names.index(sample)):
             rows, column = column, rows
         wanted[rows], wanted[column] = features, summed
         return {rows: last, column: iteration.outputs[0].index(sample)}
@@ -266,7 +266,9 @@ class _Walk:
         if sample in pieces:
             pieces[sample] *= self.grid.num_microbatches
         name = next(name for name, count in pieces.items() if sizes[name] % count)
-        what, remedy = f"dim {name!r} of {self.graph.operators[index].name}", "a smaller grid"
+        operator = self.graph.operators[index]
+        shape = self.graph.tensors[operator.outputs[0]].shape
+        what, remedy = f"dim {name!r} of {operator.name} (shape {shape})", "a smaller grid"
         if name == sample:
             what, remedy = "the global batch", f"a multiple of {pieces[name]}, or a smaller grid"
         return (
