@@ -13,7 +13,9 @@ from functools import cache, partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import layout_text
@@ -25,8 +27,10 @@ from shardwright.planner.space.grids import Grid, grid_strategy
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
 from tests import zoo
 from tests.runtime.equivalence import StrategyBuilder, assert_equivalent
+from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -215,6 +219,66 @@ EIGHT = [
     Grid(name="cube", sizes=(2, 1, 4)),
     Grid(name="tesseract", sizes=(2, 2, 2)),
 ]
+
+
+class Wire(TorchDispatchMode):
+    """Counts, by ring conventions, the elements that torch.distributed is asked to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[override]
+        name = func.name()
+        if name == "c10d::broadcast_":
+            tensors, group, root = args[0], dist.ProcessGroup.unbox(args[1]), args[2]
+            mine = group.rank() == root
+            self.elements += tensors[0].numel() * (group.size() - 1) if mine else 0
+        elif name == "c10d::alltoall_base_":
+            size = dist.ProcessGroup.unbox(args[2]).size()
+            self.elements += args[1].numel() * (size - 1) / size
+        elif name == "c10d::allreduce_":
+            size = dist.ProcessGroup.unbox(args[1]).size()
+            self.elements += args[0][0].numel() * 2 * (size - 1) / size
+        else:
+            assert not name.startswith("c10d::"), name
+        return func(*args, **(kwargs or {}))
+
+
+def count_on_the_wire(sizes: tuple[int, int, int]) -> float:
+    """Train one step on this rank and count."""
+    module, batch = Chain((16, 64, 16)).double(), {"x": torch.ones(32, 16).double()}
+    captured = capture(module, batch)
+    strategy = grid_strategy(captured.graph, Grid(name="cube", sizes=sizes, keeps=True))
+    optimizer = partial(torch.optim.SGD, lr=1e-3)
+    program = lower(captured.graph, strategy)
+    executor = Executor(captured, program, module, optimizer=optimizer)
+    with Wire() as wire:
+        executor.step(batch)
+    return wire.elements
+
+
+def predicted(sizes: tuple[int, int, int]) -> float:
+    """The volume of section 5.6, and what else is sent: the gain's gradient and the loss."""
+    m, k, n = 32, 16, 64
+    p_i, p_j, p_l = sizes
+    total = math.prod(sizes)
+    up = (p_j - 1) * m * k + (p_i - 1) * k * n + (p_l - 1) * m * n
+    down = (p_l - 1) * m * n + (p_i - 1) * k * n + (p_j - 1) * m * k
+    gain = 2 * (p_i * p_j - 1) / (p_i * p_j) * k / p_l
+    loss_and_flag = 2 * (total - 1) / total * 2
+    return 2 * (up + down) / total + gain + loss_and_flag
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sizes", [(1, 2, 2), (2, 2, 1), (1, 4, 1), (4, 1, 1)])
+def test_what_four_ranks_really_send_is_the_formula(sizes: tuple[int, int, int]) -> None:
+    assert run_ranks(4, count_on_the_wire, sizes) == pytest.approx([predicted(sizes)] * 4)
+
+
+@pytest.mark.ranks
+def test_what_eight_ranks_really_send_is_the_formula() -> None:
+    assert run_ranks(8, count_on_the_wire, (2, 2, 2)) == pytest.approx([predicted((2, 2, 2))] * 8)
 
 
 @pytest.mark.ranks
