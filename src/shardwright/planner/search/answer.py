@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright import __version__
 from shardwright.core.plan import Bound, Frontier, Objective, Plan
@@ -68,6 +68,17 @@ def answer(found: Findings, seed: int) -> Frontier:
         if not dominated and not any(_is_alike(best[objective], other) for other in kept):
             kept.append(best[objective])
     return Frontier(plans=tuple(_plan(found, verdict, seed, kept[0]) for verdict in kept), chosen=0)
+
+
+def named_answer(found: Findings, seed: int, name: str) -> Frontier:
+    """Make a plan of the one strategy that was asked for by name. Raises NoPlan if it is too big."""
+    frontier = answer(found, seed)
+    plan = replace(
+        frontier.best,
+        method="named strategy, simulation",
+        reason=f"{frontier.best.strategy.label} was asked for by name ({name}); nothing was searched.",
+    )
+    return Frontier(plans=(plan,), chosen=0)
 
 
 def _is_alike(one: Judged, other: Judged) -> bool:

@@ -75,6 +75,12 @@ class Grid:
         return 2 if self.name == "cube" else 1
 
     @property
+    def row_pieces(self) -> int:
+        """Into how many pieces rows are cut at most, where columns change places."""
+        rows = math.prod(self.sizes[: -self.num_columns])
+        return rows * (max(self.sizes[1:]) if self.name == "cube" else 1)
+
+    @property
     def label(self) -> str:
         """The name people know it by."""
         parts = [
