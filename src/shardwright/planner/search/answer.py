@@ -115,8 +115,13 @@ def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:
 
 
 def _bound(found: Findings, verdict: Judged) -> Bound | None:
-    """Return the certificate: the least additive cost of any arrangement searched."""
+    """Return the certificate: the least additive cost of any arrangement searched.
+
+    A named plan outside those arrangements (a grid) may be faster; then it says nothing.
+    """
     if not found.is_complete or math.isinf(found.bound) or verdict.bytes > found.limit:
+        return None
+    if verdict.seconds < found.bound * (1 - 1e-9):
         return None
     return Bound(
         step_seconds=found.bound, gap=max(0.0, 1 - found.bound / verdict.seconds), model=MODEL
