@@ -83,6 +83,17 @@ def can_lie(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...],
     return shape[dim] % pieces == 0 and is_innermost(layout, axis) and is_written_so
 
 
+def whole_shape(
+    local: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the shape of the tensor whose shards have shape ``local``."""
+    whole = list(local)
+    for placement, pieces in zip(layout, axis_sizes, strict=True):
+        if shard_dim(placement) >= 0:
+            whole[shard_dim(placement)] *= pieces
+    return tuple(whole)
+
+
 def local_bytes(
     shape: tuple[int, ...], dtype: str, layout: Layout, axis_sizes: tuple[int, ...]
 ) -> int:

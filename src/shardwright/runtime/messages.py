@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardwright.core.crossing import Piece
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
 from shardwright.runtime import collectives
@@ -183,12 +184,23 @@ class AllToAll(Collective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """The other end of a transfer, and its tag. Within one rank the ``mailbox`` carries it."""
+class Leg:
+    """One piece of an item as this rank sends or receives it: a box of its shard, the other rank.
+
+    A piece without a group stays on this rank.
+    """
 
     rank: int
-    is_here: bool
     group: dist.ProcessGroup | None
+    box: tuple[slice, ...]
+    covers: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A transfer's legs, by item, and its tag. Within one rank the ``mailbox`` carries pieces."""
+
+    legs: tuple[tuple[Leg, ...], ...]
     tag: int
     mailbox: dict[int, Tensor]
 
@@ -202,13 +214,15 @@ class Send(Exchange):
         self.outstanding: list[Pending] = []
 
     def issue(self) -> None:
-        for number, item in enumerate(self.items):
-            tensor, tag = item.source().contiguous(), self.route.tag + number
-            if self.route.is_here:
-                self.route.mailbox[tag] = tensor.clone()
-            elif self.route.group is not None:
-                pending = collectives.send(tensor, self.route.rank, self.route.group, tag)
-                self.outstanding.append(pending)
+        for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
+            tensor, tag = item.source(), self.route.tag + number
+            for leg in legs:
+                piece = tensor if leg.covers else tensor[leg.box]
+                if leg.group is None:
+                    self.route.mailbox[tag] = piece.clone()
+                else:
+                    pending = collectives.send(piece.contiguous(), leg.rank, leg.group, tag)
+                    self.outstanding.append(pending)
 
     def complete(self) -> None:
         for pending in self.outstanding:
@@ -217,29 +231,48 @@ class Send(Exchange):
 
 
 class Receive(Exchange):
-    """The receiving half. Each item has its own memory: nothing is packed or copied."""
+    """The receiving half. A piece that is contiguous in the item's memory arrives right there."""
 
     def __init__(self, items: Sequence[Item], route: Route, device: torch.device) -> None:
         super().__init__(items)
         self.route, self.device = route, device
-        self.arriving: list[Pending] = []
+        self.arriving: list[tuple[Tensor, list[Pending]]] = []
 
     def issue(self) -> None:
-        for number, item in enumerate(self.items):
+        for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
             tag = self.route.tag + number
-            if self.route.is_here:
-                self.arriving.append(Pending((), self.route.mailbox.pop(tag)))
+            if len(legs) == 1 and legs[0].covers and legs[0].group is None:
+                self.arriving.append((self.route.mailbox.pop(tag), []))
                 continue
-            memory = torch.empty(item.shape, dtype=item.dtype, device=self.device)
-            memory = item.target() if item.target else memory
-            if self.route.group is not None:
-                pending = collectives.receive(memory, self.route.rank, self.route.group, tag)
-                self.arriving.append(pending)
+            memory = item.target() if item.target else self._memory(item, legs)
+            works = [self._leg(memory[leg.box], leg, tag) for leg in legs]
+            self.arriving.append((memory, works))
+
+    def _memory(self, item: Item, legs: Sequence[Leg]) -> Tensor:
+        """Return memory for an item. What no piece covers (a term of a sum held elsewhere) is 0."""
+        make = torch.empty if legs else torch.zeros
+        return make(item.result_shape, dtype=item.dtype, device=self.device)
+
+    def _leg(self, view: Tensor, leg: Leg, tag: int) -> Pending:
+        if leg.group is None:
+            view.copy_(self.route.mailbox.pop(tag))
+            return Pending((), view)
+        if view.is_contiguous():
+            return collectives.receive(view, leg.rank, leg.group, tag)
+        buffer = torch.empty_like(view, memory_format=torch.contiguous_format)
+        pending = collectives.receive(buffer, leg.rank, leg.group, tag)
+        return Pending(pending.works, view, lambda: _store(view, buffer))
 
     def complete(self) -> None:
-        for item, pending in zip(self.items, self.arriving, strict=True):
-            item.write(pending.wait(), True)
+        for item, (memory, works) in zip(self.items, self.arriving, strict=True):
+            for pending in works:
+                pending.wait()
+            item.write(memory, True)
         self.arriving.clear()
+
+
+def _store(view: Tensor, value: Tensor) -> None:
+    view.copy_(value)
 
 
 COLLECTIVES: dict[str, type[Collective]] = {
@@ -271,10 +304,10 @@ class Groups:
         self._timeout = timedelta(seconds=timeout)
         if not dist.is_initialized():
             return
-        for message in program.messages:
+        for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
             if message.primitive == "transfer":
-                self._make_links(mesh, program.meshes[message.destination])
+                self._make_links(program.pieces(item))
             elif message.axes:
                 for device in mesh.devices:
                     self._make(self._ranks(mesh, device, message.axes))
@@ -292,11 +325,11 @@ class Groups:
             group = dist.new_group(list(ranks), timeout=self._timeout)
             self._made[wanted] = group  # type: ignore[assignment]
 
-    def _make_links(self, here: Mesh, there: Mesh) -> None:
+    def _make_links(self, items: Sequence[Sequence[Piece]]) -> None:
         if "nccl" not in dist.get_backend():
             return
-        for one, other in zip(here.devices, there.devices, strict=True):
-            ends = (self._rank_of[one], self._rank_of[other])
+        for piece in (piece for pieces in items for piece in pieces):
+            ends = (self._rank_of[piece.source], self._rank_of[piece.destination])
             if ends[0] != ends[1]:
                 self._make(ends, key=("link", *ends))
 

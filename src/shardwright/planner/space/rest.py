@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from shardwright.core.layout import REPLICATE, Layout, can_lie, inner
@@ -10,7 +9,10 @@ from shardwright.core.layout import REPLICATE, Layout, can_lie, inner
 
 @lru_cache(maxsize=1 << 14)
 def shard_further(
-    shape: tuple[int, ...], use: Layout, axis_sizes: tuple[int, ...], axes: Iterable[int] = ()
+    shape: tuple[int, ...],
+    use: Layout,
+    axis_sizes: tuple[int, ...],
+    axes: tuple[int, ...] | None = None,
 ) -> Layout:
     """Shard a layout's full copies over ``axes`` (all by default), in turn.
 
@@ -19,7 +21,7 @@ def shard_further(
     is left alone where nothing divides.
     """
     layout = use
-    for axis in axes or range(len(use)):
+    for axis in range(len(use)) if axes is None else axes:
         if layout[axis] != REPLICATE or axis_sizes[axis] == 1:
             continue
         for goal in (*range(len(shape)), *map(inner, range(len(shape)))):
