@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import layout_text
+from shardwright.core.layout import layout_text, local_bytes
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
@@ -29,7 +29,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from tests import zoo
-from tests.runtime.equivalence import StrategyBuilder, assert_equivalent
+from tests.runtime.equivalence import StrategyBuilder, assert_equivalent, batches
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -168,16 +168,31 @@ def test_two_chained_linears_return_to_the_first_layout(number: int) -> None:
 
 
 @pytest.mark.parametrize("grid", ["summa 2x2", "tesseract 2x2x2", "cube 2x2x2", "cube 4x4x4"])
-def test_matrices_and_their_states_fall_as_the_papers_say(grid: str) -> None:
+def test_memory_of_a_rank_falls_as_the_papers_say(grid: str) -> None:
     name, _, text = grid.partition(" ")
     sizes = tuple(map(int, text.split("x")))
-    graph = gpt_graph(2)
-    program = lower(graph, grid_strategy(graph, Grid(name=name, sizes=sizes)))
+    graph, ranks = gpt_graph(2), math.prod(sizes)
+    strategy = grid_strategy(graph, Grid(name=name, sizes=sizes))
+    program = lower(graph, strategy)
     copies = sizes[0] if name == "tesseract" else 1
-    for value in program.values:
-        shape = graph.tensors[value.tensor].shape
-        if value.resident and value.role == "parameter" and len(shape) == 2:
-            assert math.prod(value.shape) * math.prod(sizes) == copies * math.prod(shape)
+    kept = 0.0
+    for index, config in zip(graph.parameters, strategy.parameters, strict=True):
+        spec = graph.tensors[index]
+        mine = local_bytes(spec.shape, spec.dtype, config.rest, sizes)
+        if len(spec.shape) == 2:
+            assert mine * ranks == copies * 8 * math.prod(spec.shape)
+        kept += mine
+    # Parameters and two Adam states each; no buffers.
+    assert program.base_bytes[0] == 3 * kept
+    for call in (
+        call for segment in program.segments if segment.block > 0 for call in segment.calls
+    ):
+        shapes = [graph.tensors[t].shape for t in graph.operators[call.operator].outputs]
+        for whole, local in zip(shapes, call.result_shapes, strict=True):
+            is_product = graph.operators[call.operator].kind == "aten.linear.default"
+            partial_sums = math.prod(sizes[axis] for axis in call.partial_axes) if is_product else 1
+            if len(whole) > 2:
+                assert math.prod(local) * ranks == partial_sums * math.prod(whole)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +301,31 @@ def test_grids_of_four_ranks_train_as_one_process() -> None:
     adam = partial(torch.optim.AdamW, lr=1e-2)
     assert_equivalent(4, zoo.gpt, builders(*FOUR))
     assert_equivalent(4, zoo.mlp, builders(*FOUR), adam)
+
+
+def twenty_losses(grid: Grid) -> list[float]:
+    """Train twenty steps on this rank."""
+    module, batch = zoo.gpt()
+    captured = capture(module, batch)
+    program = lower(captured.graph, grid_strategy(captured.graph, grid))
+    adam = partial(torch.optim.AdamW, lr=1e-3)
+    executor = Executor(captured, program, module, optimizer=adam)
+    return [float(executor.step(one)) for one in batches(batch, 20)]
+
+
+@pytest.mark.ranks
+def test_twenty_steps_in_a_cube_have_the_losses_of_one_process() -> None:
+    module, batch = zoo.gpt()
+    adam = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    expected: list[float] = []
+    for one in batches(batch, 20):
+        loss = module(**one)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        expected.append(float(loss.detach()))
+    for losses in run_ranks(4, twenty_losses, Grid(name="cube", sizes=(2, 1, 2), keeps=True)):
+        assert losses == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.ranks
