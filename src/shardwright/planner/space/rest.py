@@ -17,14 +17,17 @@ def shard_further(
     """Shard a layout's full copies over ``axes`` (all by default), in turn.
 
     Each axis takes the first dim whose shards it can split, outside those of later axes if no dim
-    is left to it otherwise (``inner``): what is gathered over the axis is then one block. An axis
-    is left alone where nothing divides.
+    is left to it otherwise (``inner``): what is gathered over the axis is then one block. Vectors
+    do without: they save less than their messages cost. An axis is left alone where nothing
+    divides.
     """
     layout = use
+    dims = range(len(shape))
+    goals = (*dims, *map(inner, dims)) if len(shape) > 1 else tuple(dims)
     for axis in range(len(use)) if axes is None else axes:
         if layout[axis] != REPLICATE or axis_sizes[axis] == 1:
             continue
-        for goal in (*range(len(shape)), *map(inner, range(len(shape)))):
+        for goal in goals:
             finer = (*layout[:axis], goal, *layout[axis + 1 :])
             if can_lie(shape, finer, axis_sizes, axis):
                 layout = finer
