@@ -65,6 +65,28 @@ class Chain(nn.Module):
         return (x * x).sum()
 
 
+class RootMeanSquare(nn.Module):
+    """Two gated linears around a norm in elementary operators, as Llama writes its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, width))
+        self.into, self.up = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.gate, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        normal = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.gain
+        x = x + self.down(nn.functional.silu(self.gate(normal)) * self.up(normal))
+        return x.pow(2).mean()
+
+
+def root_mean_square() -> tuple[nn.Module, dict[str, Tensor]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return RootMeanSquare(16).double(), {"x": torch.randn(8, 4, 16).double()}
+
+
 @cache
 def chain_graph(rows: int, *widths: int) -> OperatorGraph:
     return capture(Chain(widths).double(), {"x": torch.zeros(rows, widths[0]).double()}).graph
@@ -301,6 +323,14 @@ def test_grids_of_four_ranks_train_as_one_process() -> None:
     adam = partial(torch.optim.AdamW, lr=1e-2)
     assert_equivalent(4, zoo.gpt, builders(*FOUR))
     assert_equivalent(4, zoo.mlp, builders(*FOUR), adam)
+
+
+@pytest.mark.ranks
+def test_a_norm_in_elementary_operators_stays_split_and_trains_as_one_process() -> None:
+    graph = capture(*root_mean_square()).graph
+    program = lower(graph, grid_strategy(graph, Grid(name="cube", sizes=(2, 2, 2))))
+    assert all(message.primitive != "all_to_all" for message in program.messages)
+    assert_equivalent(4, root_mean_square, builders(*FOUR))
 
 
 def twenty_losses(grid: Grid) -> list[float]:
