@@ -131,6 +131,19 @@ def test_nothing_fits_is_a_negative_answer(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_a_plan_can_be_asked_for_by_name(model: str, tmp_path: Path) -> None:
+    words = ("plan", model, "-c", "1x4xV100", "-b", "8", "--json", "--seed-plan")
+    done = shardwright(*words, "summa", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (plan,) = json.loads(done.stdout)["plans"]
+    assert plan["label"] == "summa 2x2 (2-D tensor parallel)"
+    assert "summa 2x2" in (tmp_path / "plan.json").read_text()
+    refused = shardwright(*words, "cube", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "name a grid: cube:IxJxL" in refused.stderr.replace("\n", " ")
+
+
+@pytest.mark.torch
 def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path: Path) -> None:
     planned = shardwright("plan", model, "-c", "1x2xV100", "-b", "8", "--json", folder=tmp_path)
     assert planned.returncode == 0, planned.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
+from shardwright.core.layout import inner
 from shardwright.core.plan import Frontier, Objective, Plan
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
@@ -117,6 +119,17 @@ def test_a_plan_that_names_missing_tensor_dims_is_refused() -> None:
     values = {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
     with pytest.raises(PlanMismatch, match="cannot lie as"):
         check_fits(Plan(**(values | {"strategy": bad})), graph)
+
+
+def test_inner_shards_and_kept_parameters_come_back_and_must_fit(path: Path) -> None:
+    plan = make_plan()
+    kept = ParameterConfig(rest=(inner(1),), optimizer=(inner(1),), keeps=True)
+    strategy = replace(plan.strategy, parameters=(kept,))
+    write_plan(path, replace(plan, strategy=strategy))
+    assert read_plan(path, make_graph()) == replace(plan, strategy=strategy)
+    wrong = replace(strategy, parameters=(replace(kept, rest=(inner(2),)),))
+    with pytest.raises(PlanMismatch, match="cannot lie as"):
+        check_fits(replace(plan, strategy=wrong), make_graph())
 
 
 def test_another_schema_version_is_named(path: Path) -> None:

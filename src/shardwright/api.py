@@ -66,9 +66,12 @@ def plan(
     seed: int = 0,
     measure: str = "auto",
     batch_norm: str = "local",
+    seed_plan: str = "",
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
+    ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, with a grid
+    after a colon if wanted): then it is planned and nothing is searched.
     Deterministic: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """
@@ -81,6 +84,7 @@ def plan(
         seed=seed,
         measure=measure,
         batch_norm=batch_norm,
+        seed_plan=seed_plan,
     )
     return study(model, cluster, request, batch=batch).frontier
 

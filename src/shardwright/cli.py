@@ -135,6 +135,13 @@ def plan(
         str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
     ] = "local",
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
+    seed_plan: Annotated[
+        str,
+        typer.Option(
+            "--seed-plan",
+            help="Do not search: megatron, megatron-sequence, summa, tesseract or cube[:2x2x2].",
+        ),
+    ] = "",
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
@@ -154,6 +161,7 @@ def plan(
         seed=seed,
         measure=measure,
         batch_norm=batch_norm,
+        seed_plan=seed_plan,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

@@ -26,7 +26,8 @@ class Request:
     is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
     device multiplies in it faster than in float32, else float32. ``clips``: gradients will be
     clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
-    or over all (``synchronised``).
+    or over all (``synchronised``). ``seed_plan`` names the one strategy to plan instead of
+    searching (``cube``, ``summa:2x2``).
     """
 
     global_batch: int | None = None
@@ -38,6 +39,7 @@ class Request:
     measure: str = "auto"
     clips: bool = False
     batch_norm: str = "local"
+    seed_plan: str = ""
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))

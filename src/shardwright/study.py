@@ -64,6 +64,7 @@ def study(
             training=training,
             limits=limits,
             seed=request.seed,
+            seed_plan=request.seed_plan,
             progress=_search_progress(watch),
             stop=watch.stop,
         )

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
 from shardwright.errors import CheckpointError
 from shardwright.planner.lower import lower
+from shardwright.planner.space.grids import Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed
 from shardwright.runtime.capture import capture
 from shardwright.runtime.checkpoint import load_into_module
@@ -77,6 +80,25 @@ def test_another_plan_and_world_goes_on_from_a_checkpoint(tmp_path: Path, other:
     torch.testing.assert_close(alone, expected[0], rtol=1e-10, atol=0)
     found = run_ranks(2, load_and_train, strategy_of(other), str(tmp_path), 2, 2)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=0)
+
+
+def _grid(grid: Grid, graph: OperatorGraph) -> Strategy:
+    return grid_strategy(graph, grid)
+
+
+@pytest.mark.ranks
+def test_a_cube_goes_on_from_any_plan_and_any_plan_from_a_cube(tmp_path: Path) -> None:
+    cube = partial(_grid, Grid(name="cube", sizes=(2, 2, 1)))
+    plane = partial(_grid, Grid(name="summa", sizes=(2, 2)))
+    expected = run_ranks(4, train_and_save, cube, str(tmp_path / "cube"), 2, 2)
+    run_ranks(2, train_and_save, strategy_of(Seed(data=2, zero=3)), str(tmp_path / "zero"), 2, 2)
+    alone = load_and_train(strategy_of(Seed()), str(tmp_path / "cube"), 2, 2)
+    found = [
+        run_ranks(4, load_and_train, cube, str(tmp_path / "zero"), 2, 2)[0],
+        run_ranks(4, load_and_train, plane, str(tmp_path / "cube"), 2, 2)[0],
+    ]
+    for losses in (alone, *found):
+        torch.testing.assert_close(losses, expected[0], rtol=1e-10, atol=0)
 
 
 @pytest.mark.torch

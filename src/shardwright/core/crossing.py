@@ -13,7 +13,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape, shard_offsets
+from shardwright.core.layout import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    can_lie,
+    local_shape,
+    shard_offsets,
+)
 from shardwright.core.strategy import Mesh
 
 Box = tuple[tuple[int, int], ...]  # (first, size) per dim
@@ -110,12 +117,8 @@ def arrival(shape: tuple[int, ...], wanted: Layout, sizes: tuple[int, ...]) -> L
         if placement != REPLICATE or sizes[axis] == 1:
             continue
         for dim in range(len(shape)):
-            if dim in chosen[axis + 1 :]:
-                continue  # its shards would interleave
             finer = (*chosen[:axis], dim, *chosen[axis + 1 :])
-            if shape[dim] % math.prod(
-                size for at, size in zip(finer, sizes, strict=True) if at == dim
-            ):
+            if not can_lie(shape, finer, sizes, axis):
                 continue
             chosen[axis] = dim
             break

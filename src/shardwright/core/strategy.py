@@ -72,12 +72,15 @@ class ParameterConfig:
 
     ``rest`` is the layout of the stored parameter, ``optimizer`` that of the master copy, the
     optimizer state and the reduced gradient. ZeRO-1 shards ``optimizer`` only, ZeRO-2 also reduces
-    gradients in every microbatch (``sync="microbatch"``), ZeRO-3 shards ``rest`` as well.
+    gradients in every microbatch (``sync="microbatch"``), ZeRO-3 shards ``rest`` as well. What is
+    sharded at rest is gathered before forward and again before backward, or, if ``keeps``, held
+    from the one to the other: less traffic, more memory.
     """
 
     rest: Layout
     optimizer: Layout
     sync: SyncEvery = "step"
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from shardwright.core.layout import shard_dim, split_order
 from shardwright.errors import CheckpointError
 from shardwright.runtime.interpreter import Machine
 
@@ -271,16 +272,26 @@ def _rest(machine: Machine) -> dict[str, Any]:
 
 
 def _as_dtensor(machine: Machine, value: int, local: Tensor) -> Any:
-    """Return a local shard as a DTensor of the whole; where there is one rank, as it is."""
+    """Return a local shard as a DTensor of the whole; where there is one rank, as it is.
+
+    The mesh's axes are put into the order in which they split this tensor, so that plain shards say
+    it all, inner ones included.
+    """
     entry = machine.program.values[value]
     mesh = machine.program.meshes[entry.mesh]
-    if _world_size() == 1 or not mesh.axes or all(p < 0 for p in entry.layout):
+    if _world_size() == 1 or not mesh.axes or all(shard_dim(p) < 0 for p in entry.layout):
         return local
     ranks = torch.tensor([machine.rank_of[device] for device in mesh.devices])
+    order = list(split_order(entry.layout))
+    order += [axis for axis in range(len(mesh.axes)) if axis not in order]
     device_mesh = DeviceMesh(
-        local.device.type, ranks.view(mesh.sizes), mesh_dim_names=mesh.axes, _init_backend=False
+        local.device.type,
+        ranks.view(mesh.sizes).permute(order),
+        mesh_dim_names=tuple(mesh.axes[axis] for axis in order),
+        _init_backend=False,
     )
-    placements = [Shard(p) if p >= 0 else Replicate() for p in entry.layout]
+    dims = [shard_dim(entry.layout[axis]) for axis in order]
+    placements = [Shard(dim) if dim >= 0 else Replicate() for dim in dims]
     shape = torch.Size(machine.captured.graph.tensors[entry.tensor].shape)
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
@@ -311,7 +322,7 @@ def _optimizer_tensors(machine: Machine, optimizer: torch.optim.Optimizer) -> di
 
 
 def _is_sharded(machine: Machine, value: int) -> bool:
-    return any(placement >= 0 for placement in machine.program.values[value].layout)
+    return any(shard_dim(placement) >= 0 for placement in machine.program.values[value].layout)
 
 
 def _empty_optimizer_tensors(machine: Machine, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import PARTIAL
+from shardwright.core.layout import PARTIAL, shard_dim
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
@@ -232,7 +232,8 @@ class Executor:
         return all(
             place == 0
             for placement, place in zip(entry.layout, site.coordinate, strict=True)
-            if placement < 0 and not (value == self.program.loss and placement == PARTIAL)
+            if shard_dim(placement) < 0
+            and not (value == self.program.loss and placement == PARTIAL)
         )
 
     def _finish_loss(self) -> Tensor:
@@ -257,7 +258,7 @@ class Executor:
         name = type(self.optimizer).__name__
         values = self.program.values
         layouts = {values[master.value].layout for master in self.machine.parameters.masters}
-        is_split = any(placement >= 0 for layout in layouts for placement in layout)
+        is_split = any(shard_dim(placement) >= 0 for layout in layouts for placement in layout)
         if name in CLOSURE_OPTIMIZERS or (name in WHOLE_OPTIMIZERS and is_split):
             raise InputError(
                 f"an update must be possible shard by shard in one pass, but {name} "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.layout import shard_dim
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.parameters import cut
 from shardwright.runtime.store import DTYPES
@@ -25,7 +26,7 @@ def whole_tensor(machine: Machine, value: int) -> Tensor:
         is_first = all(
             place == 0
             for placement, place in zip(entry.layout, site.coordinate, strict=True)
-            if placement < 0
+            if shard_dim(placement) < 0
         )
         if is_first:
             cut(whole, entry, site).copy_(machine.parameters.raw[value])

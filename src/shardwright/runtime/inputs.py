@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.core.layout import shard_offsets
+from shardwright.core.layout import shard_dim, shard_offsets
 from shardwright.core.program import Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured
@@ -62,8 +62,8 @@ def _ranges(
     """
     shards = [1] * len(shape)
     for placement, count in zip(value.layout, site.mesh.sizes, strict=True):
-        if placement >= 0:
-            shards[placement] *= count
+        if shard_dim(placement) >= 0:
+            shards[shard_dim(placement)] *= count
     covered = [size * count for size, count in zip(value.shape, shards, strict=True)]
     offsets = shard_offsets(tuple(covered), value.layout, site.mesh.sizes, site.coordinate)
     ranges: list[tuple[int, int, int]] = []

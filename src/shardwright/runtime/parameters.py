@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import local_shape, shard_offsets
+from shardwright.core.layout import local_shape, shard_dim, shard_offsets
 from shardwright.core.program import Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured
@@ -46,7 +46,7 @@ def cut(whole: Tensor, value: Value, site: Site) -> Tensor:
 
 def is_whole(value: Value) -> bool:
     """Whether a shard is the whole tensor."""
-    return all(placement < 0 for placement in value.layout)
+    return all(shard_dim(placement) < 0 for placement in value.layout)
 
 
 class Parameters:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape, shard_offsets
+from shardwright.core.layout import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    inner,
+    local_shape,
+    shard_offsets,
+)
 from shardwright.planner.space.redistribute import Step, reshard_steps
 
 Shards = dict[tuple[int, ...], np.ndarray]
@@ -58,7 +65,7 @@ def play(shards: Shards, step: Step, sizes: tuple[int, ...]) -> Shards:
     return result
 
 
-placement = st.sampled_from([REPLICATE, PARTIAL, 0, 1])
+placement = st.sampled_from([REPLICATE, PARTIAL, 0, 1, inner(0), inner(1)])
 
 
 @settings(max_examples=300, deadline=None)

@@ -60,11 +60,16 @@ def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Ste
         if entry.segment >= 0:
             if draft.segments[entry.segment].has_backward:
                 again = entry.block not in recomputed
-                gathers = gather_steps(draft, entry.gathers) if again else []
+                gathers = gather_steps(draft, _gathered_again(draft, entry)) if again else []
                 pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
         else:
             pairs += [([], step) for step in _reverse(draft, entry, transfers)]
     return prefetch(pairs)
+
+
+def _gathered_again(draft: Draft, entry: Entry) -> list[Use]:
+    """Return the parameters of a segment which its forward did not keep for its backward."""
+    return [use for use in entry.gathers if use.tensor not in draft.kept_for_backward]
 
 
 def _recompute(draft: Draft, entries: Sequence[Entry]) -> list[tuple[list[Step], Step | None]]:

@@ -67,6 +67,11 @@ class Draft:
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        self.kept_for_backward = frozenset(
+            tensor
+            for tensor, config in zip(graph.parameters, strategy.parameters, strict=True)
+            if config.keeps
+        )
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
         # What does not depend on the batch but is read sample by sample (an initial state of

@@ -51,6 +51,14 @@ def _check(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
         raise ValueError("a strategy has one config per parameter")
     if strategy.pipeline.num_microbatches > 1 and samples.blocker:
         raise ValueError(f"more than one microbatch is impossible: {samples.blocker}")
+    pipeline, kept = strategy.pipeline, any(config.keeps for config in strategy.parameters)
+    is_alone = len(strategy.meshes) == 1 and pipeline.schedule == "1f1b"
+    if kept and pipeline.num_microbatches > 1 and not is_alone:
+        raise ValueError(
+            "parameters are kept from forward to backward only where one microbatch is under way at "
+            f"a time, but there are {len(strategy.meshes)} stages in {pipeline.schedule} order; "
+            "gather them again (keeps=False)"
+        )
 
 
 class _Lowering:

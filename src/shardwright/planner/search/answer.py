@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright import __version__
 from shardwright.core.plan import Bound, Frontier, Objective, Plan
@@ -70,6 +70,17 @@ def answer(found: Findings, seed: int) -> Frontier:
     return Frontier(plans=tuple(_plan(found, verdict, seed, kept[0]) for verdict in kept), chosen=0)
 
 
+def named_answer(found: Findings, seed: int, name: str) -> Frontier:
+    """Make a plan of the one strategy that was asked for by name. Raises NoPlan if it is too big."""
+    frontier = answer(found, seed)
+    plan = replace(
+        frontier.best,
+        method="named strategy, simulation",
+        reason=f"{frontier.best.strategy.label} was asked for by name ({name}); nothing was searched.",
+    )
+    return Frontier(plans=(plan,), chosen=0)
+
+
 def _is_alike(one: Judged, other: Judged) -> bool:
     """Whether two plans differ by less than anybody could measure."""
     pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
@@ -104,8 +115,13 @@ def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:
 
 
 def _bound(found: Findings, verdict: Judged) -> Bound | None:
-    """Return the certificate: the least additive cost of any arrangement searched."""
+    """Return the certificate: the least additive cost of any arrangement searched.
+
+    A named plan outside those arrangements (a grid) may be faster; then it says nothing.
+    """
     if not found.is_complete or math.isinf(found.bound) or verdict.bytes > found.limit:
+        return None
+    if verdict.seconds < found.bound * (1 - 1e-9):
         return None
     return Bound(
         step_seconds=found.bound, gap=max(0.0, 1 - found.bound / verdict.seconds), model=MODEL

@@ -1,14 +1,29 @@
-"""Named strategies that every answer is held against: data parallel, ZeRO, Megatron, pipelines."""
+"""Named strategies that every answer is held against, and those that are asked for by name.
+
+Data parallel, ZeRO, Megatron, pipelines, and tensor parallelism in two and three dimensions.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import global_batch
-from shardwright.planner.search.context import Context
+from shardwright.planner.search.context import Context, Wires
+from shardwright.planner.space.grids import AXES, Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed, seed_strategy
+
+# What may be asked for by name, and how its grid is written.
+SEED_PLANS = {
+    "megatron": "DATAxTENSOR",
+    "megatron-sequence": "DATAxTENSOR",
+    "summa": "ROWSxCOLUMNS",
+    "tesseract": "DEPTHxROWSxCOLUMNS",
+    "cube": "IxJxL",
+}
 
 
 def named_strategies(context: Context) -> Iterator[tuple[Strategy, Strategy]]:
@@ -16,19 +31,83 @@ def named_strategies(context: Context) -> Iterator[tuple[Strategy, Strategy]]:
 
     Each comes twice: with as few microbatches as it may have, and with as many.
     """
-    for seed in _seeds(context):
+    return _legal(context, _seeds(context))
+
+
+def grid_strategies(context: Context) -> Iterator[tuple[Strategy, Strategy]]:
+    """Yield 3-D, 2.5-D and 2-D tensor parallelism where all devices make such a grid."""
+    grids = [_grid(context, name) for name in ("cube", "tesseract", "summa")]
+    return _legal(context, [grid for grid in grids if grid is not None])
+
+
+def asked_for(context: Context, text: str) -> tuple[Strategy, Strategy]:
+    """Return the strategy that ``NAME`` or ``NAME:2x2x2`` names, with few and many microbatches.
+
+    Raises InputError where the name is unknown, or model, batch or devices do not divide.
+    """
+    name, _, sizes = text.partition(":")
+    if name not in SEED_PLANS:
+        known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
+        raise InputError(f"a seed plan must be one of {known}, not {text[:40]!r}")
+    seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
+    try:
+        return _few_and_many(context, seed)
+    except ValueError as error:
+        raise InputError(f"the seed plan {text} is impossible here: {error}") from error
+
+
+def least_seconds(context: Context, strategy: Strategy) -> float:
+    """Bound a strategy of one stage from below: its share of all operators, and its activations'
+    messages, which nothing hides.
+    """
+    wires, graph = Wires(context, strategy.meshes[0]), context.graph
+    pieces = strategy.pipeline.num_microbatches
+    seen: set[tuple[object, ...]] = set()
+    total = 0.0
+    for index, operator in enumerate(graph.operators):
+        placed = context.placements(index, strategy.configs[index].dims)
+        for tensor, pair in zip(operator.inputs, placed.inputs, strict=True):
+            spec = graph.tensors[tensor]
+            if spec.producer < 0 or not spec.needs_gradient:
+                continue
+            dims = strategy.configs[spec.producer].dims
+            maker = graph.operators[spec.producer].outputs.index(tensor)
+            made = context.placements(spec.producer, dims).outputs[maker]
+            shape = context.shape(tensor, pieces)
+            ways = ((made.value, pair.value), (pair.gradient, made.gradient))
+            for sort, way in enumerate(ways):
+                if (tensor, sort, way) not in seen:
+                    seen.add((tensor, sort, way))
+                    cost = wires.reshard(shape, spec.dtype, *way)
+                    total += cost * pieces if cost < math.inf else 0.0
+    return total
+
+
+def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[tuple[Strategy, Strategy]]:
+    for seed in seeds:
         try:
-            few = _strategy(context, seed)
-            many = _strategy(context, replace(seed, num_microbatches=_most(context, seed)))
+            yield _few_and_many(context, seed)
         except ValueError:
             continue
-        yield few, many
 
 
-def _strategy(context: Context, seed: Seed) -> Strategy:
+def _few_and_many(context: Context, seed: Seed | Grid) -> tuple[Strategy, Strategy]:
+    count = _most(context, seed)
+    if isinstance(seed, Seed):
+        return _strategy(context, seed), _strategy(context, replace(seed, num_microbatches=count))
+    many = replace(seed, num_microbatches=count, keeps=False)
+    return _strategy(context, seed), _strategy(context, many)
+
+
+def _strategy(context: Context, seed: Seed | Grid) -> Strategy:
     training = context.training
+    made = (
+        seed_strategy(context.graph, seed, context.samples)
+        if isinstance(seed, Seed)
+        else grid_strategy(context.graph, seed, context.samples)
+    )
     return replace(
-        seed_strategy(context.graph, seed, context.samples),
+        made,
         precision=training.precision,
         batch_norm=training.batch_norm,
         optimizer_states=training.optimizer_states,
@@ -36,13 +115,65 @@ def _strategy(context: Context, seed: Seed) -> Strategy:
     )
 
 
-def _most(context: Context, seed: Seed) -> int:
+def _most(context: Context, seed: Seed | Grid) -> int:
     """Return the most microbatches: a power of two that divides each device's samples."""
-    samples = global_batch(context) // seed.data
+    pieces = seed.data if isinstance(seed, Seed) else seed.row_pieces
+    samples = global_batch(context) // pieces
     count = 1
-    while not context.samples.blocker and samples % (2 * count) == 0:
+    while samples and not context.samples.blocker and samples % (2 * count) == 0:
         count *= 2
     return max(count, seed.num_microbatches)
+
+
+def _sized(context: Context, name: str, text: str) -> Seed | Grid:
+    """Return a named strategy with the sizes that were asked for."""
+    parts, form = text.split("x"), SEED_PLANS[name]
+    if len(parts) != form.count("x") + 1 or not all(
+        p.isdigit() and 0 < int(p) < 10**6 for p in parts
+    ):
+        raise InputError(f"the grid of {name} is written {form}, such as 2x2, not {text[:40]!r}")
+    sizes = tuple(map(int, parts))
+    needed, count = math.prod(sizes), context.cluster.num_devices
+    if needed > count:
+        raise InputError(
+            f"{name} {text} needs {needed} devices, but the cluster has {count}; choose a smaller "
+            "grid or a larger cluster"
+        )
+    return _made(name, sizes)
+
+
+def _by_default(context: Context, name: str) -> Seed | Grid:
+    """Return a named strategy on all devices."""
+    count = context.cluster.num_devices
+    if name not in AXES:
+        width = _tensor_width(context)
+        return _made(name, (count // width, width))
+    grid = _grid(context, name)
+    if grid is None:
+        shape = {"summa": "q x q", "tesseract": "d x q x q", "cube": "q x q x q"}[name]
+        raise InputError(
+            f"{name} takes {shape} devices, q at least 2, but the cluster has {count}; choose a "
+            f"cluster that has so many, or name a grid: {name}:{SEED_PLANS[name]}"
+        )
+    return grid
+
+
+def _made(name: str, sizes: tuple[int, ...]) -> Seed | Grid:
+    if name in AXES:
+        return Grid(name=name, sizes=sizes, keeps=name == "cube")
+    return Seed(data=sizes[0], tensor=sizes[1], sequence=name == "megatron-sequence")
+
+
+def _grid(context: Context, name: str) -> Grid | None:
+    """Return the grid of all devices: a square, a cube, or squares no more than they are wide."""
+    count = context.cluster.num_devices
+    for q in range(2, math.isqrt(count) + 1):
+        depth, rest = divmod(count, q * q)
+        wanted = {"summa": depth == 1, "tesseract": 1 < depth <= q, "cube": depth == q}[name]
+        if rest == 0 and wanted:
+            sizes = (q, q) if name == "summa" else (depth, q, q)
+            return Grid(name=name, sizes=sizes, keeps=name == "cube")
+    return None
 
 
 def _seeds(context: Context) -> list[Seed]:

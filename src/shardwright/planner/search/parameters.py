@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_bytes
+from shardwright.core.layout import PARTIAL, Layout, local_bytes
 from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.search.terms import (
     EACH,
@@ -26,29 +26,12 @@ from shardwright.planner.search.terms import (
     Term,
 )
 from shardwright.planner.space.configs import Pair
+from shardwright.planner.space.rest import shard_further
 
 if TYPE_CHECKING:
     from shardwright.planner.search.problem import Problem
 
 LEVELS = 4
-
-
-def shard_further(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
-    """Shard a layout's full copies over their axes, each along the first dim which allows it.
-
-    An axis is left alone where no dim divides, or where only a dim remains that a later axis splits
-    already (it could not be gathered alone).
-    """
-    result = list(layout)
-    for axis, size in enumerate(axis_sizes):
-        if layout[axis] != REPLICATE or size == 1:
-            continue
-        for dim, extent in enumerate(shape):
-            taken = [axis_sizes[a] for a, placed in enumerate(result) if placed == dim]
-            if dim not in layout[axis + 1 :] and extent % (math.prod(taken) * size) == 0:
-                result[axis] = dim
-                break
-    return tuple(result)
 
 
 def parameter_config(

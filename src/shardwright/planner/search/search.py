@@ -18,7 +18,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.search.answer import Findings, answer, fitting
+from shardwright.planner.search.answer import Findings, answer, fitting, named_answer
 from shardwright.planner.search.arrangements import (
     Arrangement,
     Shape,
@@ -34,12 +34,19 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.context import Context, Training, serial_seconds
 from shardwright.planner.search.judge import Judged, judge, merge
-from shardwright.planner.search.named import named_strategies
+from shardwright.planner.search.named import (
+    asked_for,
+    grid_strategies,
+    least_seconds,
+    named_strategies,
+)
 
 RESERVE = 0.05
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
+# Grids (2-D, 3-D) are simulated unless they must be so many times slower than what fits already.
+WORTH = 2.0
 # So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
 MERGED, CLOSE = 3, 1.1
 # So many arrangements are solved again with corrected memory.
@@ -91,6 +98,7 @@ def search(
     training: Training = AS_USUAL,
     limits: Limits = NO_LIMITS,
     seed: int = 0,
+    seed_plan: str = "",
     progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Frontier:
@@ -98,12 +106,18 @@ def search(
 
     ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is
     recorded in the plans: this search is deterministic and draws no random numbers. Raises NoPlan
-    when nothing fits, saying how much is missing where.
+    when nothing fits, saying how much is missing where. ``seed_plan`` names the one strategy
+    wanted (``cube``, ``summa:2x2``; see ``named.SEED_PLANS``): then nothing is searched.
     """
     context = Context(graph, cluster, table, training)
     limit = limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
     hunt = _Hunt(context, limit, limits, progress, stop)
+    if seed_plan:
+        hunt.judge_asked_for(seed_plan)
+        hunt.merge_gradients()
+        return named_answer(hunt.findings(), seed, seed_plan)
     hunt.judge_named()
+    hunt.judge_grids()
     hunt.explore()
     hunt.judge_candidates()
     hunt.merge_gradients()
@@ -170,6 +184,25 @@ class _Hunt:
                 if verdict is not None and verdict.bytes <= self.limit:
                     break
                 far = far or (verdict is not None and verdict.bytes > FAR * self.limit)
+
+    def judge_grids(self) -> None:
+        """Simulate tensor parallelism in two and three dimensions, unless that is hopeless."""
+        for few, many in grid_strategies(self.context):
+            fastest = self.fitting[0].seconds if self.fitting else math.inf
+            share = self._even_split(len(few.devices))
+            if self.stopped() or share + least_seconds(self.context, few) > WORTH * fastest:
+                continue
+            self._first_that_fits(few, many)
+            self._tell(0.0, few.label)
+
+    def judge_asked_for(self, text: str) -> None:
+        """Simulate the one strategy that was asked for by name."""
+        self._first_that_fits(*asked_for(self.context, text))
+
+    def _first_that_fits(self, few: Strategy, many: Strategy) -> None:
+        verdict = self._verdict(few, math.nan)
+        if (verdict is None or verdict.bytes > self.limit) and many != few:
+            self._verdict(many, math.nan)
 
     def explore(self) -> None:
         """Solve the arrangements of all devices, then those of fewer that could still win."""

@@ -85,6 +85,25 @@ def choices(
     )
 
 
+def is_choice(
+    iteration: Iteration,
+    dims: tuple[str, ...],
+    axis_sizes: tuple[int, ...],
+    sample: str = "",
+    num_microbatches: int = 1,
+) -> bool:
+    """Whether an assignment of the mesh axes is among the ``choices``."""
+    sizes = {dim.name: dim.size for dim in iteration.dims}
+    if sample in sizes:
+        sizes[sample] //= num_microbatches
+    known = all(
+        name in sizes or (name == PLUS and iteration.linear) if size > 1 else name == ""
+        for name, size in zip(dims, axis_sizes, strict=True)
+        if name
+    )
+    return known and _divides(dims, axis_sizes, sizes)
+
+
 def _divides(
     assignment: tuple[str, ...], axis_sizes: tuple[int, ...], sizes: dict[str, int]
 ) -> bool:

@@ -1,7 +1,8 @@
 """From one layout to another on the same mesh by the cheapest sequence of collectives.
 
 The search is Dijkstra over layouts. A step's price is the bytes one device must send (ring
-algorithms), plus a constant which stands for latency and keeps sequences short.
+algorithms), plus a constant which stands for latency and keeps sequences short. Inner shards are
+entered only where the target has them, so that they cost nothing where nobody asked for them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.core.layout import PARTIAL, REPLICATE, Layout, layout_text, local_bytes
+from shardwright.core.layout import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    can_lie,
+    is_innermost,
+    layout_text,
+    local_bytes,
+    normal,
+    shard_dim,
+)
 from shardwright.core.program import Primitive
 
 # Bytes which cost as much as starting one more collective; only breaks ties between sequences.
@@ -44,8 +55,8 @@ def reshard_steps(
     Raises ValueError where no sequence exists: a full copy cannot become a partial sum, and shards
     must divide evenly.
     """
-    source = _normal(source, axis_sizes)
-    target = _normal(target, axis_sizes)
+    source = normal(source, axis_sizes)
+    target = normal(target, axis_sizes)
     queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
     best: dict[Layout, float] = {source: 0.0}
     cause: dict[Layout, tuple[Layout, Step]] = {}
@@ -56,7 +67,7 @@ def reshard_steps(
             return _trace(cause, layout)
         if price > best[layout]:
             continue
-        for step, extra in _moves(shape, dtype, layout, axis_sizes):
+        for step, extra in _moves(shape, dtype, layout, target, axis_sizes):
             total = price + extra
             if total < best.get(step.layout, float("inf")):
                 best[step.layout] = total
@@ -64,14 +75,6 @@ def reshard_steps(
                 heapq.heappush(queue, (total, next(ticket), step.layout))
     raise ValueError(
         f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
-    )
-
-
-def _normal(layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
-    """On an axis of one device every placement is a full copy."""
-    return tuple(
-        REPLICATE if size == 1 else placement
-        for placement, size in zip(layout, axis_sizes, strict=True)
     )
 
 
@@ -84,9 +87,9 @@ def _trace(cause: dict[Layout, tuple[Layout, Step]], layout: Layout) -> tuple[St
 
 
 def _moves(
-    shape: tuple[int, ...], dtype: str, layout: Layout, sizes: tuple[int, ...]
+    shape: tuple[int, ...], dtype: str, layout: Layout, target: Layout, sizes: tuple[int, ...]
 ) -> Iterator[tuple[Step, float]]:
-    """Yield every legal single step from ``layout`` with its price."""
+    """Yield every legal single step from ``layout`` on the way to ``target`` with its price."""
     here = local_bytes(shape, dtype, layout, sizes)
     partial = [axis for axis, placement in enumerate(layout) if placement == PARTIAL]
     for count in range(1, len(partial) + 1):
@@ -96,25 +99,30 @@ def _moves(
             step = _step("all_reduce", axes, -1, -1, here, after)
             yield step, 2 * (group - 1) / group * here + LATENCY_BYTES
     for axis, placement in enumerate(layout):
-        size = sizes[axis]
-        if size == 1:
+        size, dim = sizes[axis], shard_dim(placement)
+        if size == 1 or (dim >= 0 and not is_innermost(layout, axis)):
             continue
-        if placement >= 0 and _is_innermost(layout, axis, placement):
+        if dim >= 0:
             after = _replaced(layout, (axis,), REPLICATE)
-            step = _step("all_gather", (axis,), placement, -1, here * size, after)
+            step = _step("all_gather", (axis,), dim, -1, here * size, after)
             yield step, (size - 1) * here + LATENCY_BYTES
-        for dim in range(len(shape)):
-            if dim == placement or not _can_split(shape, layout, axis, dim, sizes):
+        for goal in _goals(len(shape), target[axis]):
+            after, split = _replaced(layout, (axis,), goal), shard_dim(goal)
+            if split == dim or not can_lie(shape, after, sizes, axis):
                 continue
-            after = _replaced(layout, (axis,), dim)
             if placement == REPLICATE:
-                yield _step("slice", (axis,), -1, dim, here, after), 1.0
-            elif placement == PARTIAL:
-                step = _step("reduce_scatter", (axis,), -1, dim, here, after)
+                yield _step("slice", (axis,), -1, split, here, after), 1.0
+            else:
+                primitive = "reduce_scatter" if placement == PARTIAL else "all_to_all"
+                step = _step(primitive, (axis,), dim, split, here, after)
                 yield step, (size - 1) / size * here + LATENCY_BYTES
-            elif _is_innermost(layout, axis, placement):
-                step = _step("all_to_all", (axis,), placement, dim, here, after)
-                yield step, (size - 1) / size * here + LATENCY_BYTES
+
+
+def _goals(rank: int, wanted: int) -> Iterator[int]:
+    """Yield the shards that an axis may turn to: any dim, and the inner one that is wanted."""
+    yield from range(rank)
+    if wanted < PARTIAL:
+        yield wanted
 
 
 def _step(
@@ -139,18 +147,3 @@ def _product(sizes: tuple[int, ...], axes: tuple[int, ...]) -> int:
 
 def _replaced(layout: Layout, axes: tuple[int, ...], placement: int) -> Layout:
     return tuple(placement if axis in axes else old for axis, old in enumerate(layout))
-
-
-def _is_innermost(layout: Layout, axis: int, dim: int) -> bool:
-    """Only the last axis that shards a dim can be gathered alone; earlier ones split outside it."""
-    return dim not in layout[axis + 1 :]
-
-
-def _can_split(
-    shape: tuple[int, ...], layout: Layout, axis: int, dim: int, sizes: tuple[int, ...]
-) -> bool:
-    pieces = sizes[axis]
-    for other, placement in enumerate(layout):
-        if placement == dim and other != axis:
-            pieces *= sizes[other]
-    return shape[dim] % pieces == 0 and _is_innermost(layout, axis, dim)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import REPLICATE, Layout, local_shape
+from shardwright.core.layout import REPLICATE, Layout
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -23,6 +23,7 @@ from shardwright.core.strategy import (
 )
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
@@ -94,7 +95,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         parameters=parameters,
         pipeline=Pipeline(schedule=seed.schedule, num_microbatches=seed.num_microbatches),
         gradient_sync=GradientSync(method="block", buckets=block_buckets(graph)),
-        recompute=_repeated(graph) if seed.recompute else (),
+        recompute=repeated_blocks(graph) if seed.recompute else (),
         precision=seed.precision,
         label=seed.label,
     )
@@ -122,7 +123,7 @@ def _weaken(dims: tuple[str, ...], legal: tuple[tuple[str, ...], ...]) -> tuple[
     return max(legal, key=agreement)
 
 
-def _repeated(graph: OperatorGraph) -> tuple[int, ...]:
+def repeated_blocks(graph: OperatorGraph) -> tuple[int, ...]:
     signatures = [block.signature for block in graph.blocks]
     return tuple(i for i, signature in enumerate(signatures) if signatures.count(signature) > 1)
 
@@ -181,9 +182,10 @@ def parameter_config(
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
     use = use_layout(graph, tensor, configs, iterations)
-    optimizer = use
-    for axis in [axis for axis, name in enumerate(mesh.axes) if zero and name != "tensor"]:
-        optimizer = shard_further(graph.tensors[tensor].shape, optimizer, mesh, axis)
+    further = tuple(axis for axis, name in enumerate(mesh.axes) if name != "tensor")
+    optimizer = (
+        shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if zero else use
+    )
     return ParameterConfig(
         rest=optimizer if zero == 3 else use,
         optimizer=optimizer,
@@ -200,26 +202,6 @@ def use_layout(
         return (REPLICATE,) * len(configs[0].dims)
     position = graph.operators[readers[0]].inputs.index(tensor)
     return placements(iterations[readers[0]], configs[readers[0]].dims).inputs[position].value
-
-
-def shard_further(shape: tuple[int, ...], layout: Layout, mesh: Mesh, axis: int = 0) -> Layout:
-    """Shard a parameter over one more axis, along the first dim that divides.
-
-    A dim that a later axis already shards is left alone: its shards would interleave, and gathering
-    them would take two collectives. Without a fitting dim the layout stays as it is.
-    """
-    if layout[axis] != REPLICATE or mesh.sizes[axis] == 1:
-        return layout
-    for dim in range(len(shape)):
-        finer = (*layout[:axis], dim, *layout[axis + 1 :])
-        if dim in layout[axis + 1 :]:
-            continue
-        try:
-            local_shape(shape, finer, mesh.sizes)
-        except ValueError:
-            continue
-        return finer
-    return layout
 
 
 def _context_parallel(

@@ -1,0 +1,309 @@
+"""Tensor parallelism in two and three dimensions, as points of the space.
+
+A *grid* arranges all devices by axes of two sorts. *Row* axes only cut the batch. *Column* axes also
+cut the features: activations lie with their last dim split, so that no device holds a whole one.
+A linear layer is then (papers: SUMMA and Optimus, arXiv 2104.05343; Tesseract, 2105.14500; 3-D,
+2105.14450)
+
+* on a plane, with one column axis c: input features split by c are gathered over c, output features
+  are split by c again (2-D; with a further row axis, the depth, 2.5-D);
+* in a cube, with two column axes of which c splits the features and r the rows: the input is
+  gathered over r, output features are split by r, and partial sums over c are scattered to rows.
+  The axes swap roles at every linear layer.
+
+Weights are sharded at rest over the row axes as well. What no column axis can follow (a
+normalisation needs all features) is split along the sequence instead, for that operator only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout
+from shardwright.core.strategy import (
+    GradientSync,
+    Mesh,
+    OperatorConfig,
+    ParameterConfig,
+    Pipeline,
+    Precision,
+    Strategy,
+)
+from shardwright.planner.space.configs import is_choice
+from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.rest import shard_further
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples, State, find_samples
+from shardwright.planner.space.seeds import block_buckets, data_dim, repeated_blocks, use_layout
+
+AXES = {
+    "summa": ("row", "column"),
+    "tesseract": ("depth", "row", "column"),
+    "cube": ("weight", "input", "output"),
+}
+TITLES = {"summa": "2-D", "tesseract": "2.5-D", "cube": "3-D"}
+EMBEDDING = "aten.embedding.default"
+Form = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A named arrangement and its sizes, one per axis of ``AXES[name]``.
+
+    ``keeps``: gathered weights stay from forward to backward (the papers' cube) instead of being
+    gathered again.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    num_microbatches: int = 1
+    keeps: bool = False
+    recompute: bool = False
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        axes = AXES.get(self.name)
+        if axes is None or len(self.sizes) != len(axes) or min(self.sizes, default=0) < 1:
+            raise ValueError(f"there is no grid {self.name!r} of sizes {self.sizes}")
+
+    @property
+    def num_columns(self) -> int:
+        """How many of the last axes split features."""
+        return 2 if self.name == "cube" else 1
+
+    @property
+    def row_pieces(self) -> int:
+        """Into how many pieces rows are cut at most, where columns change places."""
+        rows = math.prod(self.sizes[: -self.num_columns])
+        return rows * (max(self.sizes[1:]) if self.name == "cube" else 1)
+
+    @property
+    def label(self) -> str:
+        """The name people know it by."""
+        parts = [
+            f"{self.name} {'x'.join(map(str, self.sizes))} ({TITLES[self.name]} tensor parallel)"
+        ]
+        parts += ["weights kept"] if self.keeps else []
+        parts += [f"{self.num_microbatches} microbatches"] if self.num_microbatches > 1 else []
+        parts += ["recomputation"] if self.recompute else []
+        return ", ".join(parts)
+
+
+def grid_strategy(graph: OperatorGraph, grid: Grid, samples: Samples | None = None) -> Strategy:
+    """Return the strategy of a grid on devices 0, 1, 2, ..., the last axis varying fastest.
+
+    Raises ValueError where the batch or a layer of a repeated block does not divide. Elsewhere (the
+    output head) an operator that does not divide is split by rows instead.
+    """
+    samples = samples or find_samples(graph)
+    mesh = Mesh(axes=AXES[grid.name], sizes=grid.sizes, devices=tuple(range(math.prod(grid.sizes))))
+    walk = _Walk(graph, grid, samples)
+    configs = [OperatorConfig(mesh=0, dims=dims) for dims in walk.run()]
+    return Strategy(
+        meshes=(mesh,),
+        configs=tuple(configs),
+        parameters=tuple(
+            _parameter(graph, tensor, use_layout(graph, tensor, configs, walk.iterations), grid)
+            for tensor in graph.parameters
+        ),
+        pipeline=Pipeline(num_microbatches=grid.num_microbatches),
+        gradient_sync=GradientSync(method="block", buckets=block_buckets(graph)),
+        recompute=repeated_blocks(graph) if grid.recompute else (),
+        precision=grid.precision,
+        label=grid.label,
+    )
+
+
+def _parameter(graph: OperatorGraph, tensor: int, use: Layout, grid: Grid) -> ParameterConfig:
+    """Shard matrices further over every axis but the depth; vectors stay as they are used."""
+    shape = graph.tensors[tensor].shape
+    first = 1 if grid.name == "tesseract" else 0
+    axes = tuple(range(first, len(grid.sizes)))
+    rest = shard_further(shape, use, grid.sizes, axes) if len(shape) > 1 else use
+    return ParameterConfig(rest=rest, optimizer=rest, keeps=grid.keeps and rest != use)
+
+
+class _Walk:
+    """One pass through the graph in order: a config per operator, a *form* per activation.
+
+    A form says, per axis, which dim of the activation the axis splits in the stream, REPLICATE for
+    none, PARTIAL where a sum over the axis is under way. It is what the next operators follow,
+    while an operator that cannot keep it may lie differently for itself.
+    """
+
+    def __init__(self, graph: OperatorGraph, grid: Grid, samples: Samples) -> None:
+        self.graph, self.grid, self.samples = graph, grid, samples
+        self.iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+        self.form: dict[int, Form] = {}
+        self.columns = range(len(grid.sizes) - grid.num_columns, len(grid.sizes))
+        self.strict = {
+            index
+            for number in repeated_blocks(graph)
+            for index in range(graph.blocks[number].start, graph.blocks[number].stop)
+        }
+        self.trained = [tensor.role == "parameter" for tensor in graph.tensors]
+
+    def run(self) -> list[tuple[str, ...]]:
+        """Return the dims of every operator's config."""
+        return [self._visit(index) for index in range(len(self.graph.operators))]
+
+    def _visit(self, index: int) -> tuple[str, ...]:
+        operator = self.graph.operators[index]
+        trained = any(self.trained[tensor] for tensor in operator.inputs)
+        for tensor in operator.outputs:
+            self.trained[tensor] = trained
+        wanted = [data_dim(self.graph, self.samples, self.iterations[index], index)]
+        wanted *= len(self.grid.sizes)
+        for axis in self.columns:
+            wanted[axis] = self._followed(index, axis) if trained else ""
+        form = self._turn(index, wanted) if trained else {}
+        alone = [size == 1 for size in self.grid.sizes]
+        dims = tuple("" if one else name for one, name in zip(alone, wanted, strict=True))
+        if not self._is_choice(index, dims):
+            if index in self.strict:
+                raise ValueError(self._complaint(index, dims))
+            form = {}
+            dims = self._with(dims, self.columns, "")
+            if not self._is_choice(index, dims):
+                raise ValueError(self._complaint(index, dims))
+        lost = [axis for axis in self.columns if dims[axis] == "" and self._is_lost(index, axis)]
+        for axis in lost:
+            options = [self._with(dims, (axis,), name) for name in self._elsewhere(index)]
+            dims = next((other for other in options if self._is_choice(index, other)), dims)
+        self._set_forms(index, dims, form, lost)
+        return dims
+
+    @staticmethod
+    def _with(dims: tuple[str, ...], axes: Iterable[int], name: str) -> tuple[str, ...]:
+        return tuple(name if axis in axes else old for axis, old in enumerate(dims))
+
+    # -- what an operator would like ---------------------------------------------------------------
+
+    def _followed(self, index: int, axis: int) -> str:
+        """Return the dim by which an operator keeps the form of its inputs along an axis."""
+        operator, iteration = self.graph.operators[index], self.iterations[index]
+        data = data_dim(self.graph, self.samples, iteration, index)
+        forms = [(at, self.form[t][axis]) for at, t in enumerate(operator.inputs) if t in self.form]
+        for position, dim in forms:
+            if dim >= 0 and iteration.inputs[position][dim]:
+                return iteration.inputs[position][dim]
+            if dim == PARTIAL:
+                return PLUS if data == PLUS else ""
+        begins = self.samples.operator_dim[index] != "" or operator.kind == EMBEDDING
+        if forms or not begins or not iteration.outputs[0]:
+            return ""
+        is_last = axis == self.columns[-1]
+        return iteration.outputs[0][-1] if is_last else self.samples.operator_dim[index]
+
+    def _turn(self, index: int, wanted: list[str]) -> dict[int, int]:
+        """Write a linear layer's column axes into ``wanted``; return its output's form on them."""
+        found = _linear(self.graph, self.samples, self.iterations[index], index)
+        if found is None:
+            return {}
+        iteration = self.iterations[index]
+        position, summed = found
+        names, last = iteration.inputs[position], len(iteration.outputs[0]) - 1
+        features, sample = iteration.outputs[0][last], self.samples.operator_dim[index]
+        if len(self.columns) == 1:
+            wanted[self.columns[0]] = features
+            return {self.columns[0]: last}
+        rows, column = self.columns
+        form = self.form.get(self.graph.operators[index].inputs[position])
+        if form and (form[rows] == names.index(summed) or form[column] == names.index(sample)):
+            rows, column = column, rows
+        wanted[rows], wanted[column] = features, summed
+        return {rows: last, column: iteration.outputs[0].index(sample)}
+
+    # -- what it may have --------------------------------------------------------------------------
+
+    def _is_choice(self, index: int, dims: tuple[str, ...]) -> bool:
+        sample, count = self.samples.operator_dim[index], self.grid.num_microbatches
+        return is_choice(self.iterations[index], dims, self.grid.sizes, sample, count)
+
+    def _is_lost(self, index: int, axis: int) -> bool:
+        """Whether an operator cannot keep the form that an input has along an axis."""
+        inputs = self.graph.operators[index].inputs
+        return any(tensor in self.form and self.form[tensor][axis] >= 0 for tensor in inputs)
+
+    def _elsewhere(self, index: int) -> list[str]:
+        """Return where else an axis may go: the sequence, or the samples."""
+        names = self.iterations[index].outputs[0]
+        sample = self.samples.operator_dim[index]
+        sequence = names[1] if len(names) > 2 and names[0] == sample else ""
+        return [name for name in (sequence, sample) if name]
+
+    def _set_forms(
+        self, index: int, dims: tuple[str, ...], form: dict[int, int], lost: list[int]
+    ) -> None:
+        operator, iteration = self.graph.operators[index], self.iterations[index]
+        tensors = self.graph.tensors
+        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
+            like = [
+                self.form[t]
+                for t in operator.inputs
+                if t in self.form and tensors[t].shape == tensors[tensor].shape
+            ]
+            found: list[int] = []
+            for axis, name in enumerate(dims):
+                if self.grid.sizes[axis] == 1:
+                    found.append(REPLICATE)
+                elif axis in form:
+                    found.append(form[axis])
+                elif axis in lost and like:
+                    found.append(like[0][axis])
+                elif name in names and name:
+                    found.append(names.index(name))
+                else:
+                    found.append(PARTIAL if name else REPLICATE)
+            if self.trained[tensor]:
+                self.form[tensor] = tuple(found)
+
+    def _complaint(self, index: int, dims: tuple[str, ...]) -> str:
+        """Say which dim of an operator does not divide."""
+        iteration, sample = self.iterations[index], self.samples.operator_dim[index]
+        sizes = {dim.name: dim.size for dim in iteration.dims}
+        pieces = {name: 1 for name in dims if name in sizes}
+        for name, size in zip(dims, self.grid.sizes, strict=True):
+            if name in pieces:
+                pieces[name] *= size
+        if sample in pieces:
+            pieces[sample] *= self.grid.num_microbatches
+        name = next(name for name, count in pieces.items() if sizes[name] % count)
+        operator = self.graph.operators[index]
+        shape = self.graph.tensors[operator.outputs[0]].shape
+        what, remedy = f"dim {name!r} of {operator.name} (shape {shape})", "a smaller grid"
+        if name == sample:
+            what, remedy = "the global batch", f"a multiple of {pieces[name]}, or a smaller grid"
+        return (
+            f"{self.grid.label} must divide {what} into {pieces[name]} equal pieces, but its size "
+            f"is {sizes[name]}; choose {remedy}"
+        )
+
+
+def _linear(
+    graph: OperatorGraph, samples: Samples, iteration: Iteration, index: int
+) -> tuple[int, str] | None:
+    """Return (input position, summed dim) of a product of samples with weights, else None.
+
+    Its input lacks the output's last dim, its weights have no samples, and both have the dim that
+    the output lacks.
+    """
+    operator = graph.operators[index]
+    names = iteration.outputs[0] if iteration.outputs else ()
+    sample = samples.operator_dim[index]
+    if not names or not names[-1] or sample not in names[:-1] or not sample:
+        return None
+    weights = [
+        names
+        for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
+        if samples.state[tensor] is State.FREE and len(graph.tensors[tensor].shape) > 1
+    ]
+    for position, own in enumerate(iteration.inputs):
+        if sample in own and names[-1] not in own:
+            for summed in own:
+                if summed and summed not in names and any(summed in w for w in weights):
+                    return position, summed
+    return None

@@ -1,0 +1,89 @@
+"""Strategies asked for by name: their grids, their refusals, and their place in the search."""
+
+import math
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.errors import InputError, NoPlan
+from shardwright.planner.search import Limits, Training, search
+from shardwright.planner.search.context import Context
+from shardwright.planner.search.judge import judge
+from shardwright.planner.search.named import asked_for, grid_strategies, least_seconds
+from tests.planner.search.models import cluster, residual
+
+SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
+
+
+def context(devices: int, batch: int = 64) -> Context:
+    graph = residual(batch=batch, width=64, depth=3, classes=16)
+    return Context(graph, cluster(1, devices, **SLOW), CostTable(), Training())
+
+
+@pytest.mark.parametrize(
+    ("devices", "text", "sizes"),
+    [
+        (8, "megatron", (1, 8)),
+        (8, "megatron:4x2", (4, 2)),
+        (8, "megatron-sequence:2x4", (2, 4)),
+        (4, "summa", (2, 2)),
+        (16, "summa", (4, 4)),
+        (8, "summa:2x4", (2, 4)),
+        (8, "tesseract", (2, 2, 2)),
+        (32, "tesseract", (2, 4, 4)),
+        (8, "cube", (2, 2, 2)),
+        (8, "cube:4x1x2", (4, 1, 2)),
+    ],
+)
+def test_a_name_gives_a_grid(devices: int, text: str, sizes: tuple[int, ...]) -> None:
+    few, many = asked_for(context(devices), text)
+    assert few.meshes[0].sizes == many.meshes[0].sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("devices", "text", "message"),
+    [
+        (8, "ring", "must be one of megatron.*, not 'ring'"),
+        (8, "cube:2x2", "the grid of cube is written IxJxL"),
+        (8, "cube:2x2x4", "needs 16 devices, but the cluster has 8"),
+        (8, "summa", "summa takes q x q devices, q at least 2, but the cluster has 8; choose"),
+        (4, "cube", "cube takes q x q x q devices"),
+        (8, "cube:8x1x1", "the global batch into 8 equal pieces, but its size is 4; choose a mult"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(devices: int, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        asked_for(context(devices, batch=4), text)
+
+
+def test_a_named_plan_says_so_and_nothing_is_searched() -> None:
+    known = context(8)
+    frontier = search(known.graph, known.cluster, CostTable(), seed_plan="cube")
+    assert len(frontier.plans) == 1
+    assert frontier.best.strategy.label.startswith("cube 2x2x2 (3-D tensor parallel)")
+    assert "asked for by name (cube)" in frontier.best.reason
+    assert frontier.best.bound is None
+
+
+def test_a_named_plan_that_does_not_fit_is_refused_with_what_is_missing() -> None:
+    known, small = context(8), Limits(memory_bytes=1000.0)
+    with pytest.raises(NoPlan, match=r"cube 2x2x2.* too much"):
+        search(known.graph, known.cluster, CostTable(), seed_plan="cube", limits=small)
+
+
+@pytest.mark.parametrize("devices", [4, 8, 16])
+def test_the_quick_bound_lies_below_the_simulated_grid(devices: int) -> None:
+    known = context(devices)
+    found = list(grid_strategies(known))
+    assert len(found) == {4: 1, 8: 2, 16: 1}[devices]
+    for strategy in (one for pair in found for one in pair):
+        least = least_seconds(known, strategy)
+        assert 0 < least <= judge(known, strategy).seconds
+
+
+def test_no_plan_is_shown_with_a_bound_above_it() -> None:
+    known = context(8)
+    frontier = search(known.graph, known.cluster, CostTable(), limits=Limits(max_candidates=4))
+    for plan in frontier.plans:
+        bound = plan.bound.step_seconds if plan.bound else -math.inf
+        assert bound <= plan.predicted.step_seconds
