@@ -203,7 +203,9 @@ class MemoryGroup:
 
         def finish() -> None:
             given.check_unchanged(rank)
-            output.view(-1).copy_(combine([meeting.given[one].copy.view(-1) for one in self._ranks]))
+            output.view(-1).copy_(
+                combine([meeting.given[one].copy.view(-1) for one in self._ranks])
+            )
             meeting.num_left += 1
             if meeting.num_left == len(self._ranks):
                 del meetings[number]
@@ -248,8 +250,7 @@ class MemoryLink:
             lambda: letters.num_awaited > number,
             lambda: f"rank {destination} to receive what it sent in {given.where}",
         )
-        finish = lambda: given.check_unchanged(source)  # noqa: E731
-        return Pending((waiting,), tensor, finish)  # type: ignore[arg-type]
+        return Pending((waiting,), tensor)  # type: ignore[arg-type]
 
     def receive(self, memory: Tensor, tag: int) -> Pending:
         """Receive."""
@@ -269,6 +270,8 @@ class MemoryLink:
                     rank=destination,
                     instruction=where,
                 )
+            # The sender may write again as soon as it can know that this has arrived: not before.
+            given.check_unchanged(source)
             memory.copy_(given.copy)
 
         waiting = _Waiting(

@@ -5,6 +5,7 @@ layouts that follow, ``reshard_steps`` the messages between two layouts, ``find_
 dims, and ``seed_strategy`` whole named strategies. No prices here, and no order in time.
 """
 
+from shardwright.planner.space.carry import carry_over
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.rules import has_rule, iterate
@@ -13,6 +14,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 
 __all__ = [
     "Seed",
+    "carry_over",
     "choices",
     "find_samples",
     "has_rule",
