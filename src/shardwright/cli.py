@@ -265,7 +265,6 @@ def verify(
     ranks: Annotated[
         str, typer.Option("--ranks", help="threads (of this process), or processes.")
     ] = "threads",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many tensors to show.")] = 20,
     pick: Pick = None,
     json: Json = False,
 ) -> None:
@@ -276,7 +275,7 @@ def verify(
     trial = api.Trial(model=model, steps=steps, tolerance=tolerance, ranks=ranks)
     with speaker.progress() as watch:
         found = api.verify(plan, trial, watch, pick=pick)
-    voice.show_verification(speaker, found, limit)
+    voice.show_verification(speaker, found)
     if not found.is_equal:
         raise typer.Exit(1)
 

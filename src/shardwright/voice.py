@@ -44,6 +44,7 @@ from shardwright.results import (
 )
 
 WIDE = 110
+MOST_ROWS = 20  # of a table of tensors; --json has all
 
 
 class Voice:
@@ -342,13 +343,13 @@ def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) ->
     voice.next("`shardwright profile MODEL` measures again if predictions have drifted")
 
 
-def show_verification(voice: Voice, found: Verification, limit: int) -> None:
-    """Print how far a plan is from plain PyTorch, tensor by tensor, and the verdict."""
+def show_verification(voice: Voice, found: Verification) -> None:
+    """Print how far a plan is from plain PyTorch, the worst tensors first, and the verdict."""
     title = f"{found.label or 'unnamed'}: largest differences from plain PyTorch"
     table = plain_table(title)
     for name in ("tensor", "what", "shape", "relative difference"):
         table.add_column(name, overflow="fold")
-    for row in found.rows[:limit]:
+    for row in found.rows[:MOST_ROWS]:
         style = "" if row.difference <= found.tolerance else "bold red"
         gap = Text(f"{row.difference:.1e}" if row.difference else "0", style=style)
         table.add_row(row.name, row.role, Text(str(list(row.shape)) if row.shape else ""), gap)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -56,12 +57,17 @@ class Shape:
         return math.prod(self.sizes) * self.stages
 
 
-def shapes(most_ranks: int = 8) -> st.SearchStrategy[Shape]:
-    """Draw shapes over 2 to ``most_ranks`` ranks."""
+def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape]:
+    """Draw shapes over ``least_ranks`` to ``most_ranks`` ranks."""
+    grids = [
+        (sizes, stages)
+        for sizes in MESHES
+        for stages in (1, 2, 3, 4)
+        if least_ranks <= math.prod(sizes) * stages <= most_ranks
+    ]
     return st.builds(
-        Shape,
-        sizes=st.sampled_from(MESHES),
-        stages=st.sampled_from((1, 2, 3, 4)),
+        _shape,
+        grid=st.sampled_from(grids),
         num_microbatches=st.sampled_from((1, 2, 4)),
         schedule=st.sampled_from(("1f1b", "gpipe")),
         wildness=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
@@ -69,7 +75,11 @@ def shapes(most_ranks: int = 8) -> st.SearchStrategy[Shape]:
         clips=st.booleans(),
         shuffles=st.booleans(),
         seed=st.integers(0, 2**32),
-    ).filter(lambda shape: 2 <= shape.num_ranks <= most_ranks)
+    )
+
+
+def _shape(grid: tuple[tuple[int, ...], int], **rest: Any) -> Shape:
+    return Shape(sizes=grid[0], stages=grid[1], **rest)
 
 
 def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Strategy:
@@ -82,7 +92,9 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     stage_of = _stages(graph, stages, random)
     configs = _configs(graph, samples, iterations, stage_of, pieces, shape, random)
     parameters = tuple(
-        _parameter(graph, tensor, use_layout(graph, tensor, configs, iterations), meshes[0], shape, random)
+        _parameter(
+            graph, tensor, use_layout(graph, tensor, configs, iterations), meshes[0], shape, random
+        )
         for tensor in graph.parameters
     )
     blocks = range(len(graph.blocks))
@@ -177,7 +189,7 @@ def _parameter(
     return ParameterConfig(rest=rest, optimizer=optimizer, sync=sync)
 
 
-@lru_cache(maxsize=None)
+@cache
 def layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
     """Return every layout of a parameter on a mesh: each axis shards a dim, or none."""
     found: list[Layout] = []
