@@ -250,7 +250,7 @@ def _notes(plan: Plan, task: Task, dropouts: int, exact: bool) -> tuple[str, ...
         notes.append(f"the global batch is {size} instead of {full}: the smallest it divides into")
     notes.append(f"float64 instead of {plan.strategy.precision}; SGD with momentum")
     if dropouts:
-        notes.append(f"dropout is off ({dropouts} rates set to 0)")
+        notes.append(f"dropout is off (rates set to 0: {dropouts})")
     if not exact:
         notes.append("the model computes in float32 here and there whatever its dtype")
     return tuple(notes)

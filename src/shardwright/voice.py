@@ -360,7 +360,7 @@ def show_verification(voice: Voice, found: Verification) -> None:
         else f"Different: {beyond} of {len(found.rows)} tensors are beyond {found.tolerance:g}."
     )
     style = "green" if found.is_equal else "bold red"
-    what = f"{found.num_ranks} ranks as {found.ranks}"
+    what = f"ranks: {found.num_ranks}, as {found.ranks}"
     notes = [Text(f"Note: {note}", style="dim") for note in (what, *found.notes)]
     voice.say(table, *notes, Text(verdict, style=style))
     voice.emit(

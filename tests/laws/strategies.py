@@ -39,7 +39,8 @@ MESHES = ((1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 4), (2, 2, 2), (3,), (6,),
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A strategy from afar. ``wildness`` is the share of operators and parameters whose split or
-    layout is drawn at random; the others are data parallel along the first axis."""
+    layout is drawn at random; the others are data parallel along the first axis. ``shuffles``: the
+    devices of the meshes are in any order. ``cuts_blocks``: stages may begin inside a block."""
 
     sizes: tuple[int, ...]
     stages: int = 1
@@ -49,6 +50,7 @@ class Shape:
     recomputes: bool = False
     clips: bool = False
     shuffles: bool = False
+    cuts_blocks: bool = False
     seed: int = 0
 
     @property
@@ -74,6 +76,7 @@ def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape
         recomputes=st.booleans(),
         clips=st.booleans(),
         shuffles=st.booleans(),
+        cuts_blocks=st.booleans(),
         seed=st.integers(0, 2**32),
     )
 
@@ -89,7 +92,7 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     stages = min(shape.stages, len(graph.blocks))
     meshes = _meshes(shape, stages, random)
     pieces = 1 if samples.blocker else shape.num_microbatches
-    stage_of = _stages(graph, stages, random)
+    stage_of = _stages(graph, stages, shape, random)
     configs = _configs(graph, samples, iterations, stage_of, pieces, shape, random)
     parameters = tuple(
         _parameter(
@@ -124,14 +127,13 @@ def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
     )
 
 
-def _stages(graph: OperatorGraph, stages: int, random: Random) -> list[int]:
-    """Cut between blocks, anywhere."""
-    cuts = sorted(random.sample(range(1, len(graph.blocks)), stages - 1))
-    return [
-        sum(number >= cut for cut in cuts)
-        for number, block in enumerate(graph.blocks)
-        for _ in range(block.start, block.stop)
-    ]
+def _stages(graph: OperatorGraph, stages: int, shape: Shape, random: Random) -> list[int]:
+    """Cut between blocks or, where ``cuts_blocks``, between any two operators."""
+    places = [block.start for block in graph.blocks[1:]]
+    if shape.cuts_blocks:
+        places = list(range(1, len(graph.operators)))
+    cuts = random.sample(places, stages - 1)
+    return [sum(index >= cut for cut in cuts) for index in range(len(graph.operators))]
 
 
 def _configs(
@@ -146,12 +148,13 @@ def _configs(
     """Choose operator by operator, in order.
 
     Partial sums pass through an operator (the pseudo dim "+") only where they arrive: nothing turns
-    another layout into partial sums.
+    another layout into partial sums, and what goes to another stage is summed before.
     """
-    held: dict[int, Layout] = {}
+    held: dict[tuple[int, int], Layout] = {}
     configs: list[OperatorConfig] = []
     for index, (operator, iteration) in enumerate(zip(graph.operators, iterations, strict=True)):
-        linear = [held.get(operator.inputs[place], ()) for place in iteration.linear]
+        stage = stage_of[index]
+        linear = [held.get((operator.inputs[place], stage), ()) for place in iteration.linear]
 
         def is_legal(dims: tuple[str, ...], arriving: list[Layout] = linear) -> bool:
             return all(
@@ -167,11 +170,11 @@ def _configs(
         chosen = usual if usual in legal else legal[0]
         if random.random() < shape.wildness:
             chosen = random.choice(legal)
-        configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
+        configs.append(OperatorConfig(mesh=stage, dims=chosen))
         for tensor, pair in zip(
             operator.outputs, placements(iteration, chosen).outputs, strict=True
         ):
-            held[tensor] = pair.value
+            held[tensor, stage] = pair.value
     return configs
 
 
