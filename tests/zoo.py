@@ -196,6 +196,33 @@ def cnn_groupnorm(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Exa
     return cnn(batch, 4, dtype)
 
 
+class Inception(nn.Module):
+    """A stem, two branches of different depth whose channels are joined, and a head."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.left = nn.Conv2d(channels, channels, 1)
+        self.right = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, 4, 1)
+        )
+        self.head = nn.Linear(channels + 4, 8)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.stem(images))
+        x = torch.cat([self.left(x), self.right(x)], 1)
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+def inception(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
+    """Build a network with branches that can run at the same time."""
+    module = _seeded(Inception, dtype=dtype)
+    return module, {
+        "images": _floats(batch, 3, 8, 8, dtype=dtype),
+        "labels": _tokens(batch, high=8),
+    }
+
+
 class Translator(nn.Module):
     """An LSTM encoder, an LSTM decoder that starts from its state, and a projection."""
 

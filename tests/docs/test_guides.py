@@ -17,7 +17,8 @@ pytestmark = pytest.mark.ranks
 COUNT_THREADS = """
 import glob
 tasks = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
-print("THREADS", sum("gloo" in task for task in tasks), "STEPS", executor.steps, flush=True)
+count = sum("gloo" in task for task in tasks)
+print(f"THREADS {count} STEPS {executor.steps}\\n", end="", flush=True)  # one write: ranks share it
 """
 
 

@@ -48,6 +48,26 @@ def test_four_ranks_train_as_one_process(factory: Factory) -> None:
     assert_equivalent(4, factory, named(*FOUR))
 
 
+@pytest.mark.parametrize("factory", [zoo.gpt, zoo.bert], ids=lambda f: f.__name__)
+def test_a_split_sequence_trains_as_one_process(factory: Factory) -> None:
+    seeds = (
+        Seed(context=2),
+        Seed(context=2, zero=3, num_microbatches=2, recompute=True),
+        Seed(context=2, zero=1),
+    )
+    assert_equivalent(2, factory, named(*seeds))
+
+
+def test_a_split_sequence_combines_with_other_splits() -> None:
+    seeds = (
+        Seed(data=2, context=2, zero=3),
+        Seed(context=2, tensor=2),
+        Seed(context=2, stages=2, num_microbatches=2),
+        Seed(context=4, zero=1),
+    )
+    assert_equivalent(4, zoo.gpt, named(*seeds))
+
+
 def test_tied_embeddings_train_as_one_process() -> None:
     tied = (Seed(stages=2, num_microbatches=2), Seed(data=2, zero=3), Seed(tensor=2))
     assert_equivalent(2, partial(zoo.gpt, tied=True), named(*tied))

@@ -30,6 +30,17 @@ def local_shape(
     return tuple(local)
 
 
+def whole_shape(
+    local: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the shape of the tensor whose shards have shape ``local``."""
+    whole = list(local)
+    for placement, pieces in zip(layout, axis_sizes, strict=True):
+        if placement >= 0:
+            whole[placement] *= pieces
+    return tuple(whole)
+
+
 def local_bytes(
     shape: tuple[int, ...], dtype: str, layout: Layout, axis_sizes: tuple[int, ...]
 ) -> int:

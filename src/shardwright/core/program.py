@@ -20,7 +20,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.layout import Layout
+from shardwright.core.crossing import Piece, pieces_between
+from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
@@ -80,8 +81,8 @@ class Call:
     unused output). ``dims`` is the operator's config. ``partial_axes`` are the mesh axes over which
     the result is a term of a sum; operator inputs at the positions ``once`` must be counted by the
     device at coordinate 0 of those axes only (a bias). The result is multiplied by ``scale`` (a mean
-    over a split dim). ``offset_dim``: the tensor-1 dim whose shard offset the kernel must know (a
-    vocabulary-parallel embedding), else -1.
+    over a split dim). ``offset_dim``: the dim of the first operand whose shard offset the kernel
+    must know (the vocabulary of an embedding, the queries of causal attention), else -1.
     """
 
     operator: int
@@ -125,8 +126,9 @@ class Message:
     (from_dim, to_dim): *all_gather* gathers from_dim; *reduce_scatter* and *slice* split to_dim;
     *all_to_all* gathers from_dim and splits to_dim; -1 where unused. ``axes`` are the mesh axes that
     the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
-    reduce_scatter, all_to_all and transfer, the full local *output* for all_gather. ``purpose``
-    says why it is sent.
+    reduce_scatter and all_to_all, the full local *output* for all_gather, and for a transfer, whose
+    pieces ``Program.pieces`` lists, the most that one device sends or receives. ``purpose`` says why
+    it is sent.
     """
 
     primitive: Primitive
@@ -138,6 +140,12 @@ class Message:
     bytes: int
     purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
     destination: int = -1
+
+
+def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple[Piece, ...]:
+    """Return what travels when ``source`` on one mesh becomes ``result`` on another."""
+    shape = whole_shape(source.shape, source.layout, here.sizes)
+    return pieces_between(shape, here, source.layout, there, result.layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +193,15 @@ class Program:
     def num_instructions(self) -> int:
         """How many instructions all groups have together."""
         return len(self.kind)
+
+    def pieces(self, item: int) -> tuple[tuple[Piece, ...], ...]:
+        """Return what travels in transfer ``item``, for each of its sources."""
+        message = self.messages[item]
+        here, there = self.meshes[message.mesh], self.meshes[message.destination]
+        return tuple(
+            value_pieces(self.values[source], here, self.values[result], there)
+            for source, result in zip(message.sources, message.results, strict=True)
+        )
 
     def describe(self, index: int) -> str:
         """Name an instruction as people read it, such as ``stage 1 F block 3 microbatch 2``."""

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from shardwright.core.crossing import Piece
 from shardwright.core.program import Kind, Program, Segment
 from shardwright.runtime import messages
 from shardwright.runtime.capture import Captured
-from shardwright.runtime.messages import Exchange, Groups, Item, Route
+from shardwright.runtime.messages import Exchange, Groups, Item, Leg, Route
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.segment import Mode, Site, build_segment, writes_buffers
 from shardwright.runtime.store import DTYPES, Store
@@ -362,17 +363,32 @@ class Compiler:
         return raw.clone if parameters.is_gathered(origin) else lambda: raw
 
     def _route(self, item: int, microbatch: int, *, is_send: bool) -> Route:
-        program, machine = self.program, self.machine
+        program, device = self.program, self.machine.device
         message = program.messages[item]
-        here, there = program.meshes[message.mesh], program.meshes[message.destination]
-        mine, other = (here, there) if is_send else (there, here)
-        peer = machine.rank_of[other.devices[mine.devices.index(machine.device)]]
-        me = machine.rank_of[machine.device]
-        ends = (me, peer) if is_send else (peer, me)
+        shards = [
+            program.values[v].shape for v in (message.sources if is_send else message.results)
+        ]
         return Route(
-            link=None if peer == me else machine.groups.between(*ends),
+            legs=tuple(
+                tuple(
+                    self._leg(piece, shape, is_send=is_send)
+                    for piece in pieces
+                    if device == (piece.source if is_send else piece.destination)
+                )
+                for shape, pieces in zip(shards, program.pieces(item), strict=True)
+            ),
             tag=messages.transfer_tag(program, item, microbatch),
             mailbox=self._mailbox,
+        )
+
+    def _leg(self, piece: Piece, shard: tuple[int, ...], *, is_send: bool) -> Leg:
+        machine = self.machine
+        source, destination = machine.rank_of[piece.source], machine.rank_of[piece.destination]
+        box = piece.taken if is_send else piece.put
+        return Leg(
+            link=None if source == destination else machine.groups.between(source, destination),
+            box=tuple(slice(first, first + size) for first, size in box),
+            covers=box == tuple((0, size) for size in shard),
         )
 
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shardwright.core.crossing import Piece
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
 from shardwright.runtime.collectives import Pending
@@ -179,10 +180,22 @@ class AllToAll(Collective):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """The way of a transfer, and its tag. Within one rank (no link) the ``mailbox`` carries it."""
+class Leg:
+    """One piece of an item as this rank sends or receives it: a box of its shard, and the way.
+
+    A piece without a link stays on this rank.
+    """
 
     link: Link | None
+    box: tuple[slice, ...]
+    covers: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A transfer's legs, by item, and its tag. Within one rank the ``mailbox`` carries pieces."""
+
+    legs: tuple[tuple[Leg, ...], ...]
     tag: int
     mailbox: dict[int, Tensor]
 
@@ -196,12 +209,14 @@ class Send(Exchange):
         self.outstanding: list[Pending] = []
 
     def issue(self) -> None:
-        for number, item in enumerate(self.items):
-            tensor, tag = item.source().contiguous(), self.route.tag + number
-            if self.route.link is None:
-                self.route.mailbox[tag] = tensor.clone()
-            else:
-                self.outstanding.append(self.route.link.send(tensor, tag))
+        for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
+            tensor, tag = item.source(), self.route.tag + number
+            for leg in legs:
+                piece = tensor if leg.covers else tensor[leg.box]
+                if leg.link is None:
+                    self.route.mailbox[tag] = piece.clone()
+                else:
+                    self.outstanding.append(leg.link.send(piece.contiguous(), tag))
 
     def complete(self) -> None:
         for pending in self.outstanding:
@@ -210,27 +225,48 @@ class Send(Exchange):
 
 
 class Receive(Exchange):
-    """The receiving half. Each item has its own memory: nothing is packed or copied."""
+    """The receiving half. A piece that is contiguous in the item's memory arrives right there."""
 
     def __init__(self, items: Sequence[Item], route: Route, device: torch.device) -> None:
         super().__init__(items)
         self.route, self.device = route, device
-        self.arriving: list[Pending] = []
+        self.arriving: list[tuple[Tensor, list[Pending]]] = []
 
     def issue(self) -> None:
-        for number, item in enumerate(self.items):
+        for number, (item, legs) in enumerate(zip(self.items, self.route.legs, strict=True)):
             tag = self.route.tag + number
-            if self.route.link is None:
-                self.arriving.append(Pending((), self.route.mailbox.pop(tag)))
+            if len(legs) == 1 and legs[0].covers and legs[0].link is None:
+                self.arriving.append((self.route.mailbox.pop(tag), []))
                 continue
-            memory = torch.empty(item.shape, dtype=item.dtype, device=self.device)
-            memory = item.target() if item.target else memory
-            self.arriving.append(self.route.link.receive(memory, tag))
+            memory = item.target() if item.target else self._memory(item, legs)
+            works = [self._leg(memory[leg.box], leg, tag) for leg in legs]
+            self.arriving.append((memory, works))
+
+    def _memory(self, item: Item, legs: Sequence[Leg]) -> Tensor:
+        """Return memory for an item. What no piece covers (a term of a sum held elsewhere) is 0."""
+        make = torch.empty if legs else torch.zeros
+        return make(item.result_shape, dtype=item.dtype, device=self.device)
+
+    def _leg(self, view: Tensor, leg: Leg, tag: int) -> Pending:
+        if leg.link is None:
+            view.copy_(self.route.mailbox.pop(tag))
+            return Pending((), view)
+        if view.is_contiguous():
+            return leg.link.receive(view, tag)
+        buffer = torch.empty_like(view, memory_format=torch.contiguous_format)
+        pending = leg.link.receive(buffer, tag)
+        return Pending((pending,), view, lambda: _store(view, buffer))  # type: ignore[arg-type]
 
     def complete(self) -> None:
-        for item, pending in zip(self.items, self.arriving, strict=True):
-            item.write(pending.wait(), True)
+        for item, (memory, works) in zip(self.items, self.arriving, strict=True):
+            for pending in works:
+                pending.wait()
+            item.write(memory, True)
         self.arriving.clear()
+
+
+def _store(view: Tensor, value: Tensor) -> None:
+    view.copy_(value)
 
 
 COLLECTIVES: dict[str, type[Collective]] = {
@@ -258,10 +294,10 @@ class Groups:
         self._links: dict[tuple[int, int], Link] = {}
         if world.size == 1:
             return
-        for message in program.messages:
+        for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
             if message.primitive == "transfer":
-                self._make_links(mesh, program.meshes[message.destination])
+                self._make_links(program.pieces(item))
             elif message.axes:
                 for device in mesh.devices:
                     ranks = tuple(sorted(self._ranks(mesh, device, message.axes)))
@@ -271,9 +307,9 @@ class Groups:
     def _ranks(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._rank_of[peer] for peer in mesh.peers(device, axes))
 
-    def _make_links(self, here: Mesh, there: Mesh) -> None:
-        for one, other in zip(here.devices, there.devices, strict=True):
-            ends = (self._rank_of[one], self._rank_of[other])
+    def _make_links(self, items: Sequence[Sequence[Piece]]) -> None:
+        for piece in (piece for pieces in items for piece in pieces):
+            ends = (self._rank_of[piece.source], self._rank_of[piece.destination])
             if ends[0] != ends[1] and ends not in self._links:
                 self._links[ends] = self._world.link(*ends)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
@@ -19,6 +19,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.localise import localise
+from shardwright.runtime.offsets import with_offset
 from shardwright.runtime.randomness import RandomSource, is_random, place_seed, reseed
 
 # Arguments that tell an operator it is training, and what they are when it is not.
@@ -53,17 +54,6 @@ def shard_offset(value: Value, dim: int, site: Site) -> int:
         if placement == dim:
             place = place * size + mine
     return place * value.shape[dim]
-
-
-def embed_shard(
-    weight: Tensor, indices: Tensor, offset: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Tensor:
-    """Look up rows of a shard that begins at row ``offset``; rows of other shards come out zero."""
-    local = indices - offset
-    elsewhere = (local < 0) | (local >= weight.shape[0])
-    local = local.masked_fill(elsewhere, 0)
-    rows = torch.embedding(weight, local, padding_idx, scale_grad_by_freq)
-    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 def build_segment(
@@ -120,12 +110,14 @@ class _Builder:
             args, kwargs = with_settings(recorded.target, args, kwargs, INFERENCE)
         elif not self.mode.writes:
             args, kwargs = with_settings(recorded.target, args, kwargs, UNTOUCHED)
+        if is_random(recorded.target, args, kwargs):
+            self._reseed(call)
+        target = recorded.target
         if call.offset_dim >= 0:
-            result = self._offset(call, operator, operands)
-        else:
-            if is_random(recorded.target, args, kwargs):
-                self._reseed(call)
-            result = self.graph.call_function(recorded.target, args, kwargs)
+            shard = self.program.values[call.operands[0]]
+            offset = shard_offset(shard, call.offset_dim, self.site)
+            target, kwargs = with_offset(operator), {**kwargs, "offset": offset}
+        result = self.graph.call_function(target, args, kwargs)
         self._keep(call, _returns_list(recorded.target), result)
 
     def _keep(self, call: Call, is_list: bool, result: fx.Node) -> None:
@@ -152,23 +144,6 @@ class _Builder:
         )
         place = place_seed(call.operator, coordinate)
         self.graph.call_function(reseed, (self.randomness, place))
-
-    def _offset(self, call: Call, operator: Operator, operands: list[fx.Node]) -> fx.Node:
-        position = operator.input_named("weight")
-        if operator.kind.split(".")[1] != "embedding" or position < 0:
-            raise RunError(
-                f"operator {operator.name!r} ({operator.kind}) needs the offset of its shard, "
-                "which the runtime knows for embeddings only; replicate that dim"
-            )
-        weight = self.program.values[call.operands[position]]
-        offset = shard_offset(weight, call.offset_dim, self.site)
-        padding = operator.attribute("padding_idx", -1)
-        local = int(padding) - offset if isinstance(padding, int) and padding >= 0 else -1
-        local = local if 0 <= local < weight.shape[call.offset_dim] else -1
-        by_frequency = bool(operator.attribute("scale_grad_by_freq", False))
-        indices = operands[operator.input_named("indices")]
-        arguments = (operands[position], indices, offset, local, by_frequency)
-        return self.graph.call_function(embed_shard, arguments)
 
 
 def _item(results: Any, position: int) -> Any:

@@ -156,7 +156,8 @@ def in_pieces(
             for position in iteration.once:
                 fed[position] = fed[position] * 0
         if iteration.offset == dim:
-            local = _embed_piece(fed, piece)
+            run = _embed_piece if "embedding" in case.kind else _attend_piece
+            local = run(fed, piece)
         else:
             local = [result for result in case.run(fed, shape) if result is not None]
         if dim in iteration.mean:
@@ -214,6 +215,17 @@ def _embed_piece(inputs: list[Tensor], piece: int) -> list[Tensor]:
     local = indices - piece * len(weight)
     is_here = (local >= 0) & (local < len(weight))
     return [weight[local.where(is_here, 0)] * is_here[..., None]]
+
+
+def _attend_piece(inputs: list[Tensor], piece: int) -> list[Tensor]:
+    """Let a piece of the queries attend to the keys before them, written out."""
+    query, key, value = inputs
+    if query.dim() > 3 and key.shape[-3] != query.shape[-3]:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    place = piece * query.shape[-2] + torch.arange(query.shape[-2])
+    later = place[:, None] < torch.arange(key.shape[-2])
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    return [scores.masked_fill(later, -torch.inf).softmax(-1) @ value]
 
 
 def _function(kind: str) -> Any:

@@ -192,6 +192,11 @@ LOSSES = {
         "nll_loss_nd.default", call(F(4, 6, 2), I(4, 2), None, 2), call(F(4, 6), I(4), None, 0)
     ),
     **every("nll_loss2d.default", call(F(4, 6, 2, 2), I(4, 2, 2), None, 2)),
+    "shardwright.token_cross_entropy_sum": (
+        call(F(4, 6, 8), I(4, 6)),
+        call(F(2, 4, 6), I(2, 4), K(6), 3),
+        call(F(4, 6), I(4), label_smoothing=0.1),
+    ),
     "shardwright.cross_entropy_sum": (
         call(F(8, 6), I(8)),
         call(F(4, 6, 2), I(4, 2), K(6), 3),

@@ -80,7 +80,8 @@ def test_grouped_query_attention_splits_into_as_many_heads_as_the_keys_have() ->
         is_causal=True,
         enable_gqa=True,
     )
-    assert dims(iteration) == {"b": (2, "sample"), "h": (8, "attribute")}
+    assert dims(iteration) == {"b": (2, "sample"), "h": (8, "attribute"), "q": (16, "attribute")}
+    assert iteration.offset == "q"
 
 
 def test_a_vocabulary_piece_needs_its_offset_unless_a_row_is_padding() -> None:

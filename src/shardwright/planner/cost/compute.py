@@ -166,8 +166,11 @@ def _fallback_flops(
     """Scale the captured flops by the share of the largest tensor that is local."""
     exact = local_flops(base_kind(operator.kind), inputs, outputs)
     if exact is not None:
-        causal = operator.attribute("is_causal") is True
-        return exact * (0.5 if causal else 1.0)
+        if operator.attribute("is_causal") is not True:
+            return exact
+        # The device with the last queries of the sequence has the most to do.
+        share = inputs[0][-2] / graph.tensors[operator.inputs[0]].shape[-2]
+        return exact * (1.0 - share / 2)
     here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
     return operator.flops * here / whole if whole else 0.0

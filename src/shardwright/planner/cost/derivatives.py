@@ -242,7 +242,7 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     _normalised(1), "_fused_rms_norm": _normalised(1), "group_norm": _group_norm, "batch_norm":
     _batch_norm, "scaled_dot_product_attention": _attention, "dropout": _dropout,
     "native_dropout": _dropout, "cross_entropy_loss": _cross_entropy, "cross_entropy_sum":
-    _cross_entropy, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
+    _cross_entropy, "token_cross_entropy_sum": _cross_entropy, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
     "mse_loss": _both, "l1_loss": _both,
     "smooth_l1_loss": _both, "huber_loss": _both, "binary_cross_entropy": _both,
     "binary_cross_entropy_with_logits": _both, "max_pool2d": _max_pool,

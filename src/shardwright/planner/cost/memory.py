@@ -162,7 +162,7 @@ def _forward_peak(
 
 def _backward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
     """Return what a kernel's backward needs besides its results: cross entropy takes two steps."""
-    if bare in {"cross_entropy_sum", "cross_entropy_loss"}:
+    if bare in {"cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss"}:
         return _value_bytes(values[call.operands[0]])
     return 0
 

@@ -17,7 +17,7 @@ from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import local_bytes
-from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
+from shardwright.core.program import Call, Kind, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds
 from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
@@ -45,8 +45,8 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
     columns = np.zeros((3, program.num_instructions))
     forward = _columns([tariff.segment(item, "forward") for item in program.segments])
     backward = _columns([tariff.segment(item, "backward") for item in program.segments])
-    messages = _columns([tariff.message(item) for item in program.messages])
-    started = _columns([tariff.received(item) for item in program.messages])
+    messages = _columns([tariff.message(item) for item in range(len(program.messages))])
+    started = _columns([tariff.received() for _ in program.messages])
     meshes = range(len(program.meshes))
     updates = _columns([tariff.update(mesh) for mesh in meshes])
     clips = _columns([tariff.clip(mesh) for mesh in meshes])
@@ -168,14 +168,15 @@ class _Tariff:
         size = sum(_bytes(value) for value in kept if values[value.gradient].scope == "step")
         return max(memory_seconds(3 * size, rates.kind) for rates in self.rates[segment.mesh])
 
-    def received(self, message: Message) -> Cost:
+    def received(self) -> Cost:
         seconds = self.overheads.get("message_seconds", 0.0)
         return Cost(seconds=seconds, source="measured" if seconds else "modelled")
 
-    def message(self, message: Message) -> Cost:
+    def message(self, item: int) -> Cost:
         """Return the slowest group's time; merged items are also copied in and out."""
+        message = self.program.messages[item]
         if message.destination >= 0:
-            return _total([self._transfer(message), self.received(message)])
+            return _total([self._transfer(item), self.received()])
         mesh = self.program.meshes[message.mesh]
         groups = self._groups(message.mesh, mesh, message.axes)
         costs = [
@@ -187,7 +188,7 @@ class _Tariff:
         slowest = max(costs, key=lambda cost: cost.seconds)
         parts = [slowest]
         if message.primitive not in {"slice", "copy"}:
-            parts.append(self.received(message))
+            parts.append(self.received())
         if len(message.sources) > 1:
             copied = collective_seconds(
                 "copy", 2 * message.bytes, mesh.devices[:1], self.cluster, self.table
@@ -195,25 +196,35 @@ class _Tariff:
             parts.append(copied)
         return _total(parts)
 
-    def _transfer(self, message: Message) -> Cost:
-        """Price the pair that crosses most hosts; pairs leaving one host share its uplink."""
-        sources = self.program.meshes[message.mesh].devices
-        targets = self.program.meshes[message.destination].devices
-        hosts = self.cluster.devices
-        leaving: dict[int, int] = {}
-        for source, target in zip(sources, targets, strict=True):
-            if hosts[source].host != hosts[target].host:
-                leaving[hosts[source].host] = leaving.get(hosts[source].host, 0) + 1
-        seen: dict[tuple[int, bool], tuple[int, int]] = {}
-        for source, target in zip(sources, targets, strict=True):
+    def _transfer(self, item: int) -> Cost:
+        """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""
+        message, hosts = self.program.messages[item], self.cluster.devices
+        moved: dict[tuple[int, int], int] = {}
+        for source, pieces in zip(message.sources, self.program.pieces(item), strict=True):
+            width = DTYPE_BYTES[self.program.values[source].dtype]
+            for piece in pieces:
+                ends = (piece.source, piece.destination)
+                if piece.source != piece.destination:
+                    moved[ends] = moved.get(ends, 0) + piece.num_elements * width
+        users: dict[tuple[str, int], int] = {}
+        ports: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
+        for source, target in moved:
             crosses = hosts[source].host != hosts[target].host
-            share = leaving.get(hosts[source].host, 1) if crosses else 1
-            seen.setdefault((share, crosses), (source, target))
+            ends = (("from", source), ("to", target))
+            ports[source, target] = (("host", hosts[source].host),) if crosses else ends
+            for port in ports[source, target]:
+                users[port] = users.get(port, 0) + 1
+        seen: dict[tuple[int, int, bool], tuple[int, int]] = {}
+        for pair, size in moved.items():
+            share, crosses = max(users[port] for port in ports[pair]), len(ports[pair]) == 1
+            # Through one device's port pieces follow each other.
+            key = (share, size, crosses) if crosses else (1, size * share, crosses)
+            seen.setdefault(key, pair)
         costs = [
-            collective_seconds("transfer", message.bytes, pair, self.cluster, self.table, share)
-            for (share, _), pair in seen.items()
+            collective_seconds("transfer", size, pair, self.cluster, self.table, share)
+            for (share, size, _), pair in seen.items()
         ]
-        return max(costs, key=lambda cost: cost.seconds)
+        return max(costs, key=lambda cost: cost.seconds, default=Cost(seconds=0.0))
 
     def _groups(
         self, index: int, mesh: Mesh, axes: tuple[int, ...]

@@ -285,10 +285,36 @@ class _Compiler:
         return writers.get(value, [])
 
 
+def _turns(
+    draft: Draft, kind: NDArray[np.int8], group: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (later, earlier) pairs that let meshes which share devices compute in index order.
+
+    A device runs its instructions one after another, whichever of its meshes they belong to.
+    """
+    devices = [set(mesh.devices) for mesh in draft.strategy.meshes]
+    sharing = [
+        [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
+        for mesh, mine in enumerate(devices)
+    ]
+    pairs: list[tuple[int, int]] = []
+    if any(sharing):
+        last = [-1] * len(devices)
+        for index in np.flatnonzero(np.isin(kind, _COMPUTE)):
+            mesh = int(group[index])
+            pairs += [(int(index), last[other]) for other in sharing[mesh] if last[other] >= 0]
+            last[mesh] = int(index)
+    columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
+
+
 def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     parts = layout.parts
-    rows = np.concatenate([places for places, _ in layout.predecessors])
-    targets = np.concatenate([targets for _, targets in layout.predecessors])
+    kind = np.concatenate([part.kind for part, _, _, _ in parts])
+    group = _repeat(parts, [part.stage for part, _, _, _ in parts])
+    waits = [*layout.predecessors, _turns(draft, kind, group)]
+    rows = np.concatenate([places for places, _ in waits])
+    targets = np.concatenate([targets for _, targets in waits])
     order = np.lexsort((targets, rows))
     counts = np.bincount(rows, minlength=layout.size)
     free_counts = np.concatenate([np.diff(part.free_offset) for part, _, _, _ in parts])
@@ -298,8 +324,8 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         segments=tuple(draft.segments),
         messages=tuple(draft.messages),
         loss=loss,
-        kind=np.concatenate([part.kind for part, _, _, _ in parts]),
-        group=_repeat(parts, [part.stage for part, _, _, _ in parts]),
+        kind=kind,
+        group=group,
         item=np.concatenate([part.item for part, _, _, _ in parts]),
         microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),

@@ -110,9 +110,7 @@ def _reverse(draft: Draft, entry: Entry, transfers: Transfers) -> list[Step]:
     return [receive] if entry.sends else [send]
 
 
-def insert_syncs(
-    draft: Draft, steps: list[Step], pending: dict[int, int], late: set[int]
-) -> list[Step]:
+def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> list[Step]:
     """Add gradient synchronisation right after the backward that completes each bucket."""
     written = {value: place for place, step in enumerate(steps) for value in step.writes}
     bucket_of = {
@@ -122,7 +120,7 @@ def insert_syncs(
     }
     groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for source, target in pending.items():
-        if source in written and source not in late:
+        if source in written:
             entry = draft.values[source]
             bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
             key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))

@@ -10,9 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import Layout, local_bytes, local_shape
-from shardwright.core.program import Kind, Message, Scope, Segment, Value, ValueRole
+from shardwright.core.program import (
+    Kind,
+    Message,
+    Scope,
+    Segment,
+    Value,
+    ValueRole,
+    value_pieces,
+)
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard
@@ -220,12 +228,7 @@ class Draft:
                 sources=(source,),
                 results=(result,),
                 dims=((-1, -1),),
-                bytes=local_bytes(
-                    self.values[source].shape,
-                    self.values[source].dtype,
-                    (-1,) * len(self.values[source].layout),
-                    self.mesh(here).sizes,
-                ),
+                bytes=self._most_moved(source, result),
                 purpose=purpose,
                 destination=there,
             )
@@ -237,3 +240,13 @@ class Draft:
             kind=Kind.RECEIVE, item=item, resource=f"receive:{here}-{there}", writes=(result,)
         )
         return send, receive
+
+    def _most_moved(self, source: int, result: int) -> int:
+        """Bytes of the device that sends or receives most; what stays on its device is no traffic."""
+        one, other = self.values[source], self.values[result]
+        moved: dict[tuple[str, int], int] = {}
+        for piece in value_pieces(one, self.mesh(one.mesh), other, self.mesh(other.mesh)):
+            if piece.source != piece.destination:
+                for end in (("out", piece.source), ("in", piece.destination)):
+                    moved[end] = moved.get(end, 0) + piece.num_elements
+        return max(moved.values(), default=0) * DTYPE_BYTES[one.dtype]

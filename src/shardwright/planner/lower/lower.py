@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import Layout
+from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Program, Scope
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import saved_outputs, segment_memory
@@ -50,8 +51,6 @@ def _check(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
         raise ValueError("a strategy has one config per parameter")
     if strategy.pipeline.num_microbatches > 1 and samples.blocker:
         raise ValueError(f"more than one microbatch is impossible: {samples.blocker}")
-    if any(mesh.sizes != strategy.meshes[0].sizes for mesh in strategy.meshes):
-        raise ValueError("all stages of a pipeline must have meshes of equal sizes")
 
 
 class _Lowering:
@@ -64,7 +63,6 @@ class _Lowering:
             Stage(draft, index, placed, self.parameters, self._fetch)
             for index in range(len(strategy.meshes))
         ]
-        self.late: set[int] = set()
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
 
     def run(self) -> Program:
@@ -99,7 +97,10 @@ class _Lowering:
             own = configs[index].mesh
             where[index] = {own} if trained[index] or not meshes else meshes
             if trained[index] and any(mesh < own for mesh in meshes):
-                raise ValueError(f"operator {graph.operators[index].name} feeds an earlier stage")
+                raise ValueError(
+                    f"data must flow to later meshes, but operator {graph.operators[index].name} on "
+                    f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
+                )
         return where
 
     def _scopes(self, index: int) -> tuple[Scope, ...]:
@@ -125,15 +126,27 @@ class _Lowering:
         inputs = self.draft.graph.operators[index].inputs
         return any(stage.has(t, "microbatch") for stage in self.stages for t in inputs)
 
-    def _fetch(self, tensor: int, layout: Layout, stage: Stage) -> int:
-        """Bring an activation from the mesh that makes it, once per microbatch."""
+    def _fetch(self, tensor: int, wanted: Layout, stage: Stage) -> int:
+        """Bring an activation from the mesh that makes it, once per microbatch.
+
+        Between meshes of equal sizes it is brought into the wanted layout first and travels between
+        equal coordinates. Otherwise it is sent from where it lies and arrives in shards, so that
+        every element travels once.
+        """
         draft = self.draft
         producer = draft.graph.tensors[tensor].producer
         home = self.stages[draft.strategy.configs[producer].mesh]
         if home is stage or not home.has(tensor, "microbatch"):
             return -1
         home.close()
-        value = home.acquire(tensor, Pair(layout, layout), "microbatch")
+        shape = draft.whole_shape(tensor, "microbatch")
+        leaving = layout = wanted
+        here, there = draft.mesh(home.index), draft.mesh(stage.index)
+        if here.sizes != there.sizes:
+            lying = draft.values[home.value_of(tensor)].layout
+            leaving = arrival(shape, lying, here.sizes) if PARTIAL in lying else lying
+            layout = arrival(shape, wanted, there.sizes)
+        value = home.acquire(tensor, Pair(leaving, leaving), "microbatch")
         copy = draft.add_value(tensor, stage.index, layout, "microbatch", "activation")
         if draft.graph.tensors[tensor].needs_gradient:
             gradient = draft.add_value(tensor, stage.index, layout, "microbatch", "gradient")
@@ -144,32 +157,25 @@ class _Lowering:
         return copy
 
     def _move_tied_parameters(self) -> None:
-        """Send a parameter used on several meshes from its home, and its gradients back."""
+        """Send a parameter used on several meshes from its home, and its gradients back.
+
+        The gradient is summed up over the mesh it was made on first, in the optimizer's layout where
+        that mesh has one like it, and then added to the reduced gradient at home.
+        """
         draft = self.draft
         for use in list(self.parameters.uses.values()):
-            kept = self.parameters.kept[use.tensor]
+            kept, value = self.parameters.kept[use.tensor], draft.values[use.value]
             if use.mesh == kept.mesh:
                 continue
-            home, away = self.stages[kept.mesh], self.stages[use.mesh]
-            value = draft.values[use.value]
-            trained = value.gradient >= 0
-            gradient = draft.values[value.gradient].layout if trained else value.layout
-            source = self.parameters.use(kept.mesh, use.tensor, Pair(value.layout, gradient))
             if value.alias < 0:
-                sent = source.value
-                if source.source >= 0:
-                    sent = draft.add_value(use.tensor, kept.mesh, value.layout, "step", "parameter")
-                    steps = draft.chain([(source.source, sent)], "parameter")
-                    home.prologue.append(Entry(-1, steps))
-                send, receive = draft.transfer(sent, use.value, "parameter")
-                home.prologue.append(Entry(-1, [send]))
-                away.prologue.append(Entry(-1, [receive]))
-            if trained:
-                target = draft.values[source.value].gradient
-                send, receive = draft.transfer(value.gradient, target, "synchronise")
+                send, receive = draft.transfer(kept.rest, use.value, "parameter")
+                self.stages[kept.mesh].prologue.append(Entry(-1, [send]))
+                self.stages[use.mesh].prologue.append(Entry(-1, [receive]))
+            if value.gradient >= 0:
+                summed = self.parameters.summed_abroad(use)
+                send, receive = draft.transfer(summed, kept.reduced, "synchronise")
                 self.exchange[use.mesh].append(send)
                 self.exchange[kept.mesh].append(receive)
-                self.late.add(target)
 
     # -- backward and update -------------------------------------------------------------------
 
@@ -181,7 +187,6 @@ class _Lowering:
                 draft,
                 backward_steps(draft, stage, transfers),
                 self._pending_on(stage.index),
-                self.late,
             )
             for stage in reversed(self.stages)
         ][::-1]
@@ -200,9 +205,6 @@ class _Lowering:
     def _epilogue(self, mesh: int) -> list[Step]:
         draft = self.draft
         steps: list[Step] = []
-        for source, target in self._pending_on(mesh).items():
-            if source in self.late:
-                steps += draft.chain([(source, target)], "synchronise")
         kept = [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
         reduced = tuple(k.reduced for k in kept)
         if draft.strategy.clips:

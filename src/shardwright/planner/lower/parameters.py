@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.core.layout import REPLICATE, Layout
+from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.space.configs import Pair
@@ -104,6 +104,26 @@ class Parameters:
         if trained:
             draft.set_gradient(value, self._gradient(kept, mesh, gradient))
         return Use(tensor, mesh, value, source)
+
+    def summed_abroad(self, use: Use) -> int:
+        """Return the value that sums up a gradient made away from home, ready to be sent there.
+
+        Without copies and partial sums left, every element of it travels home once.
+        """
+        draft, kept = self.draft, self.kept[use.tensor]
+        made = draft.values[use.value].gradient
+        lying, reduced = draft.values[made], draft.values[kept.reduced]
+        here, home = draft.mesh(use.mesh), draft.mesh(kept.mesh)
+        layout = reduced.layout
+        if here.sizes != home.sizes:
+            layout = tuple(REPLICATE if p == PARTIAL else p for p in lying.layout)
+        if (lying.layout, lying.dtype) == (layout, reduced.dtype):
+            return made
+        if made not in self.pending:
+            self.pending[made] = draft.add_value(
+                use.tensor, use.mesh, layout, "step", "gradient", dtype=reduced.dtype
+            )
+        return self.pending[made]
 
     def _is_reduced(self, kept: Kept, gradient: Layout) -> bool:
         """Whether a gradient made in this layout needs no synchronisation at all."""

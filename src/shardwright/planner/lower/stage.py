@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardwright.core.graph import Operator
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Call, Kind, Message, Scope, Segment
 from shardwright.planner.lower.draft import Draft, Step
 from shardwright.planner.lower.parameters import Parameters, Use
-from shardwright.planner.space.configs import Pair, Placements
+from shardwright.planner.space.configs import Pair, Placements, placements
 from shardwright.planner.space.iteration import PLUS
 
 
@@ -81,6 +80,7 @@ class Stage:
         self.forward: list[Entry] = []
         self.uses: dict[int, Use] = {}
         self._placed = placed
+        self._visiting: dict[int, tuple[tuple[str, ...], Placements]] = {}
         self._parameters = parameters
         self._fetch = fetch
         self._held: dict[tuple[int, Scope], _Held] = {}
@@ -95,7 +95,7 @@ class Stage:
         if scope in self._open and self._open[scope].block != block:
             self._close(scope)
         self._block = block
-        pairs = self._placed[index]
+        _, pairs = self._config(index)
         gathers: dict[int, Use] = {}
         operands = [
             self._operand(index, position, pairs.inputs[position], scope, gathers)
@@ -111,7 +111,24 @@ class Stage:
             if value not in segment.produced:
                 segment.inputs[value] = None
         segment.produced.update(results)
-        segment.calls.append(self._call(index, operator, operands, results, scope))
+        segment.calls.append(self._call(index, operands, results, scope))
+
+    def _config(self, index: int) -> tuple[tuple[str, ...], Placements]:
+        """Return an operator's dims and placements here.
+
+        One that belongs to another mesh and is repeated here keeps the dims of the axes which both
+        meshes have alike; along the others every device does the same work.
+        """
+        draft = self.draft
+        config = draft.strategy.configs[index]
+        own, here = draft.mesh(config.mesh), draft.mesh(self.index)
+        if (own.axes, own.sizes) == (here.axes, here.sizes):
+            return config.dims, self._placed[index]
+        if index not in self._visiting:
+            known = dict(zip(zip(own.axes, own.sizes, strict=True), config.dims, strict=True))
+            dims = tuple([known.get(axis, "") for axis in zip(here.axes, here.sizes, strict=True)])
+            self._visiting[index] = dims, placements(draft.iterations[index], dims)
+        return self._visiting[index]
 
     def close(self) -> None:
         """End all open segments."""
@@ -149,11 +166,9 @@ class Stage:
         self._hold(tensor, scope, value, pair, is_origin=True)
         return value
 
-    def _call(
-        self, index: int, operator: Operator, operands: list[int], results: list[int], scope: Scope
-    ) -> Call:
+    def _call(self, index: int, operands: list[int], results: list[int], scope: Scope) -> Call:
         draft = self.draft
-        iteration, dims = draft.iterations[index], draft.strategy.configs[index].dims
+        iteration, (dims, _) = draft.iterations[index], self._config(index)
         sizes = draft.mesh(self.index).sizes
         sample = draft.samples.operator_dim[index] if scope == "microbatch" else ""
         split = list(zip(dims, sizes, strict=True))
@@ -166,7 +181,8 @@ class Stage:
         )
         offset = -1
         if iteration.offset and iteration.offset in dims:
-            offset = iteration.inputs[operator.input_named("weight")].index(iteration.offset)
+            names = next(names for names in iteration.inputs if iteration.offset in names)
+            offset = names.index(iteration.offset)
         return Call(
             operator=index,
             operands=tuple(operands),
@@ -275,7 +291,8 @@ class Stage:
         if value < 0:
             name = self.draft.graph.tensors[tensor].name
             raise ValueError(f"tensor {name!r} is needed on mesh {self.index} before it exists")
-        self._hold(tensor, scope, value, Pair(clean, clean), is_origin=True)
+        layout = self.draft.values[value].layout
+        self._hold(tensor, scope, value, Pair(layout, layout), is_origin=True)
 
     def _hold(
         self, tensor: int, scope: Scope, value: int, pair: Pair, *, is_origin: bool = False

@@ -53,6 +53,8 @@ def _seeds(context: Context) -> list[Seed]:
     near = _tensor_width(context)
     stages = _stage_count(context)
     seeds = [Seed(data=count, zero=zero) for zero in range(4)] if batch % count == 0 else []
+    if count % batch == 0 and count > batch:
+        seeds.append(Seed(data=batch, context=count // batch, zero=1))
     if near > 1 and batch % (count // near) == 0:
         seeds.append(Seed(data=count // near, tensor=near))
         seeds.append(Seed(data=count // near, tensor=near, zero=1, sequence=True))

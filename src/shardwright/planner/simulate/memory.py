@@ -11,7 +11,9 @@ from shardwright.core.program import Program
 def memory_over_time(
     program: Program, start: NDArray[np.float64], end: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Return, per mesh, rows (seconds, bytes alive on each of its devices) in time order.
+    """Return, per mesh, rows (seconds, bytes alive on its fullest device) in time order.
+
+    The devices of a mesh are alike, unless some belong to further meshes: those hold more.
 
     The first row is the base at time 0. An instruction's ``allocated`` and ``temporary`` bytes
     appear together at its start; ``temporary`` and ``freed`` disappear at its end. At one instant
@@ -19,20 +21,37 @@ def memory_over_time(
     and disappears before the next one starts.
     """
     touches = (program.allocated != 0) | (program.freed != 0) | (program.temporary != 0)
-    return tuple(
-        _mesh_memory(program, start, end, np.flatnonzero(touches & (program.group == mesh)), base)
-        for mesh, base in enumerate(program.base_bytes)
-    )
+    rows: dict[frozenset[int], NDArray[np.float64]] = {}
+    result: list[NDArray[np.float64]] = []
+    for kinds in device_kinds(program):
+        for meshes in kinds - rows.keys():
+            mine = np.flatnonzero(touches & np.isin(program.group, list(meshes)))
+            base = sum(program.base_bytes[mesh] for mesh in meshes)
+            rows[meshes] = _device_memory(program, start, end, mine, base)
+        result.append(max((rows[meshes] for meshes in kinds), key=lambda found: found[:, 1].max()))
+    return tuple(result)
 
 
-def _mesh_memory(
+def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
+    """Return, per mesh, its devices' sorts: the sets of meshes that they belong to."""
+    meshes_of: dict[int, set[int]] = {}
+    for number, mesh in enumerate(program.meshes):
+        for device in mesh.devices:
+            meshes_of.setdefault(device, set()).add(number)
+    return [
+        frozenset(frozenset(meshes_of[device]) for device in mesh.devices)
+        for mesh in program.meshes
+    ]
+
+
+def _device_memory(
     program: Program,
     start: NDArray[np.float64],
     end: NDArray[np.float64],
     instructions: NDArray[np.int64],
     base: int,
 ) -> NDArray[np.float64]:
-    """Sort one mesh's changes by time and sum them up."""
+    """Sort one device's changes by time and sum them up."""
     begins, ends = start[instructions], end[instructions]
     grows = program.allocated[instructions] + program.temporary[instructions]
     shrinks = -program.freed[instructions] - program.temporary[instructions]

@@ -6,6 +6,7 @@ users compare against them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -30,13 +31,15 @@ from shardwright.planner.space.samples import Samples, State, find_samples
 class Seed:
     """The degrees of a named strategy; their product is the number of devices.
 
-    ``zero`` is the ZeRO stage 0-3. ``sequence`` shards the sequence dim between the tensor-parallel
-    regions. ``recompute`` recomputes every repeated block.
+    ``zero`` is the ZeRO stage 0-3. ``context`` shards the sequence dim everywhere, attention gathering
+    keys and values (context parallelism); ``sequence`` only between the tensor-parallel regions.
+    ``recompute`` recomputes every repeated block.
     """
 
     data: int = 1
     tensor: int = 1
     stages: int = 1
+    context: int = 1
     zero: int = 0
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
@@ -49,6 +52,7 @@ class Seed:
         """The name people know it by."""
         parts = [f"data parallel x {self.data}"] if self.data > 1 else []
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        parts += [f"context parallel x {self.context}"] if self.context > 1 else []
         parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
         parts += ["sequence parallel"] if self.sequence else []
         parts += [f"{self.stages} stages {self.schedule}"] if self.stages > 1 else []
@@ -60,27 +64,25 @@ class Seed:
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
     """Return the named strategy for a graph on devices 0, 1, 2, ...
 
-    The tensor axis varies fastest, then data, then stage. Where a size does not divide, the operator
+    The tensor axis varies fastest, then context, then data, then stage. Where a size does not divide, the operator
     or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
     """
     samples = samples or find_samples(graph)
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages)
-    tensor_dims = _tensor_parallel(graph, iterations, samples, seed) if seed.tensor > 1 else {}
+    dims_of = {"data": {i: data_dim(graph, samples, it, i) for i, it in enumerate(iterations)}}
+    if seed.context > 1:
+        dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
+    if seed.tensor > 1:
+        dims_of["tensor"] = _tensor_parallel(graph, iterations, samples, seed)
     configs: list[OperatorConfig] = []
     for index, iteration in enumerate(iterations):
-        dims: list[str] = []
-        for axis in meshes[0].axes:
-            dims.append(
-                data_dim(graph, samples, iteration, index)
-                if axis == "data"
-                else tensor_dims.get(index, "")
-            )
+        dims = tuple([dims_of[axis].get(index, "") for axis in meshes[0].axes])
         legal = choices(
             iteration, meshes[0].sizes, samples.operator_dim[index], seed.num_microbatches
         )
-        chosen = tuple(dims) if tuple(dims) in legal else _weaken(tuple(dims), legal)
+        chosen = dims if dims in legal else _weaken(dims, legal)
         configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
     parameters = tuple(
         parameter_config(graph, tensor, configs, iterations, meshes[0], seed.zero)
@@ -99,9 +101,10 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
-    axes = ("data", "tensor") if seed.tensor > 1 else ("data",)
-    sizes = (seed.data, seed.tensor) if seed.tensor > 1 else (seed.data,)
-    width = seed.data * seed.tensor
+    degrees = {"data": seed.data, "context": seed.context, "tensor": seed.tensor}
+    axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
+    sizes = tuple([degrees[axis] for axis in axes])
+    width = math.prod(sizes)
     return tuple(
         Mesh(axes=axes, sizes=sizes, devices=tuple(range(stage * width, (stage + 1) * width)))
         for stage in range(seed.stages)
@@ -178,7 +181,9 @@ def parameter_config(
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
     use = use_layout(graph, tensor, configs, iterations)
-    optimizer = shard_further(graph.tensors[tensor].shape, use, mesh) if zero else use
+    optimizer = use
+    for axis in [axis for axis, name in enumerate(mesh.axes) if zero and name != "tensor"]:
+        optimizer = shard_further(graph.tensors[tensor].shape, optimizer, mesh, axis)
     return ParameterConfig(
         rest=optimizer if zero == 3 else use,
         optimizer=optimizer,
@@ -215,6 +220,39 @@ def shard_further(shape: tuple[int, ...], layout: Layout, mesh: Mesh, axis: int 
             continue
         return finer
     return layout
+
+
+def _context_parallel(
+    graph: OperatorGraph, iterations: list[Iteration], samples: Samples, pieces: int
+) -> dict[int, str]:
+    """Follow the sequence dim from the batch's tokens, or vectors of tokens, as far as it splits.
+
+    Attention splits queries; its keys and values lack that dim and are gathered. The loss over
+    tokens leaves partial sums, which pass on as those over samples do.
+    """
+    lying: dict[int, int] = {}  # tensor -> its sequence dim
+    for tensor in graph.inputs:
+        spec = graph.tensors[tensor]
+        if len(spec.shape) == (3 if "float" in spec.dtype else 2):
+            lying[tensor] = 1
+    dims: dict[int, str] = {}
+    for index, operator in enumerate(graph.operators):
+        iteration = iterations[index]
+        found = [
+            iteration.inputs[position][lying[tensor]]
+            for position, tensor in enumerate(operator.inputs)
+            if tensor in lying
+        ]
+        name = next((name for name in found if name), "")
+        if not name or iteration.dim(name).size % pieces:
+            is_loss = not found and samples.operator_dim[index] == ""
+            dims[index] = data_dim(graph, samples, iteration, index) if is_loss else ""
+            continue
+        dims[index] = name
+        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
+            if name in names:
+                lying[tensor] = names.index(name)
+    return dims
 
 
 def _tensor_parallel(

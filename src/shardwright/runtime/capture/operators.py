@@ -34,6 +34,22 @@ def cross_entropy_sum(
     )
 
 
+def token_cross_entropy_sum(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return ``cross_entropy_sum`` of scores ``.. c`` and classes ``..``, flattened here.
+
+    Flattened outside, all but the first dim of the tokens could not be split.
+    """
+    return cross_entropy_sum(
+        input.flatten(0, -2), target.flatten(), weight, ignore_index, label_smoothing
+    )
+
+
 def nll_sum(
     input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100
 ) -> Tensor:
@@ -97,6 +113,6 @@ def assign(buffer: Tensor, value: Tensor) -> None:
 KINDS = {
     function: f"shardwright.{function.__name__}"
     for function in (
-        cross_entropy_sum, nll_sum, count_targets, count_rows, update_running, increment, assign
+        cross_entropy_sum, token_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running, increment, assign
     )
 }  # fmt: skip

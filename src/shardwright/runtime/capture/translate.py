@@ -296,7 +296,12 @@ class Translator:
         if reduction not in (MEAN, SUM):
             return self.recorder.emit(target, *args, **kwargs)
         emit = self.recorder.emit
-        total = emit(operators.cross_entropy_sum, **given)
+        tokens = self._before_flattening(given["input"], given["target"])
+        if tokens is not None:
+            given["input"], given["target"] = tokens
+            total = emit(operators.token_cross_entropy_sum, **given)
+        else:
+            total = emit(operators.cross_entropy_sum, **given)
         if reduction == SUM:
             return total
         self._note_mean()
@@ -308,6 +313,19 @@ class Translator:
             ignored = given["ignore_index"]
             count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
         return emit(aten.div.Tensor, total, count)
+
+    def _before_flattening(self, scores: Value, target: Value) -> tuple[Value, Value] | None:
+        """Return scores ``.. c`` and classes ``..`` as they were before they were made ``n c``, ``n``."""
+        if scores.meta.dim() != 2 or target.meta.dim() != 1:
+            return None
+        wide, long = self._reshaped_from(scores), self._reshaped_from(target)
+        if wide is None or long is None or wide.meta.shape[-1] != scores.meta.shape[-1]:
+            return None
+        return (wide, long) if wide.meta.shape[:-1] == long.meta.shape else None
+
+    def _reshaped_from(self, value: Value) -> Value | None:
+        record = self.recorder.records[value.producer] if value.producer >= 0 else None
+        return record.args[0] if record and record.target is aten.reshape.default else None
 
     def _nll(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
         given = _named(target, args, kwargs)

@@ -25,6 +25,7 @@ from torch import Tensor
 from shardwright.core.costs import Record, operator_key
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.runtime.localise import localise
+from shardwright.runtime.offsets import with_offset
 from shardwright.runtime.profile.clock import Timing, measure
 from shardwright.runtime.profile.workers import Progress, run_workers
 
@@ -161,6 +162,10 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
         return None
     args, kwargs = localise(call, operator, outputs, device)
     target = call.target
+    is_causal = operator.attribute("is_causal") is True
+    if is_causal and inputs[0][-2] < graph.tensors[operator.inputs[0]].shape[-2]:
+        # The last queries see most keys: the device that has them is waited for.
+        target, kwargs = with_offset(operator), {**kwargs, "offset": inputs[1][-2] - inputs[0][-2]}
     if isinstance(target, torch._ops.OpOverload):
         target = Overload(name=str(target))
     operands = tuple(
@@ -211,6 +216,8 @@ def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shap
         return inputs[operator.input_named("weight")][0]
     if kind in {"cross_entropy_sum", "cross_entropy_loss", "nll_sum", "nll_loss", "nll_loss_nd"}:
         return inputs[0][1] if len(inputs[0]) > 1 else max(inputs[0])
+    if kind == "token_cross_entropy_sum":
+        return inputs[0][-1]
     if kind in {"gather", "index_select", "scatter", "scatter_add", "index_add", "take_along_dim"}:
         dim = operator.attribute("dim", 0)
         return inputs[0][dim] if isinstance(dim, int) else 1

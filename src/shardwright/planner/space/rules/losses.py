@@ -57,6 +57,13 @@ def _class_loss(call: Signature, keeps: bool) -> Iteration:
     return space(call, [names, of_target, *others], [samples if keeps else ()])
 
 
+def token_loss_sum(call: Signature) -> Iteration:
+    """Add up the losses of scores ``n d.. c`` and classes ``n d..`` over all tokens."""
+    names = (*numbered(len(call.inputs[0]) - 1), "")
+    others = [("",) * len(shape) for shape in call.inputs[2:]]
+    return space(call, [names, names[:-1], *others], [()])
+
+
 def count_targets(call: Signature) -> Iteration:
     """Count, or add up the class weights of, the targets that are not ignored."""
     others = [("",) * len(shape) for shape in call.inputs[1:]]
@@ -85,6 +92,7 @@ RULES: dict[str, Rule] = {
         """,
     ),
     "shardwright.cross_entropy_sum": class_loss_sum,
+    "shardwright.token_cross_entropy_sum": token_loss_sum,
     "shardwright.nll_sum": class_loss_sum,
     "shardwright.count_targets": count_targets,
     "shardwright.count_rows": count_rows,

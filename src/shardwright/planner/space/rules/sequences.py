@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules.signature import (
     Names,
@@ -16,7 +18,7 @@ from shardwright.planner.space.rules.signature import (
 
 
 def attention(call: Signature) -> Iteration:
-    """Split batch ``b``, heads ``h`` and, where no query depends on its place, queries ``q``.
+    """Split batch ``b``, heads ``h`` and queries ``q``; a causal mask must know where queries begin.
 
     With grouped queries a piece of the heads takes the key and value heads that belong to it; a
     single key head is shared by all pieces.
@@ -26,11 +28,13 @@ def attention(call: Signature) -> Iteration:
     if call.outputs[0] != full or len({len(query), len(key), len(value)}) > 1:
         raise NotUnderstood("broadcast attention")
     batch = _batch_names(len(query) - 2)
-    names = (*batch, "" if call.attribute("is_causal") is True else "q", "")
+    names = (*batch, "q", "")
     inputs = [names, _of_keys(query, key, batch), _of_keys(query, value, batch)]
     if "attn_mask" in call.names:
         inputs.append(broadcast(call.shape_of("attn_mask"), names, (*query[:-1], key[-2])))
-    return space(call, inputs, [names])
+    iteration = space(call, inputs, [names])
+    is_causal = call.attribute("is_causal") is True and "q" in iteration.outputs[0]
+    return replace(iteration, offset="q") if is_causal else iteration
 
 
 def _batch_names(rank: int) -> Names:

@@ -1,0 +1,105 @@
+"""Strategies whose operators run on different devices and at different degrees: the O of SOAP.
+
+A *part* is a set of operators on devices of their own. Parts may share devices, and parts that do
+not depend on each other run at the same time: branches, experts, the layers of a recurrent model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
+from shardwright.planner.space.samples import Samples, find_samples
+from shardwright.planner.space.seeds import Seed, seed_strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Operators that share a mesh: its devices, and how they split the work by ``seed``.
+
+    The seed's data, context and tensor degrees must multiply to the number of devices; of the rest, ZeRO and
+    sequence parallelism count here, microbatches and schedule belong to the whole.
+    """
+
+    devices: tuple[int, ...]
+    operators: tuple[int, ...]
+    seed: Seed
+
+
+def place_parts(
+    graph: OperatorGraph, parts: Sequence[Part], whole: Seed, samples: Samples | None = None
+) -> Strategy:
+    """Return the strategy in which every part runs on its own devices.
+
+    Parts are listed in the order of the data's way: none may feed an earlier one. ``whole`` gives
+    microbatches, schedule, recomputation and precision. Raises ValueError where an operator belongs
+    to no part or to two, or a part's degrees do not match its devices.
+    """
+    samples = samples or find_samples(graph)
+    owner = _owners(graph, parts)
+    strategies = [_alone(graph, part, whole, samples) for part in parts]
+    configs = tuple(
+        OperatorConfig(mesh=number, dims=strategies[number].configs[index].dims)
+        for index, number in enumerate(owner)
+    )
+    return replace(
+        seed_strategy(graph, replace(whole, data=1, tensor=1, stages=1), samples),
+        meshes=tuple(
+            Mesh(axes=one.meshes[0].axes, sizes=one.meshes[0].sizes, devices=part.devices)
+            for one, part in zip(strategies, parts, strict=True)
+        ),
+        configs=configs,
+        parameters=tuple(
+            _home(graph, tensor, owner, strategies).parameters[position]
+            for position, tensor in enumerate(graph.parameters)
+        ),
+        label="; ".join(
+            f"{part.seed.label} on {','.join(map(str, part.devices))}" for part in parts
+        ),
+    )
+
+
+def _alone(graph: OperatorGraph, part: Part, whole: Seed, samples: Samples) -> Strategy:
+    seed = replace(
+        part.seed,
+        stages=1,
+        num_microbatches=whole.num_microbatches,
+        schedule=whole.schedule,
+        recompute=False,
+        precision=whole.precision,
+    )
+    degrees = (seed.data, seed.context, seed.tensor)
+    if math.prod(degrees) != len(part.devices):
+        raise ValueError(
+            "data x context x tensor must be a part's number of devices, but "
+            f"{' x '.join(map(str, degrees))} is not {len(part.devices)}; change the degrees or the "
+            "devices"
+        )
+    return seed_strategy(graph, seed, samples)
+
+
+def _owners(graph: OperatorGraph, parts: Sequence[Part]) -> list[int]:
+    owner = [-1] * len(graph.operators)
+    for number, part in enumerate(parts):
+        for index in part.operators:
+            if owner[index] >= 0:
+                raise ValueError(
+                    f"operator {graph.operators[index].name} belongs to parts {owner[index]} and "
+                    f"{number}; name it in one"
+                )
+            owner[index] = number
+    if -1 in owner:
+        name = graph.operators[owner.index(-1)].name
+        raise ValueError(f"operator {name} belongs to no part; add it to one")
+    return owner
+
+
+def _home(
+    graph: OperatorGraph, tensor: int, owner: Sequence[int], strategies: Sequence[Strategy]
+) -> Strategy:
+    """Return the strategy of the part that keeps a parameter: the first one that reads it."""
+    readers = graph.consumers[tensor]
+    return strategies[min((owner[reader] for reader in readers), default=0)]

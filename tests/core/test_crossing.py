@@ -1,0 +1,93 @@
+"""Pieces between meshes of any size and cut: every element arrives, and arrives once."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.core.crossing import arrival, pieces_between
+from shardwright.core.layout import PARTIAL, REPLICATE, local_shape, shard_offsets
+from shardwright.core.strategy import Mesh
+
+SHAPE = (24, 12)
+
+
+@st.composite
+def meshes(draw):
+    sizes = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=2)))
+    first = draw(st.integers(0, 6))
+    order = draw(st.permutations(range(first, first + math.prod(sizes))))
+    return Mesh(axes=tuple("abc"[: len(sizes)]), sizes=sizes, devices=tuple(order))
+
+
+def layouts(mesh):
+    return st.tuples(*(st.sampled_from([REPLICATE, 0, 1]) for _ in mesh.sizes)).filter(
+        lambda layout: all(
+            size % math.prod(n for p, n in zip(layout, mesh.sizes, strict=True) if p == dim) == 0
+            for dim, size in enumerate(SHAPE)
+        )
+    )
+
+
+def shards(whole, mesh, layout):
+    sizes = local_shape(whole.shape, layout, mesh.sizes)
+    found = {}
+    for device in mesh.devices:
+        offsets = shard_offsets(whole.shape, layout, mesh.sizes, mesh.coordinate(device))
+        box = tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))
+        found[device] = whole[box]
+    return found
+
+
+def cut(box):
+    return tuple(slice(first, first + size) for first, size in box)
+
+
+@given(st.data())
+def test_every_shard_is_put_together_from_pieces_that_do_not_overlap(data):
+    here, there = data.draw(meshes()), data.draw(meshes())
+    lying, wanted = data.draw(layouts(here)), data.draw(layouts(there))
+    whole = np.arange(math.prod(SHAPE), dtype=float).reshape(SHAPE)
+    held, expected = shards(whole, here, lying), shards(whole, there, wanted)
+    arrived = {device: np.zeros_like(shard) for device, shard in expected.items()}
+    for piece in pieces_between(SHAPE, here, lying, there, wanted):
+        arrived[piece.destination][cut(piece.put)] += held[piece.source][cut(piece.taken)]
+    for device, shard in expected.items():
+        np.testing.assert_array_equal(arrived[device], shard)
+
+
+@given(st.data())
+def test_what_a_device_holds_itself_does_not_travel(data):
+    here, there = data.draw(meshes()), data.draw(meshes())
+    lying, wanted = data.draw(layouts(here)), data.draw(layouts(there))
+    if here.sizes == there.sizes and lying == wanted:
+        return  # equal cuts keep to equal coordinates
+    whole = np.arange(math.prod(SHAPE)).reshape(SHAPE)
+    held = shards(whole, here, lying)
+    for piece in pieces_between(SHAPE, here, lying, there, wanted):
+        if piece.source != piece.destination and piece.destination in held:
+            taken = held[piece.source][cut(piece.taken)]
+            assert not np.isin(taken, held[piece.destination]).any()
+
+
+@given(st.data())
+def test_what_arrives_in_shards_travels_once(data):
+    here, there = data.draw(meshes()), data.draw(meshes())
+    lying, wanted = data.draw(layouts(here)), data.draw(layouts(there))
+    sharded = arrival(SHAPE, wanted, there.sizes)
+    assert all(new == old for new, old in zip(sharded, wanted, strict=True) if old != REPLICATE)
+    if REPLICATE in [p for p, n in zip(sharded, there.sizes, strict=True) if n > 1]:
+        return  # no dim divides
+    pieces = pieces_between(SHAPE, here, lying, there, sharded)
+    assert sum(piece.num_elements for piece in pieces) == math.prod(SHAPE)
+
+
+def test_a_partial_sum_only_travels_between_meshes_cut_alike():
+    one = Mesh(axes=("a",), sizes=(2,), devices=(0, 1))
+    two = Mesh(axes=("a",), sizes=(2,), devices=(2, 3))
+    ends = [(p.source, p.destination) for p in pieces_between((4,), one, (-2,), two, (PARTIAL,))]
+    assert ends == [(0, 2), (1, 3)]
+    with pytest.raises(ValueError, match="partial sums"):
+        pieces_between((4,), one, (PARTIAL,), two, (0,))

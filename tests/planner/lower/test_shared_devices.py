@@ -1,0 +1,46 @@
+"""Meshes that share a device: it computes one thing at a time and holds the bytes of both."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.core.program import Kind
+from shardwright.planner.lower import lower
+from shardwright.planner.simulate import simulate
+from shardwright.planner.space import Part, Seed, place_parts
+from tests.planner.lower.test_lower import transformer_like
+
+COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
+
+
+def shared(num_microbatches=1):
+    graph = transformer_like()
+    half = len(graph.operators) // 2
+    parts = [
+        Part(devices=(0, 1), operators=tuple(range(half)), seed=Seed(data=2)),
+        Part(devices=(1,), operators=tuple(range(half, len(graph.operators))), seed=Seed()),
+    ]
+    return lower(graph, place_parts(graph, parts, Seed(num_microbatches=num_microbatches)))
+
+
+@given(st.data())
+def test_a_shared_device_computes_one_instruction_at_a_time(data):
+    program = shared(data.draw(st.sampled_from([1, 2])))
+    count = program.num_instructions
+    seconds = np.array(data.draw(st.lists(st.floats(0.1, 5), min_size=count, max_size=count)))
+    timeline = simulate(program, seconds, plain=True)
+    busy = [i for i in range(count) if program.kind[i] in COMPUTE]
+    spans = sorted((timeline.start[i], timeline.end[i]) for i in busy)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_shared_device_holds_what_both_meshes_hold():
+    program = shared()
+    seconds = np.ones(program.num_instructions)
+    timeline = simulate(program, seconds, plain=True)
+    first = [rows[0, 1] for rows in timeline.memory]
+    assert first == [sum(program.base_bytes)] * 2
+    assert timeline.peak_bytes[0] == pytest.approx(timeline.peak_bytes[1])
