@@ -8,11 +8,12 @@ CHECKED := .venv/.checked
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test check docs format bench clean
+.PHONY: help demo test laws check docs format bench clean
 
 help:
 	@echo "make demo    plan and train a small language model on this machine (results in out/)"
 	@echo "make test    run the whole test suite"
+	@echo "make laws    try the laws on 500 random strategies, 1,000 for messages (some 20 minutes)"
 	@echo "make check   lint, types, import layers, spelling"
 	@echo "make docs    write again what is generated: cli.md, outputs of examples and README"
 	@echo "make format  let ruff format and fix what it can"
@@ -23,6 +24,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+laws: $(INSTALLED)
+	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws --timeout 1800
 
 check: $(CHECKED)
 	$(BIN)/ruff format --check .

@@ -22,6 +22,7 @@ COMMANDS = (
     "explain",
     "run",
     "compare",
+    "verify",
     "report",
 )
 MODEL = """

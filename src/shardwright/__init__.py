@@ -19,12 +19,13 @@ if TYPE_CHECKING:
         profile,
         run,
         simulate,
+        verify,
     )
     from shardwright.core.cluster import Cluster
     from shardwright.core.graph import OperatorGraph
     from shardwright.core.plan import Frontier, Plan
     from shardwright.planfile import read_plan, write_plan
-    from shardwright.request import Job, Request
+    from shardwright.request import Job, Request, Trial
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ _HOMES = {
     "OperatorGraph": "shardwright.core.graph",
     "Plan": "shardwright.core.plan",
     "Request": "shardwright.request",
+    "Trial": "shardwright.request",
     "build": "shardwright.api",
     "capture": "shardwright.api",
     "compare": "shardwright.api",
@@ -45,12 +47,13 @@ _HOMES = {
     "read_plan": "shardwright.planfile",
     "run": "shardwright.api",
     "simulate": "shardwright.api",
+    "verify": "shardwright.api",
     "write_plan": "shardwright.planfile",
 }
 
 __all__ = [
-    "Cluster", "Frontier", "Job", "OperatorGraph", "Plan", "Request", "build", "capture", "compare",
-    "doctor", "explain", "plan", "profile", "read_plan", "run", "simulate", "write_plan",
+    "Cluster", "Frontier", "Job", "OperatorGraph", "Plan", "Request", "Trial", "build", "capture", "compare",
+    "doctor", "explain", "plan", "profile", "read_plan", "run", "simulate", "verify", "write_plan",
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from shardwright.planfile import (
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
-from shardwright.request import Job, Request, Watch
+from shardwright.request import Job, Request, Trial, Watch
 from shardwright.results import (
     Check,
     Comparison,
@@ -37,6 +37,7 @@ from shardwright.results import (
     Report,
     Study,
     TrainingRun,
+    Verification,
 )
 from shardwright.study import study
 from shardwright.subject import Batch, capture, coverage, find_cluster
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
-    "Job", "Request", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
+    "Job", "Request", "Trial", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
     "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run", "save_graph",
-    "save_plan", "save_trace", "simulate", "study",
+    "save_plan", "save_trace", "simulate", "study", "verify",
 ]  # fmt: skip
 
 
@@ -195,6 +196,26 @@ def compare(
     return Comparison(story=story, rows=rows, training=outcome.run)
 
 
+def verify(
+    plan: Plan | Frontier | str | Path,
+    trial: Trial,
+    watch: Watch | None = None,
+    *,
+    pick: int | None = None,
+) -> Verification:
+    """Train a plan in float64 beside plain PyTorch, all its ranks on this machine at a small batch,
+    and return how far every tensor is apart."""
+    from dataclasses import replace
+
+    from shardwright import verification
+
+    document = _document(plan)
+    chosen = _picked(document.frontier, pick)
+    if not trial.model:
+        trial = replace(trial, model=_model_of(document))
+    return verification.verify(chosen, document.origin, trial, watch or Watch())
+
+
 def report(
     plan: Plan | Frontier | str | Path,
     model: str | nn.Module = "",
@@ -294,6 +315,18 @@ def _picked(frontier: Frontier, pick: int | None) -> Plan:
     return frontier.plans[pick]
 
 
+def _model_of(document: PlanFile) -> str:
+    """Return the model a plan file names.
+
+    A name of Python code in a file is not an order to run it; a config name is harmless.
+    """
+    model = document.origin.model
+    if not model.startswith("hf:"):
+        made_for = f" (it was made for {model!r})" if model else ""
+        raise InputError(f"the plan needs its model{made_for}; name it after the plan")
+    return model
+
+
 def _evidence(
     document: PlanFile,
     plan: Plan,
@@ -303,12 +336,7 @@ def _evidence(
 ) -> tuple[OperatorGraph, Cluster, CostTable]:
     """Return the graph, cluster and costs behind a plan, refusing what it was not made for."""
     origin = document.origin
-    if not model:
-        # A name of Python code in a file is not an order to run it; a config name is harmless.
-        if not origin.model.startswith("hf:"):
-            made_for = f" (it was made for {origin.model!r})" if origin.model else ""
-            raise InputError(f"the plan needs its model{made_for}; name it after the plan")
-        model = origin.model
+    model = model or _model_of(document)
     captured = capture(
         model,
         batch,

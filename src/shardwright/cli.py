@@ -262,6 +262,33 @@ def compare(
 
 
 @app.command()
+def verify(
+    plan: PlanPath,
+    model: MaybeModel = "",
+    steps: Steps = 3,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", min=0.0, help="Largest relative difference; 1e-9 by default."),
+    ] = None,
+    ranks: Annotated[
+        str, typer.Option("--ranks", help="threads (of this process), or processes.")
+    ] = "threads",
+    pick: Pick = None,
+    json: Json = False,
+) -> None:
+    """Prove that a plan trains like plain PyTorch, small and exact."""
+    from shardwright import api, voice
+
+    speaker = _voice(json)
+    trial = api.Trial(model=model, steps=steps, tolerance=tolerance, ranks=ranks)
+    with speaker.progress() as watch:
+        found = api.verify(plan, trial, watch, pick=pick)
+    voice.show_verification(speaker, found)
+    if not found.is_equal:
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     plan: PlanPath,
     model: MaybeModel = "",

@@ -92,6 +92,24 @@ class Job:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How to verify a plan. ``tolerance`` None: what float64 allows. ``ranks``: all of them as
+    threads of this process, or one process each."""
+
+    model: str
+    steps: int = 3
+    tolerance: float | None = None
+    ranks: str = "threads"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError("verifying needs at least one step")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise InputError("the tolerance must be finite and not negative")
+        _one_of("ranks", self.ranks, ("threads", "processes"))
+
+
 def _nothing(what: str, fraction: float) -> None:
     """Show nothing."""
     del what, fraction

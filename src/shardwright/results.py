@@ -90,6 +90,40 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGap:
+    """How far a tensor of a verified plan is from plain PyTorch's, relative to its largest
+    element."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A plan trained beside plain PyTorch: the loss and every tensor, the largest gap first.
+
+    ``losses`` are plain PyTorch's. ``ranks`` says what the ranks were: threads or processes.
+    ``notes`` say what was changed to make the comparison possible.
+    """
+
+    label: str
+    rows: tuple[TensorGap, ...]
+    tolerance: float
+    losses: tuple[float, ...]
+    num_ranks: int
+    ranks: str
+    global_batch: int
+    notes: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing is further apart than the tolerance."""
+        return all(row.difference <= self.tolerance for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The files a report consists of."""
 

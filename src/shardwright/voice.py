@@ -32,9 +32,19 @@ from shardwright.report.text import (
 )
 from shardwright.report.units import bytes_text, count_text, seconds_text
 from shardwright.request import Job, Watch
-from shardwright.results import Check, Comparison, Coverage, Profile, Report, Study, TrainingRun
+from shardwright.results import (
+    Check,
+    Comparison,
+    Coverage,
+    Profile,
+    Report,
+    Study,
+    TrainingRun,
+    Verification,
+)
 
 WIDE = 110
+MOST_ROWS = 20  # of a table of tensors; --json has all
 
 
 class Voice:
@@ -331,6 +341,41 @@ def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) ->
         trace=str(trace) if trace else None,
     )
     voice.next("`shardwright profile MODEL` measures again if predictions have drifted")
+
+
+def show_verification(voice: Voice, found: Verification) -> None:
+    """Print how far a plan is from plain PyTorch, the worst tensors first, and the verdict."""
+    title = f"{found.label or 'unnamed'}: largest differences from plain PyTorch"
+    table = plain_table(title)
+    for name in ("tensor", "what", "shape", "relative difference"):
+        table.add_column(name, overflow="fold")
+    for row in found.rows[:MOST_ROWS]:
+        style = "" if row.difference <= found.tolerance else "bold red"
+        gap = Text(f"{row.difference:.1e}" if row.difference else "0", style=style)
+        table.add_row(row.name, row.role, Text(str(list(row.shape)) if row.shape else ""), gap)
+    beyond = sum(row.difference > found.tolerance for row in found.rows)
+    verdict = (
+        f"Equal: all {len(found.rows)} tensors are within {found.tolerance:g}."
+        if found.is_equal
+        else f"Different: {beyond} of {len(found.rows)} tensors are beyond {found.tolerance:g}."
+    )
+    style = "green" if found.is_equal else "bold red"
+    what = f"ranks: {found.num_ranks}, as {found.ranks}"
+    notes = [Text(f"Note: {note}", style="dim") for note in (what, *found.notes)]
+    voice.say(table, *notes, Text(verdict, style=style))
+    voice.emit(
+        equal=found.is_equal,
+        label=found.label,
+        tolerance=found.tolerance,
+        losses=found.losses,
+        num_ranks=found.num_ranks,
+        ranks=found.ranks,
+        global_batch=found.global_batch,
+        notes=found.notes,
+        rows=list(found.rows),
+    )
+    if not found.is_equal:
+        voice.next("this is a defect: please report it with the plan file and the model")
 
 
 def show_report(voice: Voice, files: Report) -> None:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -27,9 +28,10 @@ from shardwright.core.strategy import (
 )
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
-from shardwright.planner.space.seeds import data_dim, shard_further, use_layout
+from shardwright.planner.space.seeds import data_dim, use_layout
 
 AXES = ("x", "y", "z")
 MESHES = ((1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 4), (2, 2, 2), (3,), (6,), (3, 2))
@@ -38,7 +40,8 @@ MESHES = ((1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 4), (2, 2, 2), (3,), (6,),
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A strategy from afar. ``wildness`` is the share of operators and parameters whose split or
-    layout is drawn at random; the others are data parallel along the first axis."""
+    layout is drawn at random; the others are data parallel along the first axis. ``shuffles``: the
+    devices of the meshes are in any order. ``cuts_blocks``: stages may begin inside a block."""
 
     sizes: tuple[int, ...]
     stages: int = 1
@@ -48,6 +51,7 @@ class Shape:
     recomputes: bool = False
     clips: bool = False
     shuffles: bool = False
+    cuts_blocks: bool = False
     seed: int = 0
 
     @property
@@ -56,20 +60,30 @@ class Shape:
         return math.prod(self.sizes) * self.stages
 
 
-def shapes(most_ranks: int = 8) -> st.SearchStrategy[Shape]:
-    """Draw shapes over 2 to ``most_ranks`` ranks."""
+def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape]:
+    """Draw shapes over ``least_ranks`` to ``most_ranks`` ranks."""
+    grids = [
+        (sizes, stages)
+        for sizes in MESHES
+        for stages in (1, 2, 3, 4)
+        if least_ranks <= math.prod(sizes) * stages <= most_ranks
+    ]
     return st.builds(
-        Shape,
-        sizes=st.sampled_from(MESHES),
-        stages=st.sampled_from((1, 2, 3, 4)),
+        _shape,
+        grid=st.sampled_from(grids),
         num_microbatches=st.sampled_from((1, 2, 4)),
         schedule=st.sampled_from(("1f1b", "gpipe")),
         wildness=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
         recomputes=st.booleans(),
         clips=st.booleans(),
         shuffles=st.booleans(),
+        cuts_blocks=st.booleans(),
         seed=st.integers(0, 2**32),
-    ).filter(lambda shape: 2 <= shape.num_ranks <= most_ranks)
+    )
+
+
+def _shape(grid: tuple[tuple[int, ...], int], **rest: Any) -> Shape:
+    return Shape(sizes=grid[0], stages=grid[1], **rest)
 
 
 def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Strategy:
@@ -79,7 +93,7 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     stages = min(shape.stages, len(graph.blocks))
     meshes = _meshes(shape, stages, random)
     pieces = 1 if samples.blocker else shape.num_microbatches
-    stage_of = _stages(graph, stages, random)
+    stage_of = _stages(graph, stages, shape, random)
     configs = _configs(graph, samples, iterations, stage_of, pieces, shape, random)
     parameters = tuple(
         _parameter(
@@ -114,14 +128,13 @@ def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
     )
 
 
-def _stages(graph: OperatorGraph, stages: int, random: Random) -> list[int]:
-    """Cut between blocks, anywhere."""
-    cuts = sorted(random.sample(range(1, len(graph.blocks)), stages - 1))
-    return [
-        sum(number >= cut for cut in cuts)
-        for number, block in enumerate(graph.blocks)
-        for _ in range(block.start, block.stop)
-    ]
+def _stages(graph: OperatorGraph, stages: int, shape: Shape, random: Random) -> list[int]:
+    """Cut between blocks or, where ``cuts_blocks``, between any two operators."""
+    places = [block.start for block in graph.blocks[1:]]
+    if shape.cuts_blocks:
+        places = list(range(1, len(graph.operators)))
+    cuts = random.sample(places, stages - 1)
+    return [sum(index >= cut for cut in cuts) for index in range(len(graph.operators))]
 
 
 def _configs(
@@ -136,12 +149,13 @@ def _configs(
     """Choose operator by operator, in order.
 
     Partial sums pass through an operator (the pseudo dim "+") only where they arrive: nothing turns
-    another layout into partial sums.
+    another layout into partial sums, and what goes to another stage is summed before.
     """
-    held: dict[int, Layout] = {}
+    held: dict[tuple[int, int], Layout] = {}
     configs: list[OperatorConfig] = []
     for index, (operator, iteration) in enumerate(zip(graph.operators, iterations, strict=True)):
-        linear = [held.get(operator.inputs[place], ()) for place in iteration.linear]
+        stage = stage_of[index]
+        linear = [held.get((operator.inputs[place], stage), ()) for place in iteration.linear]
 
         def is_legal(dims: tuple[str, ...], arriving: list[Layout] = linear) -> bool:
             return all(
@@ -157,11 +171,11 @@ def _configs(
         chosen = usual if usual in legal else legal[0]
         if random.random() < shape.wildness:
             chosen = random.choice(legal)
-        configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
+        configs.append(OperatorConfig(mesh=stage, dims=chosen))
         for tensor, pair in zip(
             operator.outputs, placements(iteration, chosen).outputs, strict=True
         ):
-            held[tensor] = pair.value
+            held[tensor, stage] = pair.value
     return configs
 
 
@@ -173,7 +187,7 @@ def _parameter(
         options = layouts(size, mesh.sizes)
         rest, optimizer = random.choice((use, random.choice(options))), random.choice(options)
     else:
-        finer = shard_further(size, use, mesh)
+        finer = shard_further(size, use, mesh.sizes)
         rest, optimizer = random.choice(((use, use), (use, finer), (finer, finer)))
     sync = random.choice(("step", "microbatch"))
     return ParameterConfig(rest=rest, optimizer=optimizer, sync=sync)

@@ -350,9 +350,8 @@ class Compiler:
         source, result = message.sources[number], message.results[number]
         root, origin = store.root(result), store.root(source)
         lasting = parameters.is_lasting(root)
-        raw = parameters.raw.get(origin)
         return Item(
-            read=(lambda: raw) if raw is not None else store.reader(source, microbatch),
+            read=self._reader(origin, source, microbatch),
             write=parameters.writer(root) if lasting else store.writer(result, microbatch),
             target=(lambda: parameters.memory(root)) if lasting else None,
             shape=program.values[source].shape,
@@ -360,6 +359,14 @@ class Compiler:
             dims=message.dims[number],
             dtype=DTYPES[program.values[result].dtype],
         )
+
+    def _reader(self, origin: int, source: int, microbatch: int) -> Callable[[], Tensor]:
+        parameters = self.machine.parameters
+        raw = parameters.raw.get(origin)
+        if raw is None:
+            return self.machine.store.reader(source, microbatch)
+        # A gathered parameter may give back its memory while its message is still under way.
+        return raw.clone if parameters.is_gathered(origin) else lambda: raw
 
 
 def _edge(output: Tensor) -> GradientEdge | None:

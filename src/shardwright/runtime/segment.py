@@ -107,9 +107,9 @@ class _Builder:
                 operands[position] = self.graph.call_function(torch.mul, (operands[position], 0))
         args, kwargs = _fill(args, operands), {k: _fill(v, operands) for k, v in kwargs.items()}
         if not self.mode.training:
-            args, kwargs = _with(recorded.target, args, kwargs, INFERENCE)
+            args, kwargs = with_settings(recorded.target, args, kwargs, INFERENCE)
         elif not self.mode.writes:
-            args, kwargs = _with(recorded.target, args, kwargs, UNTOUCHED)
+            args, kwargs = with_settings(recorded.target, args, kwargs, UNTOUCHED)
         if is_random(recorded.target, args, kwargs):
             self._reseed(call)
         target = recorded.target
@@ -165,7 +165,7 @@ def _returns_list(target: Any) -> bool:
     return len(returns) > 1 or (len(returns) == 1 and str(returns[0].type).startswith("List"))
 
 
-def _with(
+def with_settings(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, float]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments with those that the target has and ``settings`` names replaced."""

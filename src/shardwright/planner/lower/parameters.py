@@ -139,7 +139,12 @@ class Parameters:
         draft = self.draft
         position = draft.graph.parameters.index(kept.tensor)
         every = draft.strategy.parameters[position].sync
-        scope: Scope = "microbatch" if every == "microbatch" and mesh == kept.mesh else "step"
+        # What other meshes add arrives once, after the last microbatch.
+        meshes = {
+            draft.strategy.configs[reader].mesh for reader in draft.graph.consumers[kept.tensor]
+        }
+        is_often = every == "microbatch" and meshes == {kept.mesh}
+        scope: Scope = "microbatch" if is_often else "step"
         gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient")
         if mesh == kept.mesh:
             self.pending[gradient] = kept.reduced

@@ -6,6 +6,7 @@ dims, ``seed_strategy`` whole named strategies, and ``place_parts`` strategies o
 devices of their own. No prices here, and no order in time.
 """
 
+from shardwright.planner.space.carry import carry_over
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.placement import Part, place_parts
 from shardwright.planner.space.redistribute import reshard_steps
@@ -16,6 +17,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 __all__ = [
     "Part",
     "Seed",
+    "carry_over",
     "choices",
     "find_samples",
     "has_rule",

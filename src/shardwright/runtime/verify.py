@@ -1,0 +1,240 @@
+"""Train by a Program and by plain PyTorch, and say how far the two are apart.
+
+The yardstick is the unmodified module in this process, in float64, on the whole batch. Plain
+momentum SGD: what Adam does hardly depends on how large a gradient is, and would hide a gradient
+that is counted twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.core.program import Program
+from shardwright.errors import RunError
+from shardwright.runtime.capture import Captured, CapturedCall
+from shardwright.runtime.capture.models import ModelSource
+from shardwright.runtime.capture.prepare import find_loss
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.randomness import is_random
+from shardwright.runtime.rehearsal import rehearse
+from shardwright.runtime.segment import with_settings
+from shardwright.runtime.train import build_seeded
+from shardwright.runtime.world import World
+
+OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+# Arguments of random operators with which they change nothing.
+NO_DROPOUT = {"p": 0.0, "dropout_p": 0.0, "dropout": 0.0}
+MAX_NORM = 0.5  # for plans that clip: small, so that the bound is met
+SMALLEST_SCALE = 1e-3  # what is smaller than this counts as being of this size
+TOLERANCE = 1e-9
+SINGLE_TOLERANCE = 1e-5  # where the model itself computes in less than float64
+
+Batches = Sequence[dict[str, Tensor]]
+Tell = Callable[[int], None]  # told the number of steps done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How a training ended: losses of the steps, then parameters and buffers by name."""
+
+    losses: tuple[float, ...]
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far one tensor is from the yardstick's, relative to its largest element."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    difference: float
+
+
+def exact_module(source: ModelSource) -> nn.Module:
+    """Build a model in float64."""
+    return build_seeded(source).double().train()
+
+
+def without_dropout(module: nn.Module, captured: Captured) -> tuple[Captured, int]:
+    """Set the dropout rates of a module and of its capture to zero; return how many there were."""
+    count = sum(_without_dropout(part) for part in _parts(module))
+    calls: list[CapturedCall] = []
+    for call in captured.calls:
+        args, kwargs = with_settings(call.target, call.args, call.kwargs, NO_DROPOUT)
+        calls.append(replace(call, args=args, kwargs=kwargs))
+    return replace(captured, calls=tuple(calls)), count
+
+
+def _parts(module: nn.Module) -> Iterator[object]:
+    yield from module.modules()
+    yield from {
+        id(config): config
+        for config in (getattr(part, "config", None) for part in module.modules())
+        if config is not None
+    }.values()
+
+
+def _without_dropout(part: object) -> int:
+    """Set to zero whatever names itself a dropout rate: masks depend on who draws them."""
+    is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
+    names = ["p"] if is_layer else [name for name in vars(part) if "drop" in name]
+    found = [name for name in names if isinstance(getattr(part, name), float)]
+    found = [name for name in found if getattr(part, name) > 0]
+    for name in found:
+        setattr(part, name, 0.0)
+    return len(found)
+
+
+def random_operators(captured: Captured) -> tuple[str, ...]:
+    """Return the names of operators that draw random numbers."""
+    return tuple(
+        operator.name
+        for operator, call in zip(captured.graph.operators, captured.calls, strict=True)
+        if is_random(call.target, call.args, call.kwargs)
+    )
+
+
+def is_exact(captured: Captured) -> bool:
+    """Whether the model computes in float64 throughout, once it is asked to."""
+    dtypes = {tensor.dtype for tensor in captured.graph.tensors}
+    return not dtypes & {"float32", "bfloat16", "float16"}
+
+
+def exact_batches(source: ModelSource, size: int, seq: int | None, steps: int) -> Batches:
+    """Return different batches in float64: the model's own data, else its example, rolled.
+
+    An example of equal numbers would train nothing, and is replaced by normal ones.
+    """
+    found = list(itertools.islice(source.batches(size, seq), steps))
+    if source.make_batches is None:
+        filled = {name: _varied(tensor) for name, tensor in found[0].items()}
+        found = [
+            {
+                name: tensor.roll(step * place, 0) if tensor.dim() else tensor
+                for place, (name, tensor) in enumerate(filled.items(), 1)
+            }
+            for step in range(steps)
+        ]
+    return [{name: _double(tensor) for name, tensor in batch.items()} for batch in found]
+
+
+def _varied(tensor: Tensor) -> Tensor:
+    is_flat = tensor.is_floating_point() and tensor.numel() > 1
+    if not is_flat or bool((tensor != tensor.flatten()[0]).any()):
+        return tensor
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tell) -> Trained:
+    """Train a copy of a module with plain PyTorch in this process."""
+    module = copy.deepcopy(module)
+    optimizer = OPTIMIZER(module.parameters())
+    losses: list[float] = []
+    for number, batch in enumerate(batches, 1):
+        optimizer.zero_grad()
+        loss = find_loss(module(**batch))
+        loss.backward()
+        if clips:
+            nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        tell(number)
+    return _trained(module, losses)
+
+
+def train_as_rank(
+    captured: Captured,
+    program: Program,
+    module: nn.Module,
+    batches: Batches,
+    *,
+    world: World | None = None,
+    tell: Tell,
+) -> Trained:
+    """Train a copy of a module as one rank of a Program; the first rank returns the tensors."""
+    module = copy.deepcopy(module)
+    max_norm = MAX_NORM if program.strategy.clips else None
+    executor = Executor(
+        captured,
+        program,
+        module,
+        optimizer=OPTIMIZER,
+        options=RunOptions(max_norm=max_norm, world=world),
+    )
+    losses: list[float] = []
+    for number, batch in enumerate(batches, 1):
+        losses.append(float(executor.step(batch)))
+        if executor.rank == 0:
+            tell(number)
+    executor.to_module(module)
+    rank = executor.rank
+    executor.close()
+    return _trained(module, losses) if rank == 0 else Trained(losses=tuple(losses), tensors={})
+
+
+def train_here(
+    captured: Captured, program: Program, module: nn.Module, batches: Batches, tell: Tell
+) -> list[Trained]:
+    """Train by a Program with all its ranks in this process."""
+
+    def rank(world: World) -> Trained:
+        return train_as_rank(captured, program, module, batches, world=world, tell=tell)
+
+    return rehearse(rank, len(program.strategy.devices))[0]
+
+
+def _trained(module: nn.Module, losses: list[float]) -> Trained:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    tensors = {name: tensor.detach().clone() for name, tensor in named}
+    return Trained(losses=tuple(losses), tensors=tensors)
+
+
+def gaps(ranks: Sequence[Trained], yardstick: Trained, captured: Captured) -> tuple[Gap, ...]:
+    """Return the loss (of the worst rank and step) and every tensor, the largest gap first.
+
+    Buffers that the graph does not have are left out: nothing trains them.
+    """
+    if not all(torch.tensor(yardstick.losses).isfinite()):
+        raise RunError(
+            f"plain training must have finite losses to compare with, but they are "
+            f"{', '.join(f'{loss:.3g}' for loss in yardstick.losses)}; "
+            "check the model and its example batch"
+        )
+    roles = {tensor.name: tensor.role for tensor in captured.graph.tensors}
+    expected = torch.tensor(yardstick.losses, dtype=torch.float64)
+    worst = [_gap(torch.tensor(rank.losses, dtype=torch.float64), expected) for rank in ranks]
+    found = [Gap(name="loss", role="loss", shape=(), difference=_largest(worst))]
+    for name, tensor in yardstick.tensors.items():
+        role = roles.get(name, "")
+        if role in ("parameter", "buffer"):
+            difference = _gap(ranks[0].tensors[name], tensor)
+            found.append(
+                Gap(name=name, role=role, shape=tuple(tensor.shape), difference=difference)
+            )
+    return tuple(sorted(found, key=lambda gap: -gap.difference))
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    if not expected.numel():
+        return 0.0
+    found, expected = found.double(), expected.double()
+    scale = max(float(expected.abs().max()), SMALLEST_SCALE)
+    gap = float((found - expected).abs().max()) / scale
+    return gap if gap == gap else float("inf")  # noqa: PLR0124  # NaN is as far as can be
+
+
+def _largest(numbers: Sequence[float]) -> float:
+    return max(numbers, default=0.0)

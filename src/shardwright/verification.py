@@ -1,0 +1,256 @@
+"""The proof of a plan: train it small, in float64, and lay it beside plain PyTorch.
+
+``verify`` runs in the caller's process, with every rank a thread of it, or starts one process per
+rank; ``train_rank`` is then the body of each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.core.program import Program
+from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
+from shardwright.planfile import Origin, check_fits
+from shardwright.planner.lower import lower
+from shardwright.planner.space import carry_over
+from shardwright.planner.space.samples import Samples, find_samples
+from shardwright.request import Trial, Watch
+from shardwright.results import TensorGap, Verification
+from shardwright.subject import capture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardwright.runtime.capture import Captured
+    from shardwright.runtime.verify import Batches, Trained
+
+COPIES = 5  # of the model per rank: its own, gradients, momentum, the result, and messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained: all that a rank needs to know."""
+
+    model: str
+    seq: int | None
+    strategy: Strategy
+    global_batch: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A task ready to train: graph in float64 and Program, module, batches, and how many dropout
+    rates were set to zero."""
+
+    captured: Captured
+    program: Program
+    module: nn.Module
+    batches: Batches
+    num_dropouts: int
+
+
+def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verification:
+    """Train a plan and plain PyTorch side by side; return how far they are apart.
+
+    Raises PlanMismatch where the model is another one, InputError where the plan is not meant to
+    train like one process (local batch norm), draws random numbers, or does not fit in memory.
+    """
+    from shardwright.runtime import verify as runtime
+    from shardwright.runtime.launch import launch
+
+    watch.tell("capturing the model", 0.0)
+    original = capture(
+        trial.model,
+        global_batch=plan.global_batch,
+        seq=origin.seq,
+        precision=plan.strategy.precision,
+        batch_norm=plan.strategy.batch_norm,
+    ).graph
+    check_fits(plan, original)
+    samples = find_samples(original)
+    _check_batch_norm(original, samples, plan.strategy)
+    num_ranks = len(plan.strategy.devices)
+    _check_memory(original, num_ranks)
+    task, ready = _smallest(plan, origin, trial, original, samples)
+    captured, batches = ready.captured, ready.batches
+    _check_random(captured)
+
+    def show(what: str, begin: float) -> runtime.Tell:
+        return lambda done: watch.tell(f"{what}: step {done}", begin + 0.4 * done / trial.steps)
+
+    watch.tell("training with plain PyTorch", 0.1)
+    clips = plan.strategy.clips
+    yardstick = runtime.train_plainly(ready.module, batches, clips=clips, tell=show("plain", 0.1))
+    watch.tell(f"training as {num_ranks} ranks", 0.5)
+    ranks: list[Trained]
+    if trial.ranks == "processes":
+        ranks = launch(train_rank, num_ranks, (task,))
+    else:
+        tell = show("ranks", 0.5)
+        ranks = runtime.train_here(captured, ready.program, ready.module, batches, tell)
+    exact = runtime.is_exact(captured)
+    usual = runtime.TOLERANCE if exact else runtime.SINGLE_TOLERANCE
+    return Verification(
+        label=plan.strategy.label,
+        rows=tuple(
+            TensorGap(name=gap.name, role=gap.role, shape=gap.shape, difference=gap.difference)
+            for gap in runtime.gaps(ranks, yardstick, captured)
+        ),
+        tolerance=usual if trial.tolerance is None else trial.tolerance,
+        losses=yardstick.losses,
+        num_ranks=num_ranks,
+        ranks=trial.ranks,
+        global_batch=task.global_batch,
+        notes=_notes(plan, task, ready.num_dropouts, exact),
+    )
+
+
+def train_rank(task: Task) -> Trained:
+    """Train as one process: the body of every rank."""
+    from shardwright.runtime.verify import train_as_rank
+
+    ready = prepare(task)
+    return train_as_rank(
+        ready.captured, ready.program, ready.module, ready.batches, tell=lambda _: None
+    )
+
+
+def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
+    """Build model and Program of a task, whose strategy may be for another precision's graph.
+
+    Raises ValueError where the strategy does not fit the model at this batch size.
+    """
+    from shardwright.runtime.capture import load_model
+    from shardwright.runtime.verify import exact_batches, exact_module, without_dropout
+
+    source = load_model(task.model)
+    module = exact_module(source)
+    captured = capture(
+        module,
+        exact_batches(source, max(2, min(task.global_batch, 4)), task.seq, 1)[0],
+        global_batch=task.global_batch,
+        batch_norm=task.strategy.batch_norm,
+    )
+    strategy = task.strategy
+    if original is not None:
+        strategy = carry_over(strategy, original, captured.graph)
+    program = lower(captured.graph, strategy)
+    captured, num_dropouts = without_dropout(module, captured)
+    batches = exact_batches(source, task.global_batch, task.seq, task.steps)
+    return Prepared(
+        captured=captured,
+        program=program,
+        module=module,
+        batches=batches,
+        num_dropouts=num_dropouts,
+    )
+
+
+def _smallest(
+    plan: Plan, origin: Origin, trial: Trial, original: OperatorGraph, samples: Samples
+) -> tuple[Task, Prepared]:
+    """Return the task at the smallest global batch which the plan's splits still divide."""
+    strategy = replace(plan.strategy, precision="float64")
+    needed = _pieces_of_batch(samples, strategy)
+    sizes = [
+        size
+        for size in range(max(2, needed), plan.global_batch + 1)
+        if plan.global_batch % size == 0 and size % needed == 0
+    ] or [plan.global_batch]
+    tasks = [
+        Task(
+            model=trial.model,
+            seq=origin.seq,
+            strategy=strategy,
+            global_batch=size,
+            steps=trial.steps,
+        )
+        for size in sizes
+    ]
+    refusal = ""
+    for task in tasks:
+        try:
+            ready = prepare(task, original)
+        except ValueError as error:
+            refusal = str(error)
+            continue
+        return replace(task, strategy=ready.program.strategy), ready
+    raise InputError(
+        f"a plan is verified in float64, but there its model is another graph: {refusal}; "
+        "plan it with `--precision float64` to verify it"
+    )
+
+
+def _pieces_of_batch(samples: Samples, strategy: Strategy) -> int:
+    """Return into how many pieces the batch is cut: by microbatches, and by devices along it."""
+    sizes = strategy.meshes[0].sizes
+    pieces = [
+        math.prod(size for name, size in zip(config.dims, sizes, strict=True) if name == sample)
+        for config, sample in zip(strategy.configs, samples.operator_dim, strict=True)
+        if sample
+    ]
+    return strategy.pipeline.num_microbatches * math.lcm(1, *pieces)
+
+
+def _check_batch_norm(graph: OperatorGraph, samples: Samples, strategy: Strategy) -> None:
+    normalised = [
+        index
+        for index, operator in enumerate(graph.operators)
+        if operator.kind.startswith("aten.batch_norm")
+    ]
+    is_split = any(
+        samples.operator_dim[index] in strategy.configs[index].dims
+        for index in normalised
+        if samples.operator_dim[index]
+    )
+    if normalised and (is_split or strategy.pipeline.num_microbatches > 1):
+        raise InputError(
+            "a plan can be verified if it is meant to train like one process, but this one takes "
+            "batch norm statistics over each device's samples, as DDP does; plan with "
+            "`--batch-norm synchronised` to verify it"
+        )
+
+
+def _check_memory(graph: OperatorGraph, num_ranks: int) -> None:
+    from shardwright.report.units import bytes_text
+    from shardwright.runtime.profile.machine import memory_bytes
+
+    needed = 8 * COPIES * graph.num_parameters * (num_ranks + 1)
+    if needed > memory_bytes():
+        raise InputError(
+            f"all ranks of a plan are verified on this machine, in float64, but that takes about "
+            f"{bytes_text(needed)} of its {bytes_text(memory_bytes())}; verify a plan of a model "
+            "of fewer or narrower layers"
+        )
+
+
+def _check_random(captured: Captured) -> None:
+    from shardwright.runtime.verify import random_operators
+
+    random = random_operators(captured)
+    if random:
+        raise InputError(
+            "a model is verified without random numbers, but these operators draw some: "
+            f"{', '.join(random[:5])}; set their rates to 0"
+        )
+
+
+def _notes(plan: Plan, task: Task, dropouts: int, exact: bool) -> tuple[str, ...]:
+    notes = [
+        f"model and splits are the plan's own, sequence and layers included; {task.steps} steps"
+    ]
+    size, full = task.global_batch, plan.global_batch
+    if size < full:
+        notes.append(f"the global batch is {size} instead of {full}: the smallest it divides into")
+    notes.append(f"float64 instead of {plan.strategy.precision}; SGD with momentum")
+    if dropouts:
+        notes.append(f"dropout is off (rates set to 0: {dropouts})")
+    if not exact:
+        notes.append("the model computes in float32 here and there whatever its dtype")
+    return tuple(notes)

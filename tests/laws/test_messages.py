@@ -1,0 +1,91 @@
+"""Law: in the Program of any legal strategy every message finds its other ends, and nobody waits
+for ever. And the check that says so finds what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Kind, Program
+from shardwright.planner.lower import check, lower
+from shardwright.planner.space.samples import Samples, find_samples
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from tests.laws.strategies import Shape, random_strategy, shapes
+from tests.planner.lower.test_lower import transformer_like
+from tests.planner.search.models import mlp, residual
+
+GRAPHS: dict[str, Callable[[], OperatorGraph]] = {
+    "mlp": mlp,
+    "residual": residual,
+    "transformer": transformer_like,
+}
+WANTED = 1000 if "SHARDWRIGHT_LAWS" in os.environ else 150
+
+
+@lru_cache
+def graph(name: str) -> tuple[OperatorGraph, Samples]:
+    found = GRAPHS[name]()
+    return found, find_samples(found)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_program_passes(name: str) -> None:
+    @settings(
+        max_examples=WANTED // len(GRAPHS) + 1,
+        derandomize="SHARDWRIGHT_LAWS" not in os.environ,
+        database=None,
+        deadline=None,
+    )
+    @given(shape=shapes(least_ranks=8))
+    def law(shape: Shape) -> None:
+        found, samples = graph(name)
+        check(lower(found, random_strategy(found, samples, shape), samples))
+
+    law()
+
+
+def pipeline() -> Program:
+    found, _ = graph("transformer")
+    return lower(found, seed_strategy(found, Seed(data=2, stages=2, num_microbatches=2)))
+
+
+def moved(program: Program, source: int, place: int) -> Program:
+    """Return the Program with one instruction put before another one."""
+    order = [index for index in range(program.num_instructions) if index != source]
+    order.insert(order.index(place), source)
+    names = ("kind", "group", "item", "microbatch")
+    return replace(program, **{name: getattr(program, name)[order] for name in names})
+
+
+def places(program: Program, kind: Kind, group: int) -> list[int]:
+    return [int(i) for i in np.flatnonzero((program.kind == kind) & (program.group == group))]
+
+
+def test_a_message_without_its_other_end_is_found() -> None:
+    program = pipeline()
+    kind = program.kind.copy()
+    kind[places(program, Kind.RECEIVE, 1)[0]] = Kind.UPDATE
+    with pytest.raises(ValueError, match="has no other end"):
+        check(replace(program, kind=kind))
+
+
+def test_sends_out_of_order_are_found() -> None:
+    program = pipeline()
+    first, second = places(program, Kind.SEND, 0)[:2]
+    with pytest.raises(ValueError, match="is sent when message"):
+        check(moved(program, second, first))
+
+
+def test_two_stages_that_wait_for_each_other_are_found() -> None:
+    program = pipeline()
+    send, receive = places(program, Kind.SEND, 0), places(program, Kind.RECEIVE, 0)
+    # Stage 0 wants its first gradient before it sends its first activation.
+    with pytest.raises(ValueError, match=r"nobody can go on: device 0 .* receive"):
+        check(moved(program, receive[0], send[0]))
