@@ -23,6 +23,7 @@ COMMANDS = (
     "run",
     "compare",
     "report",
+    "export",
 )
 MODEL = """
 import torch

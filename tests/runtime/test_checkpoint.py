@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
+import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,16 +71,33 @@ def test_resuming_with_zero_three_is_bit_identical(tmp_path: Path) -> None:
     assert run_ranks(2, load_and_train, zero, str(tmp_path), 2, 2) == expected
 
 
+def load_train_and_save(seed: Seed, directory: str) -> list[float]:
+    """Go on from the newest checkpoint for one step, save, and return the step's loss."""
+    executor, batch = _executor(strategy_of(seed), seed=99)
+    executor.load(directory)
+    first = executor.steps
+    losses = [float(executor.step(one)) for one in batches(batch, first + 1)[first:]]
+    executor.save(directory)
+    return losses
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "other", [Seed(tensor=2), Seed(stages=2, num_microbatches=2)], ids=lambda seed: seed.label
-)
-def test_another_plan_and_world_goes_on_from_a_checkpoint(tmp_path: Path, other: Seed) -> None:
-    expected = run_ranks(2, train_and_save, strategy_of(Seed(data=2, zero=3)), str(tmp_path), 2, 2)
-    alone = load_and_train(strategy_of(Seed()), str(tmp_path), 2, 2)
-    torch.testing.assert_close(alone, expected[0], rtol=1e-10, atol=0)
-    found = run_ranks(2, load_and_train, strategy_of(other), str(tmp_path), 2, 2)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=0)
+def test_any_plan_goes_on_from_a_checkpoint_of_any_other_in_any_world(tmp_path: Path) -> None:
+    executor, batch = _executor(strategy_of(Seed()))
+    expected = [float(executor.step(one)) for one in batches(batch, 5)]
+    directory = str(tmp_path)
+    first = run_ranks(2, train_and_save, strategy_of(Seed(tensor=2)), directory, 1, 1)
+    assert first[0] == first[1]
+    found = [
+        first[0],
+        run_ranks(2, load_train_and_save, Seed(stages=2, num_microbatches=2), directory)[0],
+        run_ranks(2, load_train_and_save, Seed(data=2, zero=3), directory)[0],
+        load_train_and_save(Seed(), directory),
+        run_ranks(2, load_train_and_save, Seed(tensor=2), directory)[0],
+    ]
+    torch.testing.assert_close(
+        found, [[loss] for loss in (expected[1], *expected[1:])], rtol=1e-10, atol=0
+    )
 
 
 @pytest.mark.torch
@@ -91,16 +112,123 @@ def test_a_plain_module_loads_a_checkpoint(tmp_path: Path) -> None:
         assert torch.equal(parameter, expected[name])
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "manifest.json"])
-def test_a_damaged_file_is_named(tmp_path: Path, file: str) -> None:
-    executor, _ = _executor(strategy_of(Seed()))
-    path = executor.save(tmp_path) / file
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content if file != "manifest.json" else content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+    content[len(content) * 3 // 4] ^= 0x01
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("file", ["rank-00000.safetensors", "manifest.json"])
+def test_damage_is_one_message_that_names_file_and_previous_checkpoint(
+    tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    executor, batch = _executor(strategy_of(Seed()))
+    before = executor.save(tmp_path)
+    executor.step(batch)
+    path = executor.save(tmp_path)
+    damage(path / file)
+    with pytest.raises(CheckpointError, match=f"{path / file}.*load the previous.*{before}"):
         executor.load(tmp_path)
+    shutil.rmtree(path)
+    executor.load(tmp_path)
+    assert executor.steps == 0
+
+
+def load_damaged(directory: str) -> str:
+    executor, _ = _executor(strategy_of(Seed(data=2, zero=3)))
+    executor.save(directory)
+    if executor.rank == 0:
+        flip(next(Path(directory).glob("step-*")) / "rank-00001.safetensors")
+    torch.distributed.barrier()
+    with pytest.raises(CheckpointError) as caught:
+        executor.load(directory)
+    return str(caught.value)
+
+
+@pytest.mark.ranks
+def test_all_ranks_complain_alike_about_the_file_of_one(tmp_path: Path) -> None:
+    first, second = run_ranks(2, load_damaged, str(tmp_path))
+    assert first == second
+    assert "rank-00001.safetensors is missing or damaged" in first
+
+
+@pytest.mark.torch
+def test_a_changed_model_is_refused_with_all_differences(tmp_path: Path) -> None:
+    executor, _ = _executor(strategy_of(Seed()))
+    executor.save(tmp_path)
+    other, _ = zoo.gpt(width=64, dtype=torch.float32)
+    del other.head
+    other.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(CheckpointError) as caught:
+        load_into_module(tmp_path, other)
+    text = str(caught.value)
+    assert "extra.weight: the checkpoint lacks it" in text
+    assert "head.weight: only in the checkpoint" in text
+    assert "embed.weight: shape (256, 32) saved, (256, 64) here" in text
+    assert "embed.weight: dtype float64 saved, float32 here" in text
+
+
+@pytest.mark.torch
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    executor, _ = _executor(strategy_of(Seed()))
+    path = executor.save(tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1', 1))
+    with pytest.raises(CheckpointError, match=r"must have format 2, but .* has 1"):
+        executor.load(tmp_path)
+
+
+@pytest.mark.torch
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    executor, _ = _executor(strategy_of(Seed()))
+    path = executor.save(tmp_path) / "manifest.json"
+    document = json.loads(path.read_text().replace("rank-00000.safetensors", "../other"))
+    content = json.dumps(document["content"], sort_keys=True, separators=(",", ":"))
+    path.write_text(json.dumps(document | {"crc32": zlib.crc32(content.encode())}))
+    with pytest.raises(CheckpointError, match="should match pattern"):
+        executor.load(tmp_path)
+
+
+@pytest.mark.torch
+def test_nothing_in_a_checkpoint_is_pickled(tmp_path: Path) -> None:
+    executor, batch = _executor(strategy_of(Seed()))
+    executor.step(batch)
+    path = executor.save(tmp_path)
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.torch
+def test_the_scripts_own_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    executor, batch = _executor(strategy_of(Seed()))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(executor.optimizer, [1, 3], gamma=0.1)
+    executor.step(batch)
+    scheduler.step()
+    state = {
+        "scheduler": scheduler.state_dict(), "seen": (1, [2.5, None]), 3: float("inf"),
+        "random": torch.get_rng_state(),
+    }  # fmt: skip
+    executor.save(tmp_path, extra=state)
+    again, _ = _executor(strategy_of(Seed()))
+    found = again.load(tmp_path)
+    assert torch.equal(found.pop("random"), state.pop("random"))
+    assert found == state
+    other = torch.optim.lr_scheduler.MultiStepLR(again.optimizer, [7], gamma=0.5)
+    other.load_state_dict(found["scheduler"])
+    assert other.get_last_lr() == scheduler.get_last_lr()
+    assert again.optimizer.param_groups[0]["lr"] == executor.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.torch
+def test_state_that_is_no_data_is_refused(tmp_path: Path) -> None:
+    executor, _ = _executor(strategy_of(Seed()))
+    with pytest.raises(CheckpointError, match=r"extra/a/1 is a Adam.*state_dict"):
+        executor.save(tmp_path, extra={"a": [1, executor.optimizer]})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.torch
@@ -109,7 +237,7 @@ def test_a_save_that_is_cut_short_leaves_the_previous_one(tmp_path: Path) -> Non
     executor.save(tmp_path)
     half = tmp_path / "step-00000001.tmp-dead"
     half.mkdir()
-    (half / "__0_0.distcp").write_bytes(b"half")
+    (half / "rank-00000.safetensors").write_bytes(b"half")
     executor.step(batch)
     executor.load(tmp_path)
     assert executor.steps == 0

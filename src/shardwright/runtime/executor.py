@@ -22,7 +22,7 @@ from shardwright.core.layout import PARTIAL
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
-from shardwright.runtime import checkpoint, gather, inputs, trace
+from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.interpreter import (
     Action,
@@ -324,12 +324,24 @@ class Executor:
         gather.to_module(self.machine, module)
 
     def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a checkpoint atomically (a collective call); returns its own directory."""
+        """Write a checkpoint atomically (a collective call); returns its own directory.
+
+        ``extra`` is the script's own state: numbers, text, lists, tuples, dicts and tensors, such
+        as a scheduler's ``state_dict()``; that of rank 0 is kept.
+        """
         return checkpoint.save(self.machine, self.optimizer, Path(directory), extra or {})
 
     def load(self, directory: str | Path) -> dict[str, Any]:
         """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
         return checkpoint.load(self.machine, self.optimizer, Path(directory))
+
+    def export(self, path: str | Path) -> Path:
+        """Write the weights as one safetensors file (a collective call); returns its path."""
+        return weights.export(self.machine, path)
+
+    def load_weights(self, path: str | Path) -> None:
+        """Start from a safetensors file, or a folder of them (a collective call)."""
+        weights.load_weights(self.machine, path)
 
     def close(self) -> None:
         """Destroy the process groups that were made for this Program; done at exit if not before.
