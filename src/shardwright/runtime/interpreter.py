@@ -22,7 +22,13 @@ from shardwright.runtime import messages
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.messages import Exchange, Groups, Item, Leg, Route
 from shardwright.runtime.parameters import Parameters
-from shardwright.runtime.segment import Mode, Site, build_segment, writes_buffers
+from shardwright.runtime.segment import (
+    Mode,
+    Site,
+    build_segment,
+    running_statistics,
+    writes_buffers,
+)
 from shardwright.runtime.store import DTYPES, Store
 
 COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
@@ -83,6 +89,17 @@ class Compiler:
         self._modules: dict[tuple[int, bool], fx.GraphModule] = {}
         self._graphs: dict[tuple[int, int], list[Any]] = {}
         self._mailbox: dict[int, Tensor] = {}
+        self._statistics = {} if training else self._running_statistics()
+
+    def _running_statistics(self) -> dict[int, Tensor]:
+        """Return the running values that evaluation uses in place of statistics of the batch."""
+        held = {
+            self.program.values[index].tensor: leaf
+            for index, leaf in self.machine.parameters.leaf.items()
+            if self.program.values[index].role == "buffer"
+        }
+        known = running_statistics(self.machine.captured)
+        return {tensor: held[buffer] for tensor, buffer in known.items() if buffer in held}
 
     # -- laying out ----------------------------------------------------------------------------
 
@@ -216,7 +233,7 @@ class Compiler:
                 self.program,
                 segment,
                 self.machine.sites[segment.mesh],
-                Mode(training=self.training, writes=writes),
+                Mode(training=self.training, writes=writes, statistics=self._statistics),
             )
         return self._modules[item, writes]
 
