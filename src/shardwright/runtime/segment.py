@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
