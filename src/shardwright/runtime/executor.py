@@ -263,14 +263,17 @@ class Executor:
 
     def _special(self, kind: Kind, mesh: int) -> Action:
         store, values = self.machine.store, self.program.values
-        pairs = [
-            (master.parameter, store.slot(master.gradient, 0), self._counts(master.value))
-            for master in self.machine.parameters.masters
-            if values[master.value].mesh == mesh
-        ]
+        masters = self.machine.parameters.masters
         if kind == Kind.CLIP:
-            return lambda: self._clip([(slot, counts) for _, slot, counts in pairs])
-        return lambda: self._update([(parameter, slot) for parameter, slot, _ in pairs])
+            # Every gradient is complete before the first mesh's update: the first CLIP of a rank
+            # serves all meshes it is on, so that all ranks meet in one sum.
+            if mesh != self.stage:
+                return lambda: None
+            every = [(store.slot(m.gradient, 0), self._counts(m.value)) for m in masters]
+            return lambda: self._clip(every)
+        mine = [m for m in masters if values[m.value].mesh == mesh]
+        pairs = [(master.parameter, store.slot(master.gradient, 0)) for master in mine]
+        return lambda: self._update(pairs)
 
     def _before_update(self) -> None:
         self._reduce_loss()

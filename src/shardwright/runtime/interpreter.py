@@ -184,7 +184,9 @@ class Compiler:
             fresh = [value for value in results if values[value].role != "gradient"]
             return Touch(reads, slots(fresh), slots(adds))
         mesh = int(program.group[index])
-        masters = [m for m in self.machine.parameters.masters if values[m.value].mesh == mesh]
+        masters = self.machine.parameters.masters
+        if kind != Kind.CLIP:  # the norm is that of all meshes this rank is on
+            masters = [master for master in masters if values[master.value].mesh == mesh]
         held = slots([master.value for master in masters])
         gradients = slots([master.gradient for master in masters])
         return Touch((*held, *gradients), held if kind == Kind.UPDATE else ())
