@@ -174,9 +174,19 @@ class Executor:
     def _explained(self, error: Exception) -> RunError:
         index = int(self.status.words[1]) - 1
         instruction = self.program.describe(index) if index >= 0 else "between instructions"
+        where = f"in step {self.steps}, {instruction}"
+        text = (
+            f"rank {self.rank} failed {where}: {error}; "
+            "the last checkpoint is unharmed: resume from it once the cause is removed"
+        )
+        if _is_exhaustion(error):
+            text = (
+                f"rank {self.rank} is out of memory {where}; plan for less (--memory-limit, a "
+                "smaller global batch, more devices) and resume from the last checkpoint, which "
+                "any plan can load"
+            )
         return RunError(
-            f"rank {self.rank} failed in step {self.steps}, {instruction}: {error}; "
-            "the last checkpoint is unharmed: resume from it once the cause is removed",
+            text,
             rank=self.rank,
             stage=self.stage,
             instruction=instruction,
@@ -363,6 +373,15 @@ def _close_at_exit(reference: weakref.ref[Executor]) -> None:
     executor = reference()
     if executor is not None:
         executor.close()
+
+
+def _is_exhaustion(error: Exception) -> bool:
+    """Whether an error means that memory ran out: of Python, of a GPU, or of torch's CPU
+    allocator, which has no class of its own for it."""
+    words = ("can't allocate memory", "not enough memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        word in str(error) for word in words
+    )
 
 
 def _world_size() -> int:
