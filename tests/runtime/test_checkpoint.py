@@ -7,6 +7,7 @@ import resource
 import shutil
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,68 @@ def test_any_plan_goes_on_from_a_checkpoint_of_any_other_in_any_world(tmp_path: 
     torch.testing.assert_close(
         found, [[loss] for loss in (expected[1], *expected[1:])], rtol=1e-10, atol=0
     )
+
+
+def _grouped(parameters: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    """Make the groups that this rank has members of: their number differs between plans."""
+    biases = [parameter for name, parameter in parameters if name.endswith("bias")]
+    others = [parameter for name, parameter in parameters if not name.endswith("bias")]
+    groups = [{"params": biases, "lr": 0.5}, {"params": others, "lr": 0.1, "momentum": 0.9}]
+    return torch.optim.SGD([group for group in groups if group["params"]], lr=1.0)
+
+
+def train_in_groups(seed: Seed, directory: str, until: int) -> tuple[list[float], set[float]]:
+    """Go on to a step with rates that halve; return the losses and the rates in the end."""
+    module, batch = zoo.gpt()
+    captured = capture(module, batch)
+    program = lower(captured.graph, strategy_of(seed)(captured.graph))
+    executor = Executor(captured, program, module, optimizer=_grouped)
+    if (Path(directory) / "latest").exists():
+        executor.load(directory)
+    losses: list[float] = []
+    for one in batches(batch, until)[executor.steps :]:
+        losses.append(float(executor.step(one)))
+        for group in executor.optimizer.param_groups:
+            group["lr"] /= 2
+    executor.save(directory)
+    return losses, {group["lr"] for group in executor.optimizer.param_groups}
+
+
+@pytest.mark.ranks
+def test_parameter_groups_keep_their_settings_through_other_plans(tmp_path: Path) -> None:
+    expected, rates = train_in_groups(Seed(), str(tmp_path / "whole"), 4)
+    directory = str(tmp_path / "parts")
+    losses: list[float] = []
+    for step, seed in enumerate(
+        [Seed(data=2, zero=3), Seed(stages=2), Seed(tensor=2), Seed()], start=1
+    ):
+        if seed == Seed():
+            found = [train_in_groups(seed, directory, step)]
+        else:
+            found = run_ranks(2, train_in_groups, seed, directory, step)
+        losses += found[0][0]
+    assert losses == pytest.approx(expected, rel=1e-10)
+    assert found[0][1] == rates == {0.5 / 16, 0.1 / 16}
+
+
+@pytest.mark.torch
+def test_a_precision_is_the_plans_and_not_the_checkpoints(tmp_path: Path) -> None:
+    module, batch = zoo.mlp(dtype=torch.float32)
+    executors: list[Executor] = []
+    for precision in ("bfloat16", "float32"):
+        captured = capture(module, batch, precision=precision)
+        strategy = replace(strategy_of(Seed())(captured.graph), precision=precision)
+        program = lower(captured.graph, strategy)
+        fresh, _ = zoo.mlp(dtype=torch.float32)
+        executors.append(Executor(captured, program, fresh, optimizer=ADAM))
+    half, single = executors
+    half.step(batch)
+    half.save(tmp_path)
+    single.load(tmp_path)
+    masters = half.full_parameters()
+    for name, parameter in single.full_parameters().items():
+        assert parameter.dtype == masters[name].dtype == torch.float32
+        assert torch.equal(parameter, masters[name])
 
 
 @pytest.mark.torch

@@ -83,6 +83,18 @@ def test_frozen_parameters_stay_and_cost_no_state_with_every_plan() -> None:
     assert_equivalent(2, partial(seeded, Frozen), PLANS, partial(torch.optim.AdamW, lr=1e-2))
 
 
+def test_frozen_parameters_have_neither_gradients_nor_masters() -> None:
+    module, batch = seeded(Frozen)
+    graph = capture(module, batch).graph
+    program = lower(graph, seed_strategy(graph, Seed(data=2, zero=1)))
+    roles = {
+        value.role
+        for value in program.values
+        if graph.tensors[value.tensor].name == "body.0.weight"
+    }
+    assert roles == {"parameter"}
+
+
 class Several(nn.Module):
     """Two losses, returned among other things in a dict."""
 
@@ -152,6 +164,55 @@ class Quantised(nn.Module):
 def test_custom_autograd_functions_train_with_every_plan_that_keeps_batches_whole() -> None:
     plans = named(Seed(data=2, recompute=True), Seed(tensor=2), Seed(stages=2))
     assert_equivalent(2, partial(seeded, Quantised), plans)
+
+
+class Noise(Rounding):
+    """A layer with a custom gradient that also drops."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+class Noisy(Quantised):
+    """Dropout in an opaque module and outside of one."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.body[1] = Noise()
+        self.rate = rate
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, self.rate, self.training), y)
+
+
+def drop(seeds: list[Seed], rate: float) -> list[list[float]]:
+    """Return the losses of two steps and of an evaluation, by plan."""
+    found: list[list[float]] = []
+    for seed in seeds:
+        module, batch = seeded(partial(Noisy, rate))
+        captured = capture(module, batch)
+        strategy = seed_strategy(captured.graph, seed)
+        if seed.recompute:
+            strategy = replace(strategy, recompute=tuple(range(len(captured.graph.blocks))))
+        program = lower(captured.graph, strategy)
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+        executor = Executor(captured, program, module, optimizer=optimizer)
+        steps = [float(executor.step(one)) for one in batches(batch, 2)]
+        found.append([*steps, float(executor.evaluate(batch))])
+    return found
+
+
+def test_dropout_that_no_axis_splits_draws_alike_under_every_plan() -> None:
+    (expected,) = drop([Seed()], 0.5)
+    for (found,) in run_ranks(2, drop, [Seed(stages=2, recompute=True)], 0.5):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_replicas_of_an_opaque_module_draw_alike() -> None:
+    (expected,) = drop([Seed()], 0.0)
+    for plans in run_ranks(2, drop, [Seed(data=2, recompute=True), Seed(tensor=2)], 0.0):
+        for found in plans:
+            assert found == pytest.approx(expected, rel=1e-12)
 
 
 class Normalised(nn.Module):

@@ -171,9 +171,9 @@ class _Builder:
         if self.randomness is None:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
                 self.randomness = self.graph.get_attr("randomness")
+        # Only the axes that split it: an operator that is whole draws alike under every plan.
         coordinate = tuple(
-            place if name else -1
-            for place, name in zip(self.site.coordinate, call.dims, strict=True)
+            place for place, name in zip(self.site.coordinate, call.dims, strict=True) if name
         )
         place = place_seed(call.operator, coordinate)
         self.graph.call_function(reseed, (self.randomness, place))
