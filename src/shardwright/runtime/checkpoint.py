@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime import manifest as book
+from shardwright.runtime.agreement import from_first, rank, together, world_size
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import LATEST, MANIFEST, Box, Group, Manifest, TensorTable
 from shardwright.runtime.state import (
@@ -35,7 +36,6 @@ from shardwright.runtime.state import (
     settings_of,
 )
 from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
-from shardwright.runtime.world import from_first, rank, together, world_size
 
 KEPT = 2  # newest checkpoints that a save leaves in the directory
 

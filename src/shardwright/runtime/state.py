@@ -90,14 +90,16 @@ def lasting(machine: Machine) -> list[Held]:
 
 
 def box_of(machine: Machine, index: int, key: str, local: Tensor) -> Held:
-    """Describe a shard that lies as a value does."""
+    """Describe a shard that lies as a value does. An axis along which its place does not change
+    holds replicas."""
     value = machine.program.values[index]
     site = machine.sites[value.mesh]
     shape = tuple(machine.captured.graph.tensors[value.tensor].shape)
     start = shard_offsets(shape, value.layout, site.mesh.sizes, site.coordinate)
     replica, count = 0, 1
-    for placement, size, place in zip(value.layout, site.mesh.sizes, site.coordinate, strict=True):
-        if placement < 0:
+    for axis, (size, place) in enumerate(zip(site.mesh.sizes, site.coordinate, strict=True)):
+        step = tuple(int(other == axis) for other in range(len(site.mesh.sizes)))
+        if not any(shard_offsets(shape, value.layout, site.mesh.sizes, step)):
             replica, count = replica * size + place, count * size
     # Replicas share the writing of parameters. Those of a buffer may differ (local batch
     # statistics), so all of them are taken from the first, as ``to_module`` does.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime import manifest as book
+from shardwright.runtime.agreement import rank, together
 from shardwright.runtime.checkpoint import open_checkpoint
 from shardwright.runtime.gather import kept_values, whole_tensor
 from shardwright.runtime.interpreter import Machine
@@ -29,7 +30,6 @@ from shardwright.runtime.tensorfile import (
     reading,
     write,
 )
-from shardwright.runtime.world import rank, together
 
 
 def export_checkpoint(root: str | Path, path: str | Path) -> Path:

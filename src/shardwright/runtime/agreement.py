@@ -1,4 +1,4 @@
-"""The world of ranks: who this is, and doing things so that all ranks agree whether they worked."""
+"""Agreement among ranks: doing things so that all of them learn whether they worked."""
 
 from __future__ import annotations
 
