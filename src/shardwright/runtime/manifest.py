@@ -85,7 +85,7 @@ class Manifest(_Table):
 def manifest_text(manifest: Manifest) -> str:
     """Return the text of a manifest with its checksum."""
     content = manifest.model_dump()
-    return json.dumps({"format": FORMAT, "crc32": _crc(content), "content": content}, indent=1)
+    return json.dumps({"format": FORMAT, "crc32": _crc(content), "content": content})
 
 
 def _crc(content: Any) -> int:
