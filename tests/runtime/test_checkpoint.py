@@ -307,6 +307,16 @@ def test_a_save_that_is_cut_short_leaves_the_previous_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.torch
+def test_saving_a_step_again_replaces_it_and_is_safe_between_the_renames(tmp_path: Path) -> None:
+    executor, _ = _executor(strategy_of(Seed()))
+    executor.save(tmp_path, extra={"turn": 1})
+    path = executor.save(tmp_path, extra={"turn": 2})
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["latest", path.name]
+    path.rename(tmp_path / f"{path.name}.replaced")
+    assert executor.load(tmp_path) == {"turn": 2}
+
+
+@pytest.mark.torch
 def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_only_the_previous_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -323,6 +333,29 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_only_the_previous_ch
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def fill_the_disk_of_one(directory: str) -> tuple[str, list[str]]:
+    executor, batch = _executor(strategy_of(Seed(data=2, zero=3)))
+    executor.save(directory)
+    executor.step(batch)
+    if executor.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
+    with pytest.raises(CheckpointError) as caught:
+        executor.save(directory)
+    if executor.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    torch.distributed.barrier()
+    executor.load(directory)
+    return str(caught.value), sorted(path.name for path in Path(directory).iterdir())
+
+
+@pytest.mark.ranks
+def test_a_disk_that_is_full_on_one_host_fails_the_save_on_all(tmp_path: Path) -> None:
+    first, second = run_ranks(2, fill_the_disk_of_one, str(tmp_path))
+    assert first == second
+    assert "File too large" in first[0]
+    assert first[1] == ["latest", "step-00000000"]
 
 
 @pytest.mark.torch

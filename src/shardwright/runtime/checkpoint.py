@@ -22,7 +22,15 @@ from shardwright.errors import CheckpointError
 from shardwright.runtime import manifest as book
 from shardwright.runtime.agreement import from_first, rank, together, world_size
 from shardwright.runtime.interpreter import Machine
-from shardwright.runtime.manifest import LATEST, MANIFEST, Box, Group, Manifest, TensorTable
+from shardwright.runtime.manifest import (
+    LATEST,
+    MANIFEST,
+    REPLACED,
+    Box,
+    Group,
+    Manifest,
+    TensorTable,
+)
 from shardwright.runtime.state import (
     Held,
     box_of,
@@ -129,19 +137,19 @@ def _publish(partial: Path, final: Path, content: Manifest) -> None:
     """Complete a written directory and give it its name: the moment it exists."""
     _write(partial / MANIFEST, book.manifest_text(content))
     _sync(partial)
-    replaced = final.with_name(f"{final.name}.replaced")
+    replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
     _write(final.parent / f"{LATEST}.tmp", final.name)
     (final.parent / f"{LATEST}.tmp").replace(final.parent / LATEST)
     _sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
     for old in book.complete(final.parent)[:-KEPT]:
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
-    for left in final.parent.glob("step-*.tmp-*"):  # of saves that were cut short
-        shutil.rmtree(left, ignore_errors=True)
+    for pattern in ("step-*.tmp-*", f"step-*{REPLACED}"):  # also of saves that were cut short
+        for left in final.parent.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from shardwright.runtime.store import DTYPES
 from shardwright.runtime.tensorfile import Piece, Stored, checksum
 
 FORMAT = 2
-MANIFEST, LATEST = "manifest.json", "latest"
+MANIFEST, LATEST, REPLACED = "manifest.json", "latest", ".replaced"
 Sizes = list[Annotated[int, Field(ge=0)]]
 FileName = Annotated[str, Field(pattern=r"^rank-\d+\.safetensors$")]
 
@@ -100,6 +100,9 @@ def find(root: Path) -> Path:
     name = latest.read_text(errors="replace").strip()
     if name.startswith("step-") and name[5:].isdigit() and (root / name).is_dir():
         return root / name
+    # A save of the same step was cut short between two renames.
+    if (root / f"{name}{REPLACED}" / MANIFEST).exists() and "/" not in name:
+        return root / f"{name}{REPLACED}"
     # The one it named was removed, or the word was damaged: the newest that is complete.
     known = complete(root)
     return known[-1] if known else root
