@@ -24,6 +24,7 @@ COMMANDS = (
     "compare",
     "verify",
     "report",
+    "export",
 )
 MODEL = """
 import torch

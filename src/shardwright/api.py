@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job", "Request", "Trial", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
-    "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run", "save_graph",
-    "save_plan", "save_trace", "simulate", "study", "verify",
+    "export", "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run",
+    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
 ]  # fmt: skip
 
 
@@ -265,6 +265,13 @@ def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -
     frontier = _document(plan).frontier
     _picked(frontier, pick)
     return frontier if pick is None else Frontier(plans=frontier.plans, chosen=pick)
+
+
+def export(checkpoint: str | Path, out: str | Path) -> Path:
+    """Write a checkpoint's weights as one safetensors file, without the model and without ranks."""
+    from shardwright.runtime.weights import export_checkpoint
+
+    return export_checkpoint(checkpoint, out)
 
 
 def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path:

@@ -21,6 +21,7 @@ def all_checks() -> tuple[Check, ...]:
     return (
         _python(),
         _package("torch", "to capture, profile and run", "pip install 'shardwright[train]'"),
+        _package("safetensors", "for checkpoints", "pip install 'shardwright[train]'"),
         _package("transformers", "for hf: models", "pip install 'shardwright[models]'"),
         _cores(),
         _memory(),

@@ -309,6 +309,23 @@ def report(
 
 
 @app.command()
+def export(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A folder of checkpoints, or one of them.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT.safetensors", help="Where to write.")],
+    json: Json = False,
+) -> None:
+    """Write a checkpoint's weights as safetensors, for plain PyTorch."""
+    from shardwright import api, voice
+
+    speaker = _voice(json)
+    with speaker.waiting("reading the checkpoint"):
+        path = api.export(checkpoint, out)
+    voice.show_export(speaker, path)
+
+
+@app.command()
 def demo(
     out: Annotated[str, typer.Option("--out", "-o", help="Where results go.")] = "out",
     steps: Steps = 200,

@@ -385,6 +385,13 @@ def show_report(voice: Voice, files: Report) -> None:
     voice.next(f"open {files.page} in a browser; it needs no network")
 
 
+def show_export(voice: Voice, path: Path) -> None:
+    """Say where the weights are."""
+    voice.say(Text(f"Wrote {path} ({bytes_text(path.stat().st_size)})."))
+    voice.emit(weights=str(path), bytes=path.stat().st_size)
+    voice.next("module.load_state_dict(safetensors.torch.load_file(path)) takes it")
+
+
 def encode_loosely(value: Any) -> Any:
     """Encode for ``--json``: like the codec, with dicts, and null for numbers JSON does not
     have."""

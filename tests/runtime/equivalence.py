@@ -53,7 +53,7 @@ def train_plain(
     losses: list[float] = []
     for one in batches(batch):
         output = module(**one)
-        loss = output if isinstance(output, Tensor) else output.loss
+        loss = output if isinstance(output, Tensor) else output["loss"]
         chosen.zero_grad()
         loss.backward()
         if max_norm is not None:

@@ -62,6 +62,14 @@ def test_branches_run_on_devices_of_their_own() -> None:
     assert_equivalent(2, zoo.inception, builds)
 
 
+def clipped(parts: tuple[Placed, ...], graph: OperatorGraph) -> Strategy:
+    return replace(placed(parts, ONE, graph), clips=True)
+
+
+def test_the_norm_of_a_rank_on_several_meshes_counts_every_shard_once() -> None:
+    assert_equivalent(2, zoo.inception, {"clipped": partial(clipped, BRANCHES)}, max_norm=0.1)
+
+
 def test_branches_are_independent_in_the_program() -> None:
     module, batch = zoo.inception()
     graph = capture(module, batch).graph

@@ -1,40 +1,62 @@
 """Checkpoints that any plan can load: one directory per saved step, written atomically.
 
-Parameters and optimizer state are written as DTensors by name through
-``torch.distributed.checkpoint``, so that another plan, another world size or a plain module reads
-what it needs of them. ``manifest.json`` holds everything that is not a tensor, with the size and
-CRC-32 of every file; the directory gets its name only when all of it is on disk. ``latest`` names
-the newest one. The format's own index is a pickle: load only checkpoints that you trust.
+Every rank writes the boxes it holds into one safetensors file; ``manifest.json`` says which box of
+which tensor lies where, holds everything that is no tensor, and the size and CRC-32 of every file.
+So another plan, another world size or a plain module reads the slices it needs. The directory gets
+its name only when all of it is on disk. ``latest`` names the newest one. Nothing is pickled.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import warnings
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardwright.core.layout import shard_dim, split_order
 from shardwright.errors import CheckpointError
+from shardwright.runtime import manifest as book
+from shardwright.runtime.agreement import from_first, rank, together, world_size
 from shardwright.runtime.interpreter import Machine
+from shardwright.runtime.manifest import (
+    LATEST,
+    MANIFEST,
+    REPLACED,
+    Box,
+    Group,
+    Manifest,
+    TensorTable,
+)
+from shardwright.runtime.state import (
+    Held,
+    box_of,
+    idle_tensors,
+    lasting,
+    merged_groups,
+    module_tables,
+    module_tensors,
+    optimizer_state,
+    parameter_groups,
+    settings_of,
+)
+from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
 
-FORMAT = 1
-MANIFEST, LATEST = "manifest.json", "latest"
 KEPT = 2  # newest checkpoints that a save leaves in the directory
-T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank has written, for the manifest."""
+
+    file: str
+    size_and_crc: tuple[int, int]
+    boxes: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+    values: Mapping[str, Any]
+    groups: list[Group]
 
 
 # -- saving ----------------------------------------------------------------------------------------
@@ -45,61 +67,89 @@ def save(
 ) -> Path:
     """Write a checkpoint of the present step and return its directory. A collective call."""
     final = root / f"step-{machine.clock.step:08d}"
-    partial = root / f"{final.name}.tmp-{_from_first(lambda: os.urandom(4).hex())}"
-    groups = _merged_groups(optimizer)
-    facts = {
-        "format": FORMAT,
-        "step": machine.clock.step,
-        "seed": next(iter(machine.sites.values())).source.seed,
-        "model": machine.captured.graph.name,
-        "groups": groups,
-        "extra": dict(extra),
-    }
+    partial = root / f"{final.name}.tmp-{from_first(lambda: os.urandom(4).hex())}"
     try:
-        _from_first(lambda: partial.mkdir(parents=True))
-        state = _tensors(machine) | _optimizer_tensors(machine, optimizer)
-        writer = FileSystemWriter(partial, single_file_per_rank=True, sync_files=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # one process is not an accident here
-            dcp.save(state, storage_writer=writer, no_dist=_world_size() == 1)
-        _from_first(lambda: _publish(partial, final, facts))
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
-        if _rank() == 0:
+        from_first(lambda: partial.mkdir(parents=True))
+        more: dict[str, Tensor] = {}
+        plain = together(lambda: book.plain(dict(extra), "extra", more))[0]
+        parts = together(lambda: _write_part(machine, optimizer, partial, more))
+        content = _manifest(machine, parts, plain)
+        from_first(lambda: _publish(partial, final, content))
+    except (OSError, CheckpointError) as error:
+        if rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(
-            f"the checkpoint {final} could not be written: {_cause(error)}; earlier checkpoints "
-            "are unharmed: free space or choose another directory"
+            f"the checkpoint {final} could not be written: {error}; earlier checkpoints are "
+            "unharmed: free space or choose another directory"
         ) from error
     return final
 
 
-def _cause(error: BaseException) -> str:
-    """Return the first rank's own error where torch wraps those of all ranks."""
-    failures = getattr(error, "failures", None)
-    if isinstance(failures, dict) and failures:
-        first = failures[min(failures)]
-        return str(first[0] if isinstance(first, tuple) else first)
-    return str(error)
+def _write_part(
+    machine: Machine, optimizer: torch.optim.Optimizer, partial: Path, extra: Mapping[str, Tensor]
+) -> Part:
+    """Write this rank's file."""
+    boxes, values = optimizer_state(machine, optimizer)
+    held = [box for box in (*lasting(machine), *boxes) if box.is_writer]
+    if rank() == 0:
+        for key, tensor in (*idle_tensors(machine).items(), *extra.items()):
+            shape = tuple(tensor.shape)
+            held.append(Held(key, tensor, (0,) * len(shape), shape, True))
+    by_key = {box.key: box for box in held}
+    outlines = in_file_order(
+        Outline(box.key, box.local.dtype, tuple(box.local.shape)) for box in by_key.values()
+    )
+    file = f"rank-{rank():05d}.safetensors"
+    written = write(partial / file, outlines, (by_key[one.name].local for one in outlines))
+    listed = tuple(
+        (key, book.dtype_name(box.local.dtype), box.shape, box.start, tuple(box.local.shape))
+        for key, box in by_key.items()
+    )
+    return Part(file, written, listed, values, parameter_groups(machine, optimizer))
 
 
-def _publish(partial: Path, final: Path, facts: Mapping[str, Any]) -> None:
+def _manifest(machine: Machine, parts: list[Part], extra: Any) -> Manifest:
+    tensors: dict[str, TensorTable] = {}
+    for part in parts:
+        for key, dtype, shape, start, size in part.boxes:
+            table = tensors.setdefault(key, TensorTable(dtype=dtype, shape=list(shape), pieces=[]))
+            table.pieces.append(Box(file=part.file, start=list(start), size=list(size)))
+    modules = module_tables(machine.parameters.module)
+    for name, table in modules.items():
+        if table.key not in tensors:  # on the meta device, and not used
+            modules[name] = table.model_copy(update={"key": ""})
+    return Manifest(
+        step=machine.clock.step,
+        seed=next(iter(machine.sites.values())).source.seed,
+        model=machine.captured.graph.name,
+        module=modules,
+        tensors=tensors,
+        groups=merged_groups([part.groups for part in parts]),
+        values={key: value for part in parts for key, value in part.values.items()},
+        extra=extra,
+        files={part.file: part.size_and_crc for part in parts},
+    )
+
+
+def _publish(partial: Path, final: Path, content: Manifest) -> None:
     """Complete a written directory and give it its name: the moment it exists."""
-    files = sorted(path for path in partial.iterdir() if path.is_file())
-    sums = {path.name: [path.stat().st_size, _crc(path)] for path in files}
-    _write(partial / MANIFEST, json.dumps({**facts, "files": sums}, indent=1))
+    _write(partial / MANIFEST, book.manifest_text(content))
     _sync(partial)
-    replaced = final.with_name(f"{final.name}.replaced")
+    replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
     _write(final.parent / f"{LATEST}.tmp", final.name)
     (final.parent / f"{LATEST}.tmp").replace(final.parent / LATEST)
     _sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    complete = sorted(p for p in final.parent.glob("step-*") if p.name[5:].isdigit())
-    for old in complete[:-KEPT]:
+    for old in book.complete(final.parent)[:-KEPT]:
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
+    for pattern in ("step-*.tmp-*", f"step-*{REPLACED}"):  # also of saves that were cut short
+        for left in final.parent.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
@@ -117,269 +167,103 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            crc = zlib.crc32(piece, crc)
-    return crc
-
-
 # -- loading ---------------------------------------------------------------------------------------
 
 
 def load(machine: Machine, optimizer: torch.optim.Optimizer, root: Path) -> dict[str, Any]:
     """Load the newest checkpoint under ``root`` (or ``root`` itself). A collective call."""
-    directory, facts = _open(root)
-    reader = FileSystemReader(directory)
-    saved = _index(reader, directory)
-    known = {machine.captured.graph.tensors[i].name for i in machine.captured.graph.parameters}
-    missing = sorted(name for name in known if f"parameter.{name}" not in saved)
-    if missing:
-        raise CheckpointError(
-            f"a checkpoint must hold every parameter of the model, but {directory} (of model "
-            f"{facts['model']!r}) lacks {missing[0]!r}; load one that was made for this model"
-        )
-    fresh = _empty_optimizer_tensors(machine, saved)
-    _read(_tensors(machine) | fresh, directory)
-    _read(_rest(machine), directory)
-    by_name = {master.name: master.parameter for master in machine.parameters.masters}
-    optimizer.state.clear()
-    for key, tensor in fresh.items():
-        name, _, entry = key.removeprefix("optimizer.").rpartition(".")
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        optimizer.state[by_name[name]][entry] = local
-    for group, settings in zip(optimizer.param_groups, facts["groups"], strict=False):
-        for key, value in settings.items():
-            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
-    machine.clock.step = facts["step"]
+    directory, content = open_checkpoint(root)
+    extra: dict[str, Any] = {}
+    together(lambda: extra.update(_load(machine, optimizer, directory, content)))
+    return extra
+
+
+def _load(
+    machine: Machine, optimizer: torch.optim.Optimizer, directory: Path, content: Manifest
+) -> dict[str, Any]:
+    here = module_tables(machine.parameters.module)
+    book.check_module(directory, content, here, machine.captured.graph.name)
+    extra: dict[str, Tensor] = {}
+    with torch.no_grad(), reading() as reader:
+        for held in lasting(machine):
+            reader.read(book.stored(directory, content, held.key), held.start, held.local)
+        for key, tensor in idle_tensors(machine).items():
+            reader.read(book.stored(directory, content, key), (0,) * tensor.dim(), tensor)
+        for key in content.tensors:
+            if key.startswith("extra"):
+                extra[key] = reader.whole(book.stored(directory, content, key))
+        _load_groups(machine, optimizer, content)
+        _load_optimizer(machine, optimizer, directory, content)
+    machine.clock.step = content.step
     for site in machine.sites.values():
-        site.source.seed = facts["seed"]
-    return dict(facts["extra"])
+        site.source.seed = content.seed
+    return dict(book.lively(content.extra, extra))
+
+
+def _load_groups(machine: Machine, optimizer: torch.optim.Optimizer, content: Manifest) -> None:
+    for group, present in zip(
+        optimizer.param_groups, parameter_groups(machine, optimizer), strict=True
+    ):
+        for key, value in settings_of(present, content.groups).items():
+            found = book.lively(value, {})
+            if isinstance(group.get(key), Tensor):
+                group[key].fill_(found)
+            else:
+                group[key] = found
+
+
+def _load_optimizer(
+    machine: Machine, optimizer: torch.optim.Optimizer, directory: Path, content: Manifest
+) -> None:
+    """Replace the optimizer's state by the saved one, shards by their slices."""
+    masters = {master.name: master for master in machine.parameters.masters}
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    optimizer.state.clear()
+    for key in (*content.tensors, *content.values):
+        kind, _, rest = key.partition("/")
+        entry, _, name = rest.partition("/")
+        if kind != "optimizer" or name not in masters:
+            continue
+        parameter = masters[name].parameter
+        if key in content.values:
+            optimizer.state[parameter][entry] = book.lively(content.values[key], {})
+            continue
+        stored = book.stored(directory, content, key)
+        box = box_of(machine, masters[name].value, key, parameter)
+        with reading() as reader:
+            if stored.shape == box.shape:
+                local = torch.zeros_like(parameter, dtype=stored.dtype, requires_grad=False)
+                reader.read(stored, box.start, local)
+            else:
+                local = reader.whole(stored)
+                group = group_of.get(id(parameter), {})
+                if group.get("fused") or group.get("capturable"):
+                    local = local.to(parameter.device)
+        optimizer.state[parameter][entry] = local
 
 
 def load_into_module(root: str | Path, module: nn.Module) -> int:
     """Load parameters and buffers into a plain module, on this process alone; return the step."""
-    directory, facts = _open(Path(root), alone=True)
-    state: dict[str, Tensor] = {}
-    for key in _index(FileSystemReader(directory), directory):
-        kind, _, name = key.partition(".")
-        try:
-            if kind == "parameter":
-                state[key] = module.get_parameter(name).detach()
-            elif kind == "buffer":
-                state[key] = module.get_buffer(name).detach()
-        except AttributeError as error:
-            raise CheckpointError(
-                f"the module must have what the checkpoint holds, but {name!r} of {directory} is "
-                "not in it; build the module that was trained"
-            ) from error
-    _read(state, directory, alone=True)
-    return int(facts["step"])
+    directory, content = open_checkpoint(Path(root), alone=True)
+    book.check_module(directory, content, module_tables(module), type(module).__name__)
+    with torch.no_grad(), reading() as reader:
+        for key, tensor in module_tensors(module).items():
+            reader.read(book.stored(directory, content, key), (0,) * tensor.dim(), tensor)
+    return content.step
 
 
-def _open(root: Path, *, alone: bool = False) -> tuple[Path, dict[str, Any]]:
-    """Find a checkpoint, check its files against the manifest, and return both."""
-    directory = root
-    try:
-        if (root / LATEST).exists():
-            directory = root / (root / LATEST).read_text().strip()
-        facts = json.loads((directory / MANIFEST).read_text())
-        files, version = facts["files"], facts["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"a checkpoint must have a readable {MANIFEST}, but {directory / MANIFEST} has none "
-            f"({error}); name a directory that a run has saved to"
-        ) from error
-    if version != FORMAT:
-        raise CheckpointError(
-            f"checkpoint format {version} of {directory} is not the known format {FORMAT}; "
-            "load it with the version that wrote it"
-        )
-    share = slice(None) if alone else slice(_rank(), None, _world_size())
-    damaged = [
-        name for name in sorted(files)[share] if not _is_sound(directory / name, files[name])
-    ]
-    if not alone and _world_size() > 1:
-        everyone: list[Any] = [None] * _world_size()
-        dist.all_gather_object(everyone, damaged)
-        damaged = [name for names in everyone for name in names]
-    if damaged:
-        raise CheckpointError(
-            f"every file of a checkpoint must be as it was written, but {directory / damaged[0]} "
-            f"is missing or damaged; load an earlier checkpoint of {directory.parent}"
-        )
-    return directory, facts
+def open_checkpoint(root: Path, *, alone: bool = False) -> tuple[Path, Manifest]:
+    """Find a checkpoint, check its files against the manifest, and return both.
 
-
-def _is_sound(path: Path, expected: Any) -> bool:
-    try:
-        return [path.stat().st_size, _crc(path)] == expected
-    except OSError:
-        return False
-
-
-def _index(reader: FileSystemReader, directory: Path) -> dict[str, Any]:
-    try:
-        return dict(reader.read_metadata().state_dict_metadata)
-    except Exception as error:  # whatever a damaged pickle may raise
-        raise CheckpointError(
-            f"{directory / '.metadata'} cannot be read ({error}); load an earlier checkpoint"
-        ) from error
-
-
-def _read(state: dict[str, Any], directory: Path, *, alone: bool = False) -> None:
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            reader = FileSystemReader(directory)
-            dcp.load(state, storage_reader=reader, no_dist=alone or _world_size() == 1)
-    except Exception as error:
-        raise CheckpointError(
-            f"{directory} does not fit this model: {error}; load one that was made for it"
-        ) from error
-
-
-# -- tensors by name -------------------------------------------------------------------------------
-
-
-def _tensors(machine: Machine) -> dict[str, Any]:
-    """Return this rank's masters, frozen parameters and buffers, ready to be written or read."""
-    raw, tensors = machine.parameters.raw, machine.captured.graph.tensors
-    values = machine.program.values
-    state = {
-        f"parameter.{master.name}": _as_dtensor(machine, master.value, raw[master.value])
-        for master in machine.parameters.masters
-    }
-    for index in machine.parameters.refresh_rest():
-        name = f"parameter.{tensors[values[index].tensor].name}"
-        if name not in state:
-            state[name] = _as_dtensor(machine, index, raw[index])
-    for index, name in machine.parameters.buffers.items():
-        state.setdefault(f"buffer.{name}", _as_dtensor(machine, index, raw[index]))
-    return state
-
-
-def _rest(machine: Machine) -> dict[str, Any]:
-    """Return the parameters at rest which have a separate master: they are read from it."""
-    values, tensors = machine.program.values, machine.captured.graph.tensors
-    return {
-        f"parameter.{tensors[values[index].tensor].name}": _as_dtensor(
-            machine, index, machine.parameters.raw[index]
-        )
-        for index in machine.parameters.refresh_rest()
-    }
-
-
-def _as_dtensor(machine: Machine, value: int, local: Tensor) -> Any:
-    """Return a local shard as a DTensor of the whole; where there is one rank, as it is.
-
-    The mesh's axes are put into the order in which they split this tensor, so that plain shards say
-    it all, inner ones included.
+    A collective call unless ``alone``: ranks share the work. Raises CheckpointError.
     """
-    entry = machine.program.values[value]
-    mesh = machine.program.meshes[entry.mesh]
-    if _world_size() == 1 or not mesh.axes or all(shard_dim(p) < 0 for p in entry.layout):
-        return local
-    ranks = torch.tensor([machine.rank_of[device] for device in mesh.devices])
-    order = list(split_order(entry.layout))
-    order += [axis for axis in range(len(mesh.axes)) if axis not in order]
-    device_mesh = DeviceMesh(
-        local.device.type,
-        ranks.view(mesh.sizes).permute(order),
-        mesh_dim_names=tuple(mesh.axes[axis] for axis in order),
-        _init_backend=False,
-    )
-    dims = [shard_dim(entry.layout[axis]) for axis in order]
-    placements = [Shard(dim) if dim >= 0 else Replicate() for dim in dims]
-    shape = torch.Size(machine.captured.graph.tensors[entry.tensor].shape)
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local, device_mesh, placements, run_check=False, shape=shape, stride=stride
-    )
-
-
-def _optimizer_tensors(machine: Machine, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the optimizer state by parameter name: shards as DTensors, scalars as tensors."""
-    state: dict[str, Any] = {}
-    for master in machine.parameters.masters:
-        for key, entry in optimizer.state.get(master.parameter, {}).items():
-            name = f"optimizer.{master.name}.{key}"
-            value = torch.tensor(entry) if isinstance(entry, (int, float)) else entry
-            if not isinstance(value, Tensor):
-                continue
-            if value.shape == master.parameter.shape:
-                state[name] = _as_dtensor(machine, master.value, value)
-            elif value.numel() == 1 or not _is_sharded(machine, master.value):
-                state[name] = value
-            else:
-                raise CheckpointError(
-                    f"optimizer state {key!r} of {master.name!r} has shape {tuple(value.shape)}, "
-                    "unlike its sharded parameter, so no other plan could load it; use a plan "
-                    "without ZeRO for this optimizer"
-                )
-    return state
-
-
-def _is_sharded(machine: Machine, value: int) -> bool:
-    return any(shard_dim(placement) >= 0 for placement in machine.program.values[value].layout)
-
-
-def _empty_optimizer_tensors(machine: Machine, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return memory for the saved optimizer state of this rank's masters."""
-    state: dict[str, Any] = {}
-    for master in machine.parameters.masters:
-        tensor = machine.program.values[master.value].tensor
-        whole = torch.Size(machine.captured.graph.tensors[tensor].shape)
-        prefix = f"optimizer.{master.name}."
-        for key in (key for key in saved if key.startswith(prefix)):
-            if "." in key[len(prefix) :]:
-                continue  # belongs to a parameter whose name begins with this one
-            entry = saved[key]
-            dtype = entry.properties.dtype
-            if entry.size == whole:
-                local = torch.zeros_like(master.parameter, dtype=dtype, requires_grad=False)
-                state[key] = _as_dtensor(machine, master.value, local)
-            else:
-                state[key] = torch.zeros(entry.size, dtype=dtype)
-    return state
-
-
-def _merged_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return each parameter group's settings as JSON holds them; they are equal on all ranks."""
-    settings: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
-        plain = {
-            key: value.item() if isinstance(value, Tensor) else value
-            for key, value in group.items()
-            if key not in ("params", "param_names")
-        }
-        simple = (bool, int, float, str, tuple, list, type(None))
-        settings.append({key: value for key, value in plain.items() if isinstance(value, simple)})
-    return settings
-
-
-# -- the world -------------------------------------------------------------------------------------
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _from_first(act: Callable[[], T]) -> T:
-    """Do something on rank 0 and return its result on all ranks, or raise its error on all."""
-    outcome: list[Any] = [None, None]
-    if _rank() == 0:
-        try:
-            outcome[0] = act()
-        except OSError as error:
-            outcome[1] = error
-    if _world_size() > 1:
-        dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
+    directory = book.find(root)
+    content = book.read_manifest(directory)
+    names = sorted(content.files)
+    if not alone:
+        names = names[rank() :: world_size()]
+    mine = book.damaged_file(directory, {name: content.files[name] for name in names})
+    damaged = [mine] if alone else together(lambda: mine)
+    if any(damaged):
+        raise book.damage_error(directory, next(filter(None, damaged)))
+    return directory, content

@@ -21,7 +21,7 @@ from shardwright.core.layout import PARTIAL, shard_dim
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
-from shardwright.runtime import checkpoint, gather, inputs, trace
+from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import (
@@ -179,9 +179,19 @@ class Executor:
 
     def _explained(self, error: Exception) -> RunError:
         instruction = self._whereabouts()
+        where = f"in step {self.steps}, {instruction}"
+        text = (
+            f"rank {self.rank} failed {where}: {error}; "
+            "the last checkpoint is unharmed: resume from it once the cause is removed"
+        )
+        if _is_exhaustion(error):
+            text = (
+                f"rank {self.rank} is out of memory {where}; plan for less (--memory-limit, a "
+                "smaller global batch, more devices) and resume from the last checkpoint, which "
+                "any plan can load"
+            )
         return RunError(
-            f"rank {self.rank} failed in step {self.steps}, {instruction}: {error}; "
-            "the last checkpoint is unharmed: resume from it once the cause is removed",
+            text,
             rank=self.rank,
             stage=self.stage,
             instruction=instruction,
@@ -269,14 +279,17 @@ class Executor:
 
     def _special(self, kind: Kind, mesh: int) -> Action:
         store, values = self.machine.store, self.program.values
-        pairs = [
-            (master.parameter, store.slot(master.gradient, 0), self._counts(master.value))
-            for master in self.machine.parameters.masters
-            if values[master.value].mesh == mesh
-        ]
+        masters = self.machine.parameters.masters
         if kind == Kind.CLIP:
-            return lambda: self._clip([(slot, counts) for _, slot, counts in pairs])
-        return lambda: self._update([(parameter, slot) for parameter, slot, _ in pairs])
+            # Every gradient is complete before the first mesh's update: the first CLIP of a rank
+            # serves all meshes it is on, so that all ranks meet in one sum.
+            if mesh != self.stage:
+                return lambda: None
+            every = [(store.slot(m.gradient, 0), self._counts(m.value)) for m in masters]
+            return lambda: self._clip(every)
+        mine = [m for m in masters if values[m.value].mesh == mesh]
+        pairs = [(master.parameter, store.slot(master.gradient, 0)) for master in mine]
+        return lambda: self._update(pairs)
 
     def _before_update(self) -> None:
         self._reduce_loss()
@@ -329,7 +342,11 @@ class Executor:
         gather.to_module(self.machine, module)
 
     def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a checkpoint atomically (a collective call); returns its own directory."""
+        """Write a checkpoint atomically (a collective call); returns its own directory.
+
+        ``extra`` is the script's own state: numbers, text, lists, tuples, dicts and tensors, such
+        as a scheduler's ``state_dict()``; that of rank 0 is kept.
+        """
         self._check_processes("a checkpoint")
         return checkpoint.save(self.machine, self.optimizer, Path(directory), extra or {})
 
@@ -337,6 +354,16 @@ class Executor:
         """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
         self._check_processes("a checkpoint")
         return checkpoint.load(self.machine, self.optimizer, Path(directory))
+
+    def export(self, path: str | Path) -> Path:
+        """Write the weights as one safetensors file (a collective call); returns its path."""
+        self._check_processes("an export")
+        return weights.export(self.machine, path)
+
+    def load_weights(self, path: str | Path) -> None:
+        """Start from a safetensors file, or a folder of them (a collective call)."""
+        self._check_processes("loading weights")
+        weights.load_weights(self.machine, path)
 
     def _check_processes(self, what: str) -> None:
         if not isinstance(self.world, TorchWorld):
@@ -362,6 +389,15 @@ def _close_at_exit(reference: weakref.ref[Executor]) -> None:
     executor = reference()
     if executor is not None:
         executor.close()
+
+
+def _is_exhaustion(error: Exception) -> bool:
+    """Whether an error means that memory ran out: of Python, of a GPU, or of torch's CPU
+    allocator, which has no class of its own for it."""
+    words = ("can't allocate memory", "not enough memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        word in str(error) for word in words
+    )
 
 
 def _machine(

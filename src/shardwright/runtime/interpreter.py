@@ -21,7 +21,13 @@ from shardwright.runtime import messages
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters
-from shardwright.runtime.segment import Mode, Site, build_segment, writes_buffers
+from shardwright.runtime.segment import (
+    Mode,
+    Site,
+    build_segment,
+    running_statistics,
+    writes_buffers,
+)
 from shardwright.runtime.store import DTYPES, Store
 from shardwright.runtime.transfers import Receive, Routes, Send
 from shardwright.runtime.world import World
@@ -91,6 +97,17 @@ class Compiler:
             rank_of=machine.rank_of,
             groups=machine.groups,
         )
+        self._statistics = {} if training else self._running_statistics()
+
+    def _running_statistics(self) -> dict[int, Tensor]:
+        """Return the running values that evaluation uses in place of statistics of the batch."""
+        held = {
+            self.program.values[index].tensor: leaf
+            for index, leaf in self.machine.parameters.leaf.items()
+            if self.program.values[index].role == "buffer"
+        }
+        known = running_statistics(self.machine.captured)
+        return {tensor: held[buffer] for tensor, buffer in known.items() if buffer in held}
 
     # -- laying out ----------------------------------------------------------------------------
 
@@ -175,7 +192,9 @@ class Compiler:
             fresh = [value for value in results if values[value].role != "gradient"]
             return Touch(reads, slots(fresh), slots(adds))
         mesh = int(program.group[index])
-        masters = [m for m in self.machine.parameters.masters if values[m.value].mesh == mesh]
+        masters = self.machine.parameters.masters
+        if kind != Kind.CLIP:  # the norm is that of all meshes this rank is on
+            masters = [master for master in masters if values[master.value].mesh == mesh]
         held = slots([master.value for master in masters])
         gradients = slots([master.gradient for master in masters])
         return Touch((*held, *gradients), held if kind == Kind.UPDATE else ())
@@ -224,7 +243,7 @@ class Compiler:
                 self.program,
                 segment,
                 self.machine.sites[segment.mesh],
-                Mode(training=self.training, writes=writes),
+                Mode(training=self.training, writes=writes, statistics=self._statistics),
             )
         return self._modules[item, writes]
 

@@ -240,6 +240,8 @@ def _explain(failures: list[Failure], directory: Path) -> Exception:
         where += f" (stage {stage}, step {status.step}, {instruction or 'between steps'})"
     if first.exitcode < 0:
         cause = f"was killed by {signal.Signals(-first.exitcode).name}"
+        if -first.exitcode == signal.SIGKILL:
+            cause += " (as the system does when memory runs out)"
     else:
         cause = f"raised {first.kind or 'exit code ' + str(first.exitcode)}: {first.message}"
     text = f"all ranks must stay alive, but {where} {cause}; all ranks were ended. " + (

@@ -2,7 +2,8 @@
 
 Before every random operator the generator is seeded with a pure function of (seed, step,
 microbatch, operator, coordinate on the axes that split the operator). So a recomputed, resumed or
-replicated operator draws the same mask, and shards draw different ones. The rule:
+replicated operator draws the same mask, shards draw different ones, and an operator that no axis
+splits draws the same under every plan with as many microbatches. The rule:
 
     place = blake2b-64(repr((operator, coordinate)))
     seed of the generator = splitmix64(place + splitmix64(seed) + step * 2**20 + microbatch)

@@ -7,17 +7,19 @@ vocabulary shard, seeds of random operators), so that running it is plain PyTorc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
+from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
 from shardwright.runtime.randomness import RandomSource, is_random, place_seed, reseed
@@ -41,10 +43,12 @@ class Site:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """Which variant of a segment: ``training`` or evaluation; ``writes`` buffers (batch statistics)
-    or leaves them alone, as recomputation must."""
+    or leaves them alone, as recomputation must. ``statistics`` are running values (one per channel)
+    to be used in place of the tensors they are of."""
 
     training: bool = True
     writes: bool = True
+    statistics: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
 
 
 def shard_offset(value: Value, dim: int, site: Site) -> int:
@@ -63,10 +67,23 @@ def build_segment(
     return _Builder(captured, program, site, mode).build(segment)
 
 
+def running_statistics(captured: Captured) -> dict[int, int]:
+    """Map the tensors that hold statistics of the batch to the buffers of their running values."""
+    found: dict[int, int] = {}
+    for operator in captured.graph.operators:
+        if operator.kind == "shardwright.update_running":
+            names = dict(zip(operator.input_names, operator.inputs, strict=True))
+            found[names["mean"]] = names["running_mean"]
+            found[names["variance"]] = names["running_var"]
+    return found
+
+
 def writes_buffers(captured: Captured, segment: Segment) -> bool:
     """Whether some operator of the segment changes a buffer in place."""
     operators = [captured.graph.operators[call.operator] for call in segment.calls]
-    return any(not op.outputs or op.kind.startswith("aten.batch_norm") for op in operators)
+    return any(
+        not op.outputs or op.kind.startswith(("aten.batch_norm", "opaque.")) for op in operators
+    )
 
 
 class _Builder:
@@ -80,16 +97,19 @@ class _Builder:
         self.graph = fx.Graph()
         self.nodes: dict[int, fx.Node] = {}
         self.randomness: fx.Node | None = None
+        self.held: dict[str, Any] = {"randomness": site.source}
 
     def build(self, segment: Segment) -> fx.GraphModule:
         for value in segment.inputs:
             self.nodes[value] = self.graph.placeholder(f"v{value}")
+        for value in segment.inputs:
+            self.nodes[value] = self._running(value) or self.nodes[value]
         for call in segment.calls:
             operator = self.captured.graph.operators[call.operator]
             if operator.outputs or (self.mode.writes and self.mode.training):
                 self._call(call, operator)
         self.graph.output(tuple(self._node(value) for value in segment.outputs))
-        return fx.GraphModule({"randomness": self.site.source}, self.graph, "Segment")
+        return fx.GraphModule(self.held, self.graph, "Segment")
 
     def _node(self, value: int) -> fx.Node:
         while value not in self.nodes:
@@ -117,7 +137,10 @@ class _Builder:
             shard = self.program.values[call.operands[0]]
             offset = shard_offset(shard, call.offset_dim, self.site)
             target, kwargs = with_offset(operator), {**kwargs, "offset": offset}
-        result = self.graph.call_function(target, args, kwargs)
+        if isinstance(target, Opaque):
+            result = self._opaque(call, target, args[0])
+        else:
+            result = self.graph.call_function(target, args, kwargs)
         self._keep(call, _returns_list(recorded.target), result)
 
     def _keep(self, call: Call, is_list: bool, result: fx.Node) -> None:
@@ -129,7 +152,17 @@ class _Builder:
                 node = self.graph.call_function(_item, (result, position))
             if call.scale != 1.0:
                 node = self.graph.call_function(torch.mul, (node, call.scale))
-            self.nodes[value] = node
+            self.nodes[value] = self._running(value) or node
+
+    def _running(self, value: int) -> fx.Node | None:
+        """Return this device's shard of a running statistic where it stands in for a value."""
+        entry = self.program.values[value]
+        running = self.mode.statistics.get(entry.tensor)
+        if running is None:
+            return None
+        start = shard_offset(entry, 1, self.site)
+        self.held[f"running_{value}"] = running.narrow(0, start, entry.shape[1]).view(entry.shape)
+        return self.graph.get_attr(f"running_{value}")
 
     def _first_on(self, axes: tuple[int, ...]) -> bool:
         return all(self.site.coordinate[axis] == 0 for axis in axes)
@@ -138,12 +171,27 @@ class _Builder:
         if self.randomness is None:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
                 self.randomness = self.graph.get_attr("randomness")
+        # Only the axes that split it: an operator that is whole draws alike under every plan.
         coordinate = tuple(
-            place if name else -1
-            for place, name in zip(self.site.coordinate, call.dims, strict=True)
+            place for place, name in zip(self.site.coordinate, call.dims, strict=True) if name
         )
         place = place_seed(call.operator, coordinate)
         self.graph.call_function(reseed, (self.randomness, place))
+
+    def _opaque(self, call: Call, target: Any, tensors: list[fx.Node]) -> fx.Node:
+        """Call a module as a whole: graphs can name functions only, so it is held beside them.
+
+        It is always seeded, so that its replicas, and recomputation, draw the same numbers.
+        """
+        self._reseed(call)
+        name = f"opaque_{call.operator}"
+        self.held[name] = target
+        arguments = (self.graph.get_attr(name), tensors, self.mode.training, self.mode.writes)
+        return self.graph.call_function(_run_opaque, arguments)
+
+
+def _run_opaque(target: Opaque, tensors: list[Tensor], training: bool, writes: bool) -> Any:
+    return target(tensors, training, writes and training)
 
 
 def _item(results: Any, position: int) -> Any:

@@ -71,6 +71,7 @@ class _Lowering:
             Stage(draft, index, placed, self.parameters, self._fetch)
             for index in range(len(strategy.meshes))
         ]
+        self.writes = _writes_or_reads_written(graph)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
 
     def run(self) -> Program:
@@ -123,7 +124,11 @@ class _Lowering:
             )
             return ("step", "microbatch") if also else ("step",)
         is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
-        if is_free and not any(graph.tensors[tensor].needs_gradient for tensor in outputs):
+        if (
+            is_free
+            and not self.writes[index]
+            and not any(graph.tensors[tensor].needs_gradient for tensor in outputs)
+        ):
             trained = any(
                 graph.tensors[t].role == "parameter" for t in graph.operators[index].inputs
             )
@@ -253,6 +258,26 @@ class _Lowering:
             )
             draft.segments[index] = finished
             draft.saved[index] = saved_outputs(draft.graph, finished, draft.values)
+
+
+def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:
+    """Say which operators write a buffer or depend on one that is written.
+
+    They run in every microbatch: a counter counts calls of forward, as with gradient accumulation.
+    """
+    written = {
+        tensor
+        for operator in graph.operators
+        if not operator.outputs
+        for tensor in operator.inputs
+        if graph.tensors[tensor].role == "buffer"
+    }
+    result: list[bool] = []
+    for operator in graph.operators:
+        result.append(not operator.outputs or not written.isdisjoint(operator.inputs))
+        if result[-1]:
+            written.update(operator.outputs)
+    return result
 
 
 def _depends_on_parameters(graph: OperatorGraph) -> list[bool]:

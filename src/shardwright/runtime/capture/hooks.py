@@ -43,11 +43,18 @@ class Opaque:
     arguments: tuple[Any, ...]
     note: str
 
-    def __call__(self, tensors: list[Tensor]) -> Tensor | list[Tensor]:
-        """Run the module on tensors; buffers among its state are updated in place."""
+    def __call__(
+        self, tensors: list[Tensor], training: bool = True, writes: bool = True
+    ) -> Tensor | list[Tensor]:
+        """Run the module on tensors; buffers among its state are updated in place if it ``writes``."""
         split = len(tensors) - len(self.state)
         args, kwargs = pytree.tree_map_only(Slot, lambda slot: tensors[slot.index], self.arguments)
         state = dict(zip(self.state, tensors[split:], strict=True))
+        if not writes:
+            for name, _ in self.module.named_buffers():
+                state[name] = state[name].clone()
+        if self.module.training != training:
+            self.module.train(training)
         result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         return leaves[0] if len(leaves) == 1 else leaves

@@ -1,0 +1,45 @@
+"""Agreement among ranks: doing things so that all of them learn whether they worked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from shardwright.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+def rank() -> int:
+    """Return this process's rank, 0 where it is alone."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return how many ranks there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def together(act: Callable[[], T]) -> list[T]:
+    """Do something on every rank and return all results in rank order, or raise the first error
+    on all ranks."""
+    outcome: tuple[Any, Exception | None] = (None, None)
+    try:
+        outcome = (act(), None)
+    except (OSError, CheckpointError) as error:
+        outcome = (None, type(error)(*error.args))
+    outcomes: list[Any] = [outcome]
+    if world_size() > 1:
+        outcomes = [None] * world_size()
+        dist.all_gather_object(outcomes, outcome)
+    errors = [error for _, error in outcomes if error is not None]
+    if errors:
+        raise errors[0]
+    return [result for result, _ in outcomes]
+
+
+def from_first(act: Callable[[], T]) -> T:
+    """Do something on rank 0 and return its result on all ranks, or raise its error on all."""
+    return together(lambda: act() if rank() == 0 else None)[0]  # type: ignore[return-value]

@@ -1,0 +1,282 @@
+"""The manifest of a checkpoint: everything in it that is no tensor, and where the tensors lie.
+
+It is JSON, checked by pydantic, with a checksum over itself and over every file beside it. Nothing
+in it is executed: file names are matched against a pattern, values are numbers, text and containers.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from shardwright.errors import CheckpointError
+from shardwright.runtime.store import DTYPES
+from shardwright.runtime.tensorfile import Piece, Stored, checksum
+
+FORMAT = 2
+MANIFEST, LATEST, REPLACED = "manifest.json", "latest", ".replaced"
+Sizes = list[Annotated[int, Field(ge=0)]]
+FileName = Annotated[str, Field(pattern=r"^rank-\d+\.safetensors$")]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Box(_Table):
+    """A piece of a tensor: the file it is in, and where in the whole it begins and ends."""
+
+    file: FileName
+    start: Sizes
+    size: Sizes
+
+
+class TensorTable(_Table):
+    """A stored tensor."""
+
+    dtype: str
+    shape: Sizes
+    pieces: list[Box]
+
+
+class ModuleTable(_Table):
+    """A parameter or buffer as the trained module declares it. ``key`` is where its values are
+    ("" where it had none), equal for tied names; ``persistent``: it belongs to the state dict."""
+
+    dtype: str
+    shape: Sizes
+    key: str
+    persistent: bool
+
+
+class Group(_Table):
+    """Settings of an optimizer's parameter group, its position, and its members on all ranks."""
+
+    position: int
+    settings: dict[str, Any]
+    names: list[str]
+
+
+class Manifest(_Table):
+    """What ``manifest.json`` holds. ``values``: optimizer state that is no tensor, by key."""
+
+    step: Annotated[int, Field(ge=0)]
+    seed: int
+    model: str
+    module: dict[str, ModuleTable]
+    tensors: dict[str, TensorTable]
+    groups: list[Group]
+    values: dict[str, Any]
+    extra: Any
+    files: dict[FileName, tuple[int, int]]
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return the text of a manifest with its checksum."""
+    content = manifest.model_dump()
+    return json.dumps({"format": FORMAT, "crc32": _crc(content), "content": content})
+
+
+def _crc(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def find(root: Path) -> Path:
+    """Return the directory of the newest checkpoint under ``root``, or ``root`` itself."""
+    latest = root / LATEST
+    if not latest.exists():
+        return root
+    name = latest.read_text(errors="replace").strip()
+    if name.startswith("step-") and name[5:].isdigit() and (root / name).is_dir():
+        return root / name
+    # A save of the same step was cut short between two renames.
+    if (root / f"{name}{REPLACED}" / MANIFEST).exists() and "/" not in name:
+        return root / f"{name}{REPLACED}"
+    # The one it named was removed, or the word was damaged: the newest that is complete.
+    known = complete(root)
+    return known[-1] if known else root
+
+
+def complete(root: Path) -> list[Path]:
+    """Return the checkpoints of a directory that have a name, oldest first."""
+    return sorted(p for p in root.glob("step-*") if p.name[5:].isdigit())
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and validate a manifest. Raises CheckpointError."""
+    path = directory / MANIFEST
+    try:
+        document = json.loads(path.read_text())
+        version = document["format"]
+        if version == FORMAT:
+            content = document["content"]
+            if document["crc32"] != _crc(content):
+                raise ValueError("its checksum is wrong")
+            content["files"] = {name: tuple(pair) for name, pair in content["files"].items()}
+            return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise _unreadable(path, str(error.errors()[0]["msg"])) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from error
+    raise CheckpointError(
+        f"a checkpoint must have format {FORMAT}, but {directory} has {version!r}; "
+        "load it with the version that wrote it, or train again"
+    )
+
+
+def _unreadable(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"a checkpoint must have a sound {MANIFEST}, but {path} is missing or damaged ({reason}); "
+        f"{remedy(path.parent)}"
+    )
+
+
+def damaged_file(directory: Path, files: Mapping[str, tuple[int, int]]) -> str:
+    """Return the first of the files that is not as it was written, "" if all are."""
+    for name in sorted(files):
+        try:
+            if checksum(directory / name) != files[name]:
+                return name
+        except OSError:
+            return name
+    return ""
+
+
+def damage_error(directory: Path, name: str) -> CheckpointError:
+    """Return the complaint about a damaged file."""
+    return CheckpointError(
+        f"every file of a checkpoint must be as it was written, but {directory / name} is missing "
+        f"or damaged; {remedy(directory)}"
+    )
+
+
+def remedy(directory: Path) -> str:
+    """Say what to do about a damaged checkpoint: which one to load instead."""
+    others = [p for p in complete(directory.parent) if p.name < directory.name]
+    if not others:
+        return "name a directory that a run has saved to, or train again: there is no earlier one"
+    return (
+        f"load the previous checkpoint, {others[-1]}, or remove {directory}, which makes that one "
+        "the newest"
+    )
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+
+def stored(directory: Path, manifest: Manifest, key: str) -> Stored:
+    """Return where a tensor lies. Raises CheckpointError when the manifest contradicts itself."""
+    entry = manifest.tensors.get(key)
+    if entry is None or entry.dtype not in DTYPES:
+        raise CheckpointError(
+            f"a manifest must list what it refers to, but {directory / MANIFEST} lacks {key!r}; "
+            f"{remedy(directory)}"
+        )
+    pieces = tuple(
+        Piece(directory / box.file, key, tuple(box.start), tuple(box.size)) for box in entry.pieces
+    )
+    return Stored(DTYPES[entry.dtype], tuple(entry.shape), pieces)
+
+
+def differences(saved: Mapping[str, ModuleTable], here: Mapping[str, ModuleTable]) -> list[str]:
+    """Return how the module of a checkpoint and a present one differ, one line each."""
+    lines = [f"{name}: the checkpoint lacks it" for name in here if name not in saved]
+    lines += [f"{name}: only in the checkpoint" for name in saved if name not in here]
+    for name in saved:
+        if name not in here:
+            continue
+        old, new = saved[name], here[name]
+        if old.shape != new.shape:
+            lines.append(f"{name}: shape {tuple(old.shape)} saved, {tuple(new.shape)} here")
+        if old.dtype != new.dtype:
+            lines.append(f"{name}: dtype {old.dtype} saved, {new.dtype} here")
+        if old.key != new.key:
+            lines.append(f"{name}: tied to other names than when it was saved")
+    return lines
+
+
+def check_module(
+    directory: Path, manifest: Manifest, here: Mapping[str, ModuleTable], model: str
+) -> None:
+    """Raise CheckpointError with all differences between the saved module and the present one."""
+    lines = differences(manifest.module, here)
+    if lines:
+        listed = "\n".join(f"  {line}" for line in lines)
+        raise CheckpointError(
+            f"a checkpoint must fit the model, but {directory} (of {manifest.model!r}) and the "
+            f"present model ({model!r}) differ in {len(lines)} places:\n{listed}\nbuild the model "
+            "that was trained, or start from weights alone (load_weights)"
+        )
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+TUPLE, PAIRS, COUNTER, TENSOR = "$tuple", "$pairs", "$counter", "$tensor"
+
+
+def plain(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON holds it; its tensors are put into ``tensors`` under their path.
+
+    Raises CheckpointError for anything that is not a number, text, list, tuple, dict or tensor.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Tensor):
+        tensors[where] = value
+        return {TENSOR: where}
+    if isinstance(value, (list, tuple)):
+        items = [plain(item, f"{where}/{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {TUPLE: items}
+    if isinstance(value, dict):
+        pairs = [
+            [plain(k, f"{where}/key{i}", tensors), plain(v, f"{where}/{k}", tensors)]
+            for i, (k, v) in enumerate(value.items())
+        ]
+        if isinstance(value, Counter):
+            return {COUNTER: pairs}
+        simple = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if simple else {PAIRS: pairs}
+    raise CheckpointError(
+        f"a checkpoint holds numbers, text, lists, tuples, dicts and tensors only, but {where} is "
+        f"a {type(value).__name__}; save its state_dict() or the values it is made of"
+    )
+
+
+def lively(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what ``plain`` was given."""
+    if isinstance(value, list):
+        return [lively(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, inner),) = value.items()
+        if tag == TENSOR:
+            return tensors[inner]
+        if tag == TUPLE:
+            return tuple(lively(item, tensors) for item in inner)
+        if tag in (PAIRS, COUNTER):
+            found = {_key(lively(k, tensors)): lively(v, tensors) for k, v in inner}
+            return Counter(found) if tag == COUNTER else found
+    return {key: lively(item, tensors) for key, item in value.items()}
+
+
+def _key(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name without ``torch.``."""
+    return str(dtype).removeprefix("torch.")

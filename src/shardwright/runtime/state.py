@@ -1,0 +1,201 @@
+"""What a rank holds of a model's state, by name: the border between a plan and a checkpoint.
+
+Every parameter, buffer and optimizer tensor has a key, ``parameter/NAME``, ``buffer/NAME`` or
+``optimizer/ENTRY/NAME``, which means the same under every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.core.layout import shard_offsets
+from shardwright.errors import CheckpointError
+from shardwright.runtime.gather import kept_values
+from shardwright.runtime.interpreter import Machine
+from shardwright.runtime.manifest import Group, ModuleTable, dtype_name, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A box of a tensor in this rank's memory: ``local`` begins at ``start`` of the whole.
+
+    ``is_writer``: of the ranks that hold this box, this one writes it.
+    """
+
+    key: str
+    local: Tensor
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_writer: bool
+
+
+def module_tables(module: nn.Module) -> dict[str, ModuleTable]:
+    """Describe every parameter and buffer of a module by all its names, ties included."""
+    persistent = set(module.state_dict(keep_vars=True))
+    tables: dict[str, ModuleTable] = {}
+    first: dict[int, str] = {}
+    for kind, named in (
+        ("parameter", module.named_parameters(remove_duplicate=False)),
+        ("buffer", module.named_buffers(remove_duplicate=False)),
+    ):
+        for name, tensor in named:
+            tables[name] = ModuleTable(
+                dtype=dtype_name(tensor.dtype),
+                shape=list(tensor.shape),
+                key=first.setdefault(id(tensor), f"{kind}/{name}"),
+                persistent=name in persistent,
+            )
+    return tables
+
+
+def module_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers by key, tied ones once."""
+    found = {f"parameter/{name}": tensor.detach() for name, tensor in module.named_parameters()}
+    return found | {f"buffer/{name}": tensor for name, tensor in module.named_buffers()}
+
+
+def idle_tensors(machine: Machine) -> dict[str, Tensor]:
+    """Return, by key, what the module has but the graph does not use: equal on all ranks."""
+    known = {
+        f"{spec.role}/{spec.name}"
+        for spec in machine.captured.graph.tensors
+        if spec.role in ("parameter", "buffer")
+    }
+    tensors = module_tensors(machine.parameters.module)
+    return {key: t for key, t in tensors.items() if key not in known and not t.is_meta}
+
+
+def lasting(machine: Machine) -> list[Held]:
+    """Return every lasting parameter and buffer of this rank: masters, what is at rest, buffers.
+
+    A tensor may be held more than once (master and rest); one of them is written.
+    """
+    kept = set(kept_values(machine).values())
+    tensors, values = machine.captured.graph.tensors, machine.program.values
+    found: list[Held] = []
+    for index, raw in machine.parameters.raw.items():
+        value, spec = values[index], tensors[values[index].tensor]
+        if spec.role == "constant" or (value.role == "parameter" and not value.resident):
+            continue
+        held = box_of(machine, index, f"{spec.role}/{spec.name}", raw)
+        if index not in kept:
+            held = Held(held.key, held.local, held.start, held.shape, False)
+        found.append(held)
+    return found
+
+
+def box_of(machine: Machine, index: int, key: str, local: Tensor) -> Held:
+    """Describe a shard that lies as a value does. An axis along which its place does not change
+    holds replicas."""
+    value = machine.program.values[index]
+    site = machine.sites[value.mesh]
+    shape = tuple(machine.captured.graph.tensors[value.tensor].shape)
+    start = shard_offsets(shape, value.layout, site.mesh.sizes, site.coordinate)
+    replica, count = 0, 1
+    for axis, (size, place) in enumerate(zip(site.mesh.sizes, site.coordinate, strict=True)):
+        step = tuple(int(other == axis) for other in range(len(site.mesh.sizes)))
+        if not any(shard_offsets(shape, value.layout, site.mesh.sizes, step)):
+            replica, count = replica * size + place, count * size
+    # Replicas share the writing of parameters. Those of a buffer may differ (local batch
+    # statistics), so all of them are taken from the first, as ``to_module`` does.
+    turn = 0 if value.role == "buffer" else value.tensor % count
+    return Held(key, local, start, shape, replica == turn)
+
+
+# -- optimizer -------------------------------------------------------------------------------------
+
+
+def optimizer_state(
+    machine: Machine, optimizer: torch.optim.Optimizer
+) -> tuple[list[Held], dict[str, Any]]:
+    """Return this rank's optimizer state: boxes like those of the masters, and plain values.
+
+    Raises CheckpointError for state of a sharded parameter that is neither elementwise nor one
+    number, since no other plan could load it.
+    """
+    boxes: list[Held] = []
+    values: dict[str, Any] = {}
+    for master in machine.parameters.masters:
+        for entry, value in optimizer.state.get(master.parameter, {}).items():
+            key = f"optimizer/{entry}/{master.name}"
+            if not isinstance(value, Tensor):
+                nested: dict[str, Tensor] = {}
+                values[key] = plain(value, key, nested)
+                if nested:
+                    raise _no_other_plan(entry, master.name, "tensors in containers")
+                continue
+            held = box_of(machine, master.value, key, value)
+            if value.shape == master.parameter.shape:
+                boxes.append(held)
+            elif value.numel() == 1 or tuple(master.parameter.shape) == held.shape:
+                shape = tuple(value.shape)
+                is_first = held.is_writer and not any(held.start)
+                boxes.append(Held(key, value, (0,) * len(shape), shape, is_first))
+            else:
+                raise _no_other_plan(entry, master.name, f"shape {tuple(value.shape)}")
+    return boxes, values
+
+
+def _no_other_plan(entry: str, name: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"optimizer state {entry!r} of {name!r} has {what}, unlike its sharded parameter, so no "
+        "other plan could load it; use a plan without ZeRO for this optimizer"
+    )
+
+
+def parameter_groups(machine: Machine, optimizer: torch.optim.Optimizer) -> list[Group]:
+    """Return the optimizer's parameter groups: settings as JSON holds them, and members here."""
+    name_of = {id(master.parameter): master.name for master in machine.parameters.masters}
+    groups: list[Group] = []
+    for position, group in enumerate(optimizer.param_groups):
+        settings: dict[str, Any] = {}
+        for key, value in group.items():
+            if key not in ("params", "param_names"):
+                number = value.item() if isinstance(value, Tensor) else value
+                settings[key] = plain(number, f"optimizer group {position} {key!r}", {})
+        members = [name_of[id(p)] for p in group["params"] if id(p) in name_of]
+        groups.append(Group(position=position, settings=settings, names=members))
+    return groups
+
+
+def merged_groups(ranks: list[list[Group]]) -> list[Group]:
+    """Merge the groups of all ranks: those of equal position and settings are one group."""
+    merged: dict[str, Group] = {}
+    for group in sorted((g for groups in ranks for g in groups), key=lambda g: g.position):
+        key = f"{group.position} {sorted(group.settings.items())}"
+        known = merged.get(key)
+        names = [*(known.names if known else []), *group.names]
+        names = list(dict.fromkeys(names))
+        merged[key] = Group(position=group.position, settings=group.settings, names=names)
+    return list(merged.values())
+
+
+def settings_of(group: Group, saved: list[Group]) -> Mapping[str, Any]:
+    """Return the saved settings of a present group: those of its members, or of its position.
+
+    Raises CheckpointError where its members had different settings.
+    """
+    if not group.names:
+        known = [one.settings for one in saved if one.position == group.position]
+        return known[0] if known else {}
+    homes = {name: one for one in saved for name in one.names}
+    found: dict[str, Mapping[str, Any]] = {}
+    first: dict[str, str] = {}
+    for name in group.names:
+        if name in homes:
+            text = str(sorted(homes[name].settings.items()))
+            found[text] = homes[name].settings
+            first.setdefault(text, name)
+    if len(found) > 1:
+        one, other = list(first.values())[:2]
+        raise CheckpointError(
+            f"parameters of one optimizer group must have had equal settings, but {one!r} and "
+            f"{other!r} were in different groups when the checkpoint was saved; make the "
+            "optimizer with the same groups"
+        )
+    return next(iter(found.values()), {})
