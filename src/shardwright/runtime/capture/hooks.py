@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import Library, register_fake
 from torch.utils import _pytree as pytree
 
 from shardwright.errors import CaptureError
@@ -26,7 +27,7 @@ from shardwright.runtime.capture.record import Slot, Unsupported
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 200_000_000
 
-_operators = library.Library("shardwright", "FRAGMENT")
+_operators = Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
 
 
@@ -80,7 +81,7 @@ _stubs: dict[str, _Stub] = {}  # alive only while ``opaque_modules`` is suspende
 _keys = itertools.count()
 
 
-@library.register_fake("shardwright::opaque", lib=_operators)
+@register_fake("shardwright::opaque", lib=_operators)
 def _fake_results(tensors: list[Tensor], key: str) -> list[Tensor]:
     return _results(_stubs[key], tensors)
 
