@@ -20,7 +20,7 @@ from shardwright.core.crossing import Piece
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
 from shardwright.runtime.collectives import Pending
-from shardwright.runtime.world import Group, Link, World
+from shardwright.runtime.world import Channel, Group, Link, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,13 +201,14 @@ class Groups:
         self._rank_of = rank_of
         self._world = world
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int, Channel], Link] = {}
         if world.size == 1:
             return
         for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
             if message.primitive == "transfer":
-                self._make_links(program.pieces(item))
+                channel = (message.mesh, message.destination)
+                self._make_links(program.pieces(item), channel)
             elif message.axes:
                 for device in mesh.devices:
                     ranks = tuple(sorted(self._ranks(mesh, device, message.axes)))
@@ -217,11 +218,11 @@ class Groups:
     def _ranks(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._rank_of[peer] for peer in mesh.peers(device, axes))
 
-    def _make_links(self, items: Sequence[Sequence[Piece]]) -> None:
+    def _make_links(self, items: Sequence[Sequence[Piece]], channel: Channel) -> None:
         for piece in (piece for pieces in items for piece in pieces):
             ends = (self._rank_of[piece.source], self._rank_of[piece.destination])
-            if ends[0] != ends[1] and ends not in self._links:
-                self._links[ends] = self._world.link(*ends)
+            if ends[0] != ends[1] and (*ends, channel) not in self._links:
+                self._links[*ends, channel] = self._world.link(*ends, channel)
 
     def among(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[Group, list[int]]:
         """Return the group a device belongs to along axes, and its group ranks in mesh order."""
@@ -229,9 +230,9 @@ class Groups:
         ordered = sorted(ranks)
         return self._groups[tuple(ordered)], [ordered.index(rank) for rank in ranks]
 
-    def between(self, source: int, destination: int) -> Link | None:
-        """Return the link from one rank to another, None within one rank."""
-        return self._links.get((source, destination))
+    def between(self, source: int, destination: int, channel: Channel) -> Link | None:
+        """Return the link from one rank to another for two meshes, None within one rank."""
+        return self._links.get((source, destination, channel))
 
     def close(self) -> None:
         """Forget all groups; the world gives back what it made for them."""

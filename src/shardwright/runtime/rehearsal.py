@@ -21,7 +21,7 @@ from torch import Tensor
 from shardwright.errors import RunError
 from shardwright.runtime.baton import Baton, numbers_text
 from shardwright.runtime.collectives import Pending
-from shardwright.runtime.world import Group, Link
+from shardwright.runtime.world import Channel, Group, Link
 
 T = TypeVar("T")
 Tag = tuple[int, str, int]
@@ -94,7 +94,7 @@ class _Room:
         self.baton = Baton(size)
         self.traffic: Traffic = {}
         self.meetings: dict[tuple[object, ...], dict[int, _Meeting]] = {}
-        self.letters: dict[tuple[int, int], _Letters] = {}
+        self.letters: dict[tuple[int, int, int, int], _Letters] = {}
 
     def count(self, rank: int, primitive: str, size: int, buffer: Tensor) -> None:
         sent = self.traffic.setdefault((rank, primitive, size), Sent())
@@ -137,9 +137,9 @@ class MemoryWorld:
             self._groups[ordered] = MemoryGroup(self._room, ordered, self.rank)
         return self._groups[ordered]
 
-    def link(self, source: int, destination: int) -> Link:
-        """Return the way from one rank to another."""
-        return MemoryLink(self._room, source, destination)
+    def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
+        """Return a way from one rank to another."""
+        return MemoryLink(self._room, (source, destination), channel)
 
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum a buffer over all ranks, in place."""
@@ -234,9 +234,9 @@ class MemoryGroup:
 class MemoryLink:
     """Messages from one thread to another, in order."""
 
-    def __init__(self, room: _Room, source: int, destination: int) -> None:
-        self._room, self._ends = room, (source, destination)
-        self._letters = room.letters.setdefault(self._ends, _Letters())
+    def __init__(self, room: _Room, ends: tuple[int, int], channel: Channel) -> None:
+        self._room, self._ends = room, ends
+        self._letters = room.letters.setdefault((*ends, *channel), _Letters())
 
     def send(self, tensor: Tensor, tag: int) -> Pending:
         """Send."""

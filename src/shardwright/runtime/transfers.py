@@ -15,7 +15,7 @@ from torch import Tensor
 from shardwright.core.program import Program
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.messages import Exchange, Groups, Item
-from shardwright.runtime.world import Link
+from shardwright.runtime.world import Channel, Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class Routes:
     def _route(self, item: int, microbatch: int, *, is_send: bool) -> Route:
         program = self.program
         message = program.messages[item]
+        channel = (message.mesh, message.destination)
         shards = message.sources if is_send else message.results
         legs: list[tuple[Leg, ...]] = []
         for value, pieces in zip(shards, program.pieces(item), strict=True):
@@ -73,7 +74,7 @@ class Routes:
             legs.append(
                 tuple(
                     Leg(
-                        link=self._link(source, destination),
+                        link=self._link(source, destination, channel),
                         box=tuple(slice(first, first + size) for first, size in box),
                         covers=box == tuple((0, size) for size in shape),
                     )
@@ -82,10 +83,10 @@ class Routes:
             )
         return Route(legs=tuple(legs), tag=self._tag(item, microbatch))
 
-    def _link(self, source: int, destination: int) -> Link | None:
+    def _link(self, source: int, destination: int, channel: Channel) -> Link | None:
         if source == destination:
             return None
-        return self.groups.between(self.rank_of[source], self.rank_of[destination])
+        return self.groups.between(self.rank_of[source], self.rank_of[destination], channel)
 
     def _tag(self, item: int, microbatch: int) -> int:
         times = self.program.strategy.pipeline.num_microbatches + 1

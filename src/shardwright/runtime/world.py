@@ -38,6 +38,10 @@ class Group(Protocol):
         ...
 
 
+# Tells links between the same two ranks apart: the meshes that a transfer leaves and reaches.
+Channel = tuple[int, int]
+
+
 class Link(Protocol):
     """Transfers from one rank to another. Both ends start them in the same order."""
 
@@ -70,8 +74,8 @@ class World(Protocol):
         """Return the group of some ranks; equal sets of ranks share one."""
         ...
 
-    def link(self, source: int, destination: int) -> Link:
-        """Return the way from one rank to another."""
+    def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
+        """Return a way from one rank to another; links of different channels keep no order."""
         ...
 
     def all_reduce(self, buffer: Tensor) -> Pending:
@@ -104,16 +108,16 @@ class TorchWorld:
             return TorchGroup(_everyone())
         return TorchGroup(self._make(ordered, ordered))
 
-    def link(self, source: int, destination: int) -> Link:
-        """Return a link: the world itself with gloo.
+    def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
+        """Return a link: the world itself with gloo, whose messages have tags.
 
-        With NCCL each direction between two ranks has a group of its own, since its unmatched
-        sends and receives would wait for each other.
+        With NCCL each direction between two ranks has a group of its own per channel, since its
+        unmatched sends and receives would wait for each other.
         """
         group = _everyone()
         ends = (source, destination)
         if "nccl" in dist.get_backend() and source != destination:
-            group = self._make(("link", *ends), ends)
+            group = self._make(("link", *ends, *channel), ends)
         return TorchLink(group, ends)
 
     def _make(self, key: tuple[object, ...], ranks: tuple[int, ...]) -> ProcessGroup:

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
+from shardwright.planner.space.configs import placements
+from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
@@ -41,17 +45,19 @@ def place_parts(
     samples = samples or find_samples(graph)
     owner = _owners(graph, parts)
     strategies = [_alone(graph, part, whole, samples) for part in parts]
-    configs = tuple(
+    configs = [
         OperatorConfig(mesh=number, dims=strategies[number].configs[index].dims)
         for index, number in enumerate(owner)
-    )
+    ]
+    for index in range(len(configs)):
+        configs[index] = _without_foreign_sums(graph, configs, index)
     return replace(
         seed_strategy(graph, replace(whole, data=1, tensor=1, stages=1), samples),
         meshes=tuple(
             Mesh(axes=one.meshes[0].axes, sizes=one.meshes[0].sizes, devices=part.devices)
             for one, part in zip(strategies, parts, strict=True)
         ),
-        configs=configs,
+        configs=tuple(configs),
         parameters=tuple(
             _home(graph, tensor, owner, strategies).parameters[position]
             for position, tensor in enumerate(graph.parameters)
@@ -60,6 +66,25 @@ def place_parts(
             f"{part.seed.label} on {','.join(map(str, part.devices))}" for part in parts
         ),
     )
+
+
+def _without_foreign_sums(
+    graph: OperatorGraph, configs: Sequence[OperatorConfig], index: int
+) -> OperatorConfig:
+    """Let partial sums pass only where they are made on the same mesh: sums arrive whole."""
+    config, iteration = configs[index], iterate(graph, index)
+    dims = list(config.dims)
+    for axis in [axis for axis, name in enumerate(dims) if name == PLUS]:
+        for position in iteration.linear:
+            tensor = graph.operators[index].inputs[position]
+            producer = graph.tensors[tensor].producer
+            if producer >= 0 and configs[producer].mesh == config.mesh:
+                place = graph.operators[producer].outputs.index(tensor)
+                made = placements(iterate(graph, producer), configs[producer].dims).outputs[place]
+                if made.value[axis] == PARTIAL:
+                    continue
+            dims[axis] = ""
+    return replace(config, dims=tuple(dims))
 
 
 def _alone(graph: OperatorGraph, part: Part, whole: Seed, samples: Samples) -> Strategy:

@@ -1,0 +1,64 @@
+"""Law: operators on any devices, at degrees of their own, train as one process does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import check, lower
+from shardwright.planner.space import Part, Seed, place_parts
+from tests.laws.models import OPTIMIZER, Model, model, plain
+from tests.laws.test_training import FACTOR, WANTED
+from tests.runtime.equivalence import assert_close
+from tests.runtime.rehearsed import train_rehearsed
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+EXAMPLES = {"mlp": 6, "cnn": 4, "gpt": 6, "bert": 3, "lstm_translation": 4, "vit": 3}
+
+
+def random_parts(one: Model, seed: int) -> Strategy:
+    """Cut the operators into ranges, each on random devices of up to six, which may be shared."""
+    random, graph = Random(seed), one.captured.graph
+    pieces = random.choice((1, 2))
+    cuts = sorted(random.sample(range(1, len(graph.operators)), random.choice((1, 2, 3))))
+    parts: list[Part] = []
+    for start, stop in zip([0, *cuts], [*cuts, len(graph.operators)], strict=True):
+        width = random.choice((1, 2, 3, 4))
+        degrees = random.choice((Seed(data=width), Seed(tensor=width), Seed(context=width)))
+        zero = random.choice((0, 0, 1, 3))
+        devices = tuple(random.sample(range(6), width))
+        split = Seed(data=degrees.data, tensor=degrees.tensor, context=degrees.context, zero=zero)
+        parts.append(Part(devices=devices, operators=tuple(range(start, stop)), seed=split))
+    whole = Seed(
+        num_microbatches=pieces,
+        schedule=random.choice(("gpipe", "1f1b")),
+        recompute=random.random() < 0.3,
+    )
+    return place_parts(graph, parts, whole, one.samples)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_placement_trains_as_one_process(name: str) -> None:
+    one = model(name)
+
+    @settings(
+        max_examples=round(EXAMPLES[name] * FACTOR),
+        derandomize=WANTED == 0,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+    )
+    @given(seed=st.integers(0, 2**30))
+    def law(seed: int) -> None:
+        strategy = random_parts(one, seed)
+        check(lower(one.captured.graph, strategy, one.samples))
+        runs, _ = train_rehearsed(one.captured, strategy, one.module, one.batch, OPTIMIZER)
+        for run in runs:
+            assert_close(run, plain(name, False), f"{strategy.label}, {seed}", one.tolerance)
+
+    law()
