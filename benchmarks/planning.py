@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from shardwright import __version__
-from shardwright.clusterfile import parse_cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier
+from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.search import Limits, Progress, Training, search
 from shardwright.runtime.capture import capture, load_model
 

@@ -34,19 +34,19 @@ from shardwright.core.cluster import Cluster, Device, Link, Switch
 from shardwright.core.costs import CostTable, Record, link_label
 from shardwright.core.graph import OperatorGraph
 from shardwright.demo_model import ByteGPT
-from shardwright.measure import local_cluster, measure_links
-from shardwright.narrate import shards
 from shardwright.planner.cost import build_costs, price
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
-from shardwright.request import Watch
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import join_world, launch
 from shardwright.runtime.profile import Probe, Setting, local_environment, measure_operators
 from shardwright.runtime.profile.collectives import name_records, time_collectives
 from shardwright.store import Store
+from shardwright.verbs.measure import local_cluster, measure_links
+from shardwright.verbs.narrate import shards
+from shardwright.verbs.request import Watch
 
 RATE = "100mbit"
 WARM, OPTIMIZER = 3, functools.partial(torch.optim.AdamW, lr=1e-4)

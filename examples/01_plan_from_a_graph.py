@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from shardwright.clusterfile import parse_cluster
 from shardwright.core.costs import CostTable
-from shardwright.planfile import read_graph
+from shardwright.files.clusterfile import parse_cluster
+from shardwright.files.planfile import read_graph
 from shardwright.planner.search import search
 
 # Written by `shardwright capture model.py:build --out mlp.graph.json`: nine linear layers.

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from shardwright.clusterfile import parse_cluster
 from shardwright.core.costs import CostTable
-from shardwright.planfile import read_graph
+from shardwright.files.clusterfile import parse_cluster
+from shardwright.files.planfile import read_graph
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
 from shardwright.planner.simulate import simulate

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shardwright
-from shardwright.clusterfile import load_cluster
+from shardwright.files.clusterfile import load_cluster
 from shardwright.runtime.launch import launch
 
 STEPS = 5

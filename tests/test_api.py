@@ -12,8 +12,8 @@ import shardwright
 from shardwright import api
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError, PlanMismatch
-from shardwright.planfile import read_plan, write_plan
-from shardwright.request import Job, Request, Watch
+from shardwright.files.planfile import read_plan, write_plan
+from shardwright.verbs.request import Job, Request, Watch
 from tests.zoo import mlp
 
 pytestmark = pytest.mark.torch

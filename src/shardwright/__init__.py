@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from shardwright.core.cluster import Cluster
     from shardwright.core.graph import OperatorGraph
     from shardwright.core.plan import Frontier, Plan
-    from shardwright.planfile import read_plan, write_plan
-    from shardwright.request import Job, Request, Trial
+    from shardwright.files.planfile import read_plan, write_plan
+    from shardwright.verbs.request import Job, Request, Trial
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Cluster": "shardwright.core.cluster",
     "Frontier": "shardwright.core.plan",
-    "Job": "shardwright.request",
+    "Job": "shardwright.verbs.request",
     "OperatorGraph": "shardwright.core.graph",
     "Plan": "shardwright.core.plan",
-    "Request": "shardwright.request",
-    "Trial": "shardwright.request",
+    "Request": "shardwright.verbs.request",
+    "Trial": "shardwright.verbs.request",
     "build": "shardwright.api",
     "capture": "shardwright.api",
     "compare": "shardwright.api",
@@ -44,11 +44,11 @@ _HOMES = {
     "explain": "shardwright.api",
     "plan": "shardwright.api",
     "profile": "shardwright.api",
-    "read_plan": "shardwright.planfile",
+    "read_plan": "shardwright.files.planfile",
     "run": "shardwright.api",
     "simulate": "shardwright.api",
     "verify": "shardwright.api",
-    "write_plan": "shardwright.planfile",
+    "write_plan": "shardwright.files.planfile",
 }
 
 __all__ = [

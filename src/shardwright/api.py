@@ -10,14 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright import clusterfile
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
-from shardwright.narrate import tell, with_process
-from shardwright.planfile import (
+from shardwright.files import clusterfile
+from shardwright.files.planfile import (
     Origin,
     PlanFile,
     check_fits,
@@ -29,8 +28,9 @@ from shardwright.planfile import (
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
-from shardwright.request import Job, Request, Trial, Watch
-from shardwright.results import (
+from shardwright.verbs.narrate import tell, with_process
+from shardwright.verbs.request import Job, Request, Trial, Watch
+from shardwright.verbs.results import (
     Check,
     Comparison,
     Profile,
@@ -39,8 +39,8 @@ from shardwright.results import (
     TrainingRun,
     Verification,
 )
-from shardwright.study import study
-from shardwright.subject import Batch, capture, coverage, find_cluster
+from shardwright.verbs.study import study
+from shardwright.verbs.subject import Batch, capture, coverage, find_cluster
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,7 +92,7 @@ def plan(
 
 def profile(model: str = "", request: Request | None = None, watch: Watch | None = None) -> Profile:
     """Measure this machine's links and, given a model, the operators its best plans would run."""
-    from shardwright.measure import known_costs, measure_links
+    from shardwright.verbs.measure import known_costs, measure_links
 
     request, watch = request or Request(), watch or Watch()
     machine, _ = find_cluster(None, watch)
@@ -149,29 +149,17 @@ def build(
     (``functools.partial(torch.optim.AdamW, lr=1e-3)``). ``batch`` is an example of any batch size.
     Raises PlanMismatch when the plan was made for another model.
     """
-    from shardwright.planner.lower import lower
-    from shardwright.runtime.executor import Executor
-    from shardwright.runtime.launch import join_world
+    from shardwright.verbs.execution import build_executor
 
-    join_world(device=str((options and options.device) or "cpu"))
     chosen = _picked(_document(plan).frontier, pick)
-    captured = capture(
-        model,
-        batch,
-        global_batch=chosen.global_batch,
-        precision=chosen.strategy.precision,
-        batch_norm=chosen.strategy.batch_norm,
-    )
-    check_fits(chosen, captured.graph)
-    program = lower(captured.graph, chosen.strategy)
-    return Executor(captured, program, model, optimizer=optimizer, options=options)
+    return build_executor(chosen, model, optimizer=optimizer, batch=batch, options=options)
 
 
 def run(
     plan: str | Path, job: Job, watch: Watch | None = None, *, pick: int | None = None
 ) -> TrainingRun:
     """Train on this machine: one process per device of the plan, started and watched from here."""
-    from shardwright.training import start
+    from shardwright.verbs.training import start
 
     document = _document(plan)
     return start(_picked(document.frontier, pick), document.origin, job, watch or Watch()).run
@@ -183,7 +171,7 @@ def compare(
     """Train a few steps, and lay the measured timeline beside the predicted one."""
     from dataclasses import replace
 
-    from shardwright.training import start
+    from shardwright.verbs.training import start
 
     document = _document(plan)
     chosen = _picked(document.frontier, pick)
@@ -207,7 +195,7 @@ def verify(
     and return how far every tensor is apart."""
     from dataclasses import replace
 
-    from shardwright import verification
+    from shardwright.verbs import verification
 
     document = _document(plan)
     chosen = _picked(document.frontier, pick)
@@ -286,7 +274,7 @@ def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path
 
 def doctor() -> tuple[Check, ...]:
     """Look at what is installed and what this machine can do. Imports no torch."""
-    from shardwright.checks import all_checks
+    from shardwright.verbs.checks import all_checks
 
     return all_checks()
 
@@ -354,6 +342,6 @@ def _evidence(
     )
     machine = find_cluster(cluster)[0] if cluster or not document.cluster else document.cluster
     check_fits(plan, captured.graph, machine)
-    from shardwright.measure import costs_of
+    from shardwright.verbs.measure import costs_of
 
     return captured.graph, machine, costs_of(plan)

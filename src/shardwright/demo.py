@@ -14,15 +14,15 @@ from rich.text import Text
 
 from shardwright import api
 from shardwright.errors import ShardwrightError
-from shardwright.narrate import tell, with_process
-from shardwright.planfile import write_atomically
+from shardwright.files.planfile import write_atomically
 from shardwright.report.html import page_text
 from shardwright.report.story import PlanStory, Story, differences
 from shardwright.report.text import chosen_lines, difference_table, frontier_table, plain_table
 from shardwright.report.units import bytes_text, count_text, seconds_text
-from shardwright.request import Job, Request
-from shardwright.results import Study
-from shardwright.training import Outcome, start
+from shardwright.verbs.narrate import tell, with_process
+from shardwright.verbs.request import Job, Request
+from shardwright.verbs.results import Study
+from shardwright.verbs.training import Outcome, start
 from shardwright.voice import Voice
 
 MODEL = "shardwright.demo_model:build"

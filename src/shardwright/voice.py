@@ -31,8 +31,8 @@ from shardwright.report.text import (
     plan_tables,
 )
 from shardwright.report.units import bytes_text, count_text, seconds_text
-from shardwright.request import Job, Watch
-from shardwright.results import (
+from shardwright.verbs.request import Job, Watch
+from shardwright.verbs.results import (
     Check,
     Comparison,
     Coverage,

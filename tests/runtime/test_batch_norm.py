@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwright
-from shardwright.planfile import read_plan, write_plan
+from shardwright.files.planfile import read_plan, write_plan
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture

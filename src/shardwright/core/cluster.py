@@ -3,7 +3,7 @@
 Devices hang under hosts, hosts may hang under switches. Every device, and every host or switch but
 the root, has a link to its parent; two devices talk through the links between them. All numbers are
 SI: seconds, bytes, bytes per second, flop per second, dollars per second. Units and presets are read
-at the border (``shardwright.clusterfile``).
+at the border (``shardwright.files.clusterfile``).
 """
 
 from __future__ import annotations

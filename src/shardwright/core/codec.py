@@ -5,7 +5,7 @@ noun again and trusts nothing: unknown or missing keys, wrong types, numbers tha
 and runs that would unfold without end are ``ValueError``s which name the place
 (``strategy.meshes[1].sizes``). ``dumps`` writes the same bytes for equal values: keys sorted,
 floats by ``repr``, short lists on one line, so that a plan can be read and compared in a review.
-Files, and what a document must contain, are the business of ``shardwright.planfile``.
+Files, and what a document must contain, are the business of ``shardwright.files.planfile``.
 """
 
 from __future__ import annotations

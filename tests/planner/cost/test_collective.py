@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.clusterfile import parse_cluster, read_cluster
 from shardwright.core.costs import CostTable, collective_key
+from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.collective import all_reduce_constants, interpolate
 

@@ -8,9 +8,9 @@ from importlib import resources
 
 import pytest
 
-from shardwright.clusterfile import parse_cluster, read_cluster
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
+from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import Rates, operator_cost
 from shardwright.planner.cost.compute import local_flops
 
@@ -132,7 +132,7 @@ def test_flops_are_counted_from_shapes(kind, inputs, output, flops):
 
 
 def test_published_v100_products_are_predicted_within_a_tenth_in_the_median():
-    text = resources.files("shardwright").joinpath("data/hardware.csv").read_text("utf-8")
+    text = resources.files("shardwright").joinpath("files/hardware.csv").read_text("utf-8")
     rates = Rates(cluster=parse_cluster("1xV100"), precision="float16")
     errors = []
     for row in csv.DictReader(text.splitlines()):

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.clusterfile import parse_cluster, read_cluster
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable, collective_key, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
+from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import price
 from shardwright.planner.cost.price import peer_groups
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.clusterfile import parse_cluster
 from shardwright.core.costs import Record
 from shardwright.core.strategy import Mesh, Strategy
+from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.cost import build_costs, dollars_per_step
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.clusterfile import read_cluster, write_cluster
 from shardwright.core.costs import collective_key
+from shardwright.files.clusterfile import read_cluster, write_cluster
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.runtime.profile import (
     Probe,

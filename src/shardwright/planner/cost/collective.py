@@ -3,7 +3,7 @@
 Measured points are interpolated on straight lines between neighbours and continued with the last
 slope. The model knows ring, double binary tree and hierarchical (within hosts, between hosts) forms
 and takes the fastest, as NCCL's tuner would. A host's uplink is shared by all groups crossing it at
-once. Constants from ``data/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
+once. Constants from ``files/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
 us per hop + bytes at 0.75 of the link`` with 6 % mean error above 1 MiB; on four InfiniBand hosts
 0.92 of the wire is reached. The model is wrong on oversubscribed fabrics, and does not know in-
 switch reduction.

@@ -9,7 +9,7 @@ Efficiencies are fitted, not data-sheet: those of A100 and H100 to 38 published 
 runs without recomputation (llm-foundry, 350M to 13B parameters, sequences of 512 to 8192), whose
 step they give with 5 % (A100) and 4 % (H100) mean error, at worst 24 % and 14 %; that of V100 to 80
 published fp16 products, ``30 us + flops / (0.68 x peak)``, 4 % mean error. The other devices take
-what their best published product reaches (``data/hardware.csv``), lowered as H100's is from best to
+what their best published product reaches (``files/hardware.csv``), lowered as H100's is from best to
 fitted. Software newer than the fit is faster, most of all attention on H100. The model is wrong for
 operators whose kernels are far from either roof (sorting, scans), and knows no caches.
 """

@@ -19,7 +19,7 @@ import torch
 
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.costs import Record
-from shardwright.presets import device_kind, find_kind
+from shardwright.files.presets import device_kind, find_kind
 from shardwright.runtime.profile.clock import measure
 from shardwright.runtime.profile.workers import Progress, run_workers
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.clusterfile import (
+from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
+from shardwright.errors import InputError
+from shardwright.files.clusterfile import (
     commented_template,
     load_cluster,
     parse_cluster,
     read_cluster,
     write_cluster,
 )
-from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
-from shardwright.errors import InputError
-from shardwright.units import read_quantity, write_quantity
+from shardwright.files.units import read_quantity, write_quantity
 
 GOOD = '[[host]]\nkind = "H100"\ndevices = 2\n'
 

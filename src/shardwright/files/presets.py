@@ -1,4 +1,4 @@
-"""Published hardware: device kinds, node shapes and prices out of ``data/hardware.csv``.
+"""Published hardware: device kinds, node shapes and prices out of ``files/hardware.csv``.
 
 Every row of that file names its source and whether it was verified. Nothing here is measured.
 """
@@ -50,7 +50,7 @@ class NodePreset:
 
 @cache
 def _rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("shardwright").joinpath("data/hardware.csv").read_text("utf-8")
+    text = resources.files("shardwright.files").joinpath("hardware.csv").read_text("utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
 

@@ -10,11 +10,11 @@ import pytest
 import shardwright
 from shardwright.core.plan import Frontier, Objective, Plan
 from shardwright.errors import InputError, PlanMismatch
-from shardwright.planfile import Origin, write_plan
+from shardwright.files.planfile import Origin, write_plan
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, carry_over, find_samples, seed_strategy
-from shardwright.request import Trial
-from shardwright.subject import capture
+from shardwright.verbs.request import Trial
+from shardwright.verbs.subject import capture
 from tests import zoo
 from tests.test_cli import shardwright as command
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.errors import InputError
-from shardwright.units import read_quantity
+from shardwright.files.units import read_quantity
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from shardwright.report.units import bytes_text
-from shardwright.results import Check
 from shardwright.store import default_path
+from shardwright.verbs.results import Check
 
 NEEDED_FREE = 2**30
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from shardwright.core.cluster import Source
 from shardwright.errors import InputError
-from shardwright.presets import INTER_LATENCY, suggest
-from shardwright.units import Quantity, read_quantity
+from shardwright.files.presets import INTER_LATENCY, suggest
+from shardwright.files.units import Quantity, read_quantity
 
 MAX_DEVICES = 131_072
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier
-from shardwright.narrate import spread_of
-from shardwright.planfile import Origin
+from shardwright.files.planfile import Origin
 from shardwright.planner.search import Limits, Progress, Training, search
 from shardwright.report.units import seconds_text
-from shardwright.request import OPTIMIZER_STATES, Request, Watch
-from shardwright.results import Study
-from shardwright.subject import Batch, capture, find_cluster
+from shardwright.verbs.narrate import spread_of
+from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
+from shardwright.verbs.results import Study
+from shardwright.verbs.subject import Batch, capture, find_cluster
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +71,7 @@ def study(
 
     measured = 0
     if is_local and request.measure != "never":
-        from shardwright.measure import local_cluster, measure_links, refine
+        from shardwright.verbs.measure import local_cluster, measure_links, refine
 
         measured = measure_links(machine, watch)
         machine = local_cluster(watch)  # now with the measured overlap

@@ -16,7 +16,7 @@ from shardwright.core.layout import inner
 from shardwright.core.plan import Frontier, Objective, Plan
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
-from shardwright.planfile import (
+from shardwright.files.planfile import (
     MAX_FILE_BYTES,
     Origin,
     check_fits,

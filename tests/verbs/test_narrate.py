@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.narrate import plain_strategies, shards
 from shardwright.runtime.capture import capture
+from shardwright.verbs.narrate import plain_strategies, shards
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier
-from shardwright.planfile import Origin
+from shardwright.files.planfile import Origin
 from shardwright.report.story import Difference, PlanStory
 
 

@@ -14,7 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardwright.clusterschema import (
+from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.errors import InputError
+from shardwright.files.clusterschema import (
     MAX_DEVICES,
     ClusterTable,
     DeviceTable,
@@ -22,10 +25,7 @@ from shardwright.clusterschema import (
     KindTable,
     explain,
 )
-from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
-from shardwright.core.graph import DTYPE_BYTES
-from shardwright.errors import InputError
-from shardwright.presets import (
+from shardwright.files.presets import (
     INTER_LATENCY,
     INTRA_LATENCY,
     device_kind,
@@ -37,7 +37,7 @@ from shardwright.presets import (
     suggest,
     usual_node,
 )
-from shardwright.units import write_quantity
+from shardwright.files.units import write_quantity
 
 MAX_FILE_BYTES = 4 * 2**20
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardwright.core.plan import Plan
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
-from shardwright.planfile import Origin, write_plan
-from shardwright.request import Job, Watch
-from shardwright.results import TrainingRun
+from shardwright.files.planfile import Origin, read_plan, write_plan
+from shardwright.verbs.execution import build_executor
+from shardwright.verbs.request import Job, Watch
+from shardwright.verbs.results import TrainingRun
 
 if TYPE_CHECKING:
     from shardwright.runtime.train import LoopEnd
@@ -86,7 +87,6 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
 
 def train_rank(task: Task) -> LoopEnd:
     """Train as one rank: the body of every process."""
-    from shardwright.api import build
     from shardwright.runtime.capture import load_model
     from shardwright.runtime.executor import RunOptions
     from shardwright.runtime.launch import local_rank
@@ -101,8 +101,9 @@ def train_rank(task: Task) -> LoopEnd:
     job, folder = task.job, Path(task.folder)
     source = load_model(job.model)
     example = source.example(2, task.seq)
-    executor = build(
-        folder / "plan.json",
+    plan = read_plan(folder / "plan.json").best
+    executor = build_executor(
+        plan,
         build_seeded(source),
         optimizer=named_optimizer(task.optimizer, job.learning_rate),
         batch=example,
@@ -112,7 +113,7 @@ def train_rank(task: Task) -> LoopEnd:
             check_finite=True,
         ),
     )
-    batch_size = _global_batch(folder / "plan.json")
+    batch_size = plan.global_batch
     tokens = _tokens(example, batch_size)
     events = (folder / "events").open("a") if executor.rank == 0 else None
 
@@ -137,12 +138,6 @@ def train_rank(task: Task) -> LoopEnd:
         profiles=PROFILED_STEPS if job.profiles else 0,
     )
     return train(executor, lambda first: source.batches(batch_size, task.seq, first), options, tell)
-
-
-def _global_batch(path: Path) -> int:
-    from shardwright.api import read_frontier
-
-    return read_frontier(path).best.global_batch
 
 
 def _tokens(example: dict[str, Any], batch_size: int) -> float:

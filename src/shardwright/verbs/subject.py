@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardwright import clusterfile
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.errors import InputError
+from shardwright.files import clusterfile
 from shardwright.planner.space import has_rule
-from shardwright.request import Watch
-from shardwright.results import Coverage
+from shardwright.verbs.request import Watch
+from shardwright.verbs.results import Coverage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,6 +83,6 @@ def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> t
         return cluster, False
     if cluster and cluster != "local":
         return clusterfile.parse_cluster(cluster), False
-    from shardwright.measure import local_cluster
+    from shardwright.verbs.measure import local_cluster
 
     return local_cluster(watch or Watch()), True

@@ -16,9 +16,7 @@ from shardwright.core.costs import CostTable, Record, operator_key
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
-from shardwright.narrate import Shard, plain_strategies, shards
 from shardwright.planner.cost import build_costs
-from shardwright.request import Request, Watch
 from shardwright.runtime.profile import (
     Probe,
     Setting,
@@ -30,6 +28,8 @@ from shardwright.runtime.profile import (
     num_local_devices,
 )
 from shardwright.store import Store
+from shardwright.verbs.narrate import Shard, plain_strategies, shards
+from shardwright.verbs.request import Request, Watch
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured

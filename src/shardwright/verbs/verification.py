@@ -15,13 +15,13 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planfile import Origin, check_fits
+from shardwright.files.planfile import Origin, check_fits
 from shardwright.planner.lower import lower
 from shardwright.planner.space import carry_over
 from shardwright.planner.space.samples import Samples, find_samples
-from shardwright.request import Trial, Watch
-from shardwright.results import TensorGap, Verification
-from shardwright.subject import capture
+from shardwright.verbs.request import Trial, Watch
+from shardwright.verbs.results import TensorGap, Verification
+from shardwright.verbs.subject import capture
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,0 +1,1 @@
+"""The borders: cluster files, plan files, units as people write them, published hardware."""

@@ -1,0 +1,1 @@
+"""What the verbs of ``api`` are made of: requests and results, studies, training, verification."""
