@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardwright.core.plan import Plan
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
-from shardwright.files.planfile import Origin, read_plan, write_plan
+from shardwright.files.planfile import Origin, read_plan_file, write_plan
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.request import Job, Watch
 from shardwright.verbs.results import TrainingRun
@@ -101,7 +101,7 @@ def train_rank(task: Task) -> LoopEnd:
     job, folder = task.job, Path(task.folder)
     source = load_model(job.model)
     example = source.example(2, task.seq)
-    plan = read_plan(folder / "plan.json").best
+    plan = read_plan_file(folder / "plan.json").frontier.best
     executor = build_executor(
         plan,
         build_seeded(source),
