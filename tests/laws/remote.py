@@ -1,0 +1,66 @@
+"""Train by random strategies on the real ranks of a world, and compare with plain PyTorch.
+
+``holds`` is the body of a rank; under torchrun this module reads its cases as JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+
+from shardwright.planner.lower import lower
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.launch import join_world
+from tests.laws.models import MAX_NORM, OPTIMIZER, model, plain
+from tests.laws.strategies import Shape, random_strategy
+from tests.runtime.equivalence import Run, assert_close, batches, copied
+
+Case = tuple[str, Shape]
+
+
+def holds(cases: Sequence[Case]) -> int:
+    """Assert that this rank trains as plain PyTorch does; return how many messages it sent.
+
+    Cases of one model should follow each other, since one model is kept.
+    """
+    num_messages = 0
+    for name, shape in cases:
+        one = model(name)
+        program = lower(one.captured.graph, random_strategy(one.captured.graph, one.samples, shape))
+        num_messages += len(program.messages)
+        module = copy.deepcopy(one.module)
+        options = RunOptions(max_norm=MAX_NORM if shape.clips else None, seed=5)
+        executor = Executor(one.captured, program, module, optimizer=OPTIMIZER, options=options)
+        losses = [float(executor.step(batch)) for batch in batches(one.batch)]
+        executor.to_module(module)
+        executor.close()
+        run = Run(losses, copied(module.named_parameters()), copied(module.named_buffers()))
+        assert_close(run, plain(name, shape.clips), f"{name}, {shape}", one.tolerance)
+    return num_messages
+
+
+def as_json(cases: Sequence[Case]) -> str:
+    """Return cases as an argument for ``main``."""
+    return json.dumps([(name, asdict(shape)) for name, shape in cases])
+
+
+def _case(name: str, fields: dict[str, Any]) -> Case:
+    return name, Shape(**{**fields, "sizes": tuple(fields["sizes"])})
+
+
+def main() -> None:
+    """Join the world of torchrun and try the cases of the first argument."""
+    join_world()
+    num_messages = holds([_case(*pair) for pair in json.loads(sys.argv[1])])
+    dist.destroy_process_group()
+    sys.stdout.write(f"HELD with {num_messages} messages\n")
+
+
+if __name__ == "__main__":
+    main()
