@@ -72,7 +72,7 @@ def plan(
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, with a grid
-    after a colon if wanted): then it is planned and nothing is searched.
+    after a colon if wanted) or a parts file: then it is planned and nothing is searched.
     Deterministic: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """

@@ -27,7 +27,7 @@ class Request:
     device multiplies in it faster than in float32, else float32. ``clips``: gradients will be
     clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``seed_plan`` names the one strategy to plan instead of
-    searching (``cube``, ``summa:2x2``).
+    searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it.
     """
 
     global_batch: int | None = None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier
+from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
 from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
@@ -36,6 +39,7 @@ def study(
     """
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes)
+    wanted = _wanted(request.seed_plan)
     machine, is_local = find_cluster(cluster, watch)
     if request.precision == "auto":
         request = replace(request, precision=natural_precision(machine))
@@ -64,7 +68,7 @@ def study(
             training=training,
             limits=limits,
             seed=request.seed,
-            seed_plan=request.seed_plan,
+            seed_plan=wanted,
             progress=_search_progress(watch),
             stop=watch.stop,
         )
@@ -96,6 +100,31 @@ def study(
         num_measured=measured,
         is_complete=not watch.stop(),
     )
+
+
+def _wanted(text: str) -> str | Placement:
+    """Return what a parts file (``*.toml``) asks for, or a strategy's name as it is."""
+    if not text.endswith(".toml"):
+        return text
+    file = read_parts(text)
+    whole = Seed(
+        num_microbatches=file.num_microbatches, schedule=file.schedule, recompute=file.recompute
+    )
+    parts = tuple(
+        ModulePart(
+            devices=tuple(part.devices),
+            modules=tuple(part.modules),
+            seed=Seed(
+                data=part.data_degree,
+                tensor=part.tensor,
+                context=part.context,
+                zero=part.zero,
+                sequence=part.sequence,
+            ),
+        )
+        for part in file.part
+    )
+    return Placement(name=Path(text).name, parts=parts, whole=whole)
 
 
 def natural_precision(cluster: Cluster) -> str:

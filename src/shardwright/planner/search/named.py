@@ -13,6 +13,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.context import Context, Wires
+from shardwright.planner.space import Placement, place_modules
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
@@ -40,11 +41,16 @@ def grid_strategies(context: Context) -> Iterator[tuple[Strategy, Strategy]]:
     return _legal(context, [grid for grid in grids if grid is not None])
 
 
-def asked_for(context: Context, text: str) -> tuple[Strategy, Strategy]:
-    """Return the strategy that ``NAME`` or ``NAME:2x2x2`` names, with few and many microbatches.
+def asked_for(context: Context, wanted: str | Placement) -> tuple[Strategy, Strategy]:
+    """Return the strategy of a placement, or that ``NAME`` or ``NAME:2x2x2`` names, with few and
+    many microbatches.
 
     Raises InputError where the name is unknown, or model, batch or devices do not divide.
     """
+    if isinstance(wanted, Placement):
+        placed = _placed(context, wanted)
+        return placed, placed
+    text = wanted
     name, _, sizes = text.partition(":")
     if name not in SEED_PLANS:
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
@@ -54,6 +60,19 @@ def asked_for(context: Context, text: str) -> tuple[Strategy, Strategy]:
         return _few_and_many(context, seed)
     except ValueError as error:
         raise InputError(f"the seed plan {text} is impossible here: {error}") from error
+
+
+def _placed(context: Context, placement: Placement) -> Strategy:
+    count = context.cluster.num_devices
+    highest = max(device for part in placement.parts for device in part.devices)
+    if highest >= count:
+        raise InputError(
+            f"{placement.name} names device {highest}, but the cluster has {count}: 0 to {count - 1}"
+        )
+    try:
+        return _trained(context, place_modules(context.graph, placement, context.samples))
+    except ValueError as error:
+        raise InputError(f"{placement.name} is impossible here: {error}") from error
 
 
 def least_seconds(context: Context, strategy: Strategy) -> float:
@@ -100,12 +119,17 @@ def _few_and_many(context: Context, seed: Seed | Grid) -> tuple[Strategy, Strate
 
 
 def _strategy(context: Context, seed: Seed | Grid) -> Strategy:
-    training = context.training
     made = (
         seed_strategy(context.graph, seed, context.samples)
         if isinstance(seed, Seed)
         else grid_strategy(context.graph, seed, context.samples)
     )
+    return _trained(context, made)
+
+
+def _trained(context: Context, made: Strategy) -> Strategy:
+    """Return a strategy as it trains here: precision, optimizer, clipping, statistics."""
+    training = context.training
     return replace(
         made,
         precision=training.precision,

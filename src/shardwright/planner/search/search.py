@@ -40,6 +40,7 @@ from shardwright.planner.search.named import (
     least_seconds,
     named_strategies,
 )
+from shardwright.planner.space import Placement
 
 RESERVE = 0.05
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
@@ -98,7 +99,7 @@ def search(
     training: Training = AS_USUAL,
     limits: Limits = NO_LIMITS,
     seed: int = 0,
-    seed_plan: str = "",
+    seed_plan: str | Placement = "",
     progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Frontier:
@@ -107,7 +108,7 @@ def search(
     ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is
     recorded in the plans: this search is deterministic and draws no random numbers. Raises NoPlan
     when nothing fits, saying how much is missing where. ``seed_plan`` names the one strategy
-    wanted (``cube``, ``summa:2x2``; see ``named.SEED_PLANS``): then nothing is searched.
+    wanted (``cube``, ``summa:2x2``; see ``named.SEED_PLANS``), or is one: then nothing is searched.
     """
     context = Context(graph, cluster, table, training)
     limit = limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
@@ -115,7 +116,8 @@ def search(
     if seed_plan:
         hunt.judge_asked_for(seed_plan)
         hunt.merge_gradients()
-        return named_answer(hunt.findings(), seed, seed_plan)
+        name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
+        return named_answer(hunt.findings(), seed, name)
     hunt.judge_named()
     hunt.judge_grids()
     hunt.explore()
@@ -195,9 +197,9 @@ class _Hunt:
             self._first_that_fits(few, many)
             self._tell(0.0, few.label)
 
-    def judge_asked_for(self, text: str) -> None:
-        """Simulate the one strategy that was asked for by name."""
-        self._first_that_fits(*asked_for(self.context, text))
+    def judge_asked_for(self, wanted: str | Placement) -> None:
+        """Simulate the one strategy that was asked for."""
+        self._first_that_fits(*asked_for(self.context, wanted))
 
     def _first_that_fits(self, few: Strategy, many: Strategy) -> None:
         verdict = self._verdict(few, math.nan)

@@ -2,26 +2,35 @@
 
 ``iterate`` gives an operator's iteration space, ``choices`` its legal configs, ``placements`` the
 layouts that follow, ``reshard_steps`` the messages between two layouts, ``find_samples`` the sample
-dims, ``seed_strategy`` whole named strategies, and ``place_parts`` strategies of parts that run on
-devices of their own. No prices here, and no order in time.
+dims, ``seed_strategy`` whole named strategies, ``place_parts`` and ``place_modules`` strategies of
+parts that run on devices of their own. No prices here, and no order in time.
 """
 
 from shardwright.planner.space.carry import carry_over
 from shardwright.planner.space.configs import choices, placements
-from shardwright.planner.space.placement import Part, place_parts
+from shardwright.planner.space.placement import (
+    ModulePart,
+    Part,
+    Placement,
+    place_modules,
+    place_parts,
+)
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.rules import has_rule, iterate
 from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
 __all__ = [
+    "ModulePart",
     "Part",
+    "Placement",
     "Seed",
     "carry_over",
     "choices",
     "find_samples",
     "has_rule",
     "iterate",
+    "place_modules",
     "place_parts",
     "placements",
     "reshard_steps",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL
@@ -33,6 +34,46 @@ class Part:
     seed: Seed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulePart:
+    """A part by the names of its modules, as in ``module.named_modules()``; ``*`` and ``?`` stand
+    for any letters, and a name means all that is inside it."""
+
+    devices: tuple[int, ...]
+    modules: tuple[str, ...]
+    seed: Seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A strategy asked for part by part; ``whole`` as in ``place_parts``, ``name`` for people."""
+
+    name: str
+    parts: tuple[ModulePart, ...]
+    whole: Seed
+
+
+def place_modules(
+    graph: OperatorGraph, placement: Placement, samples: Samples | None = None
+) -> Strategy:
+    """Return the strategy of a placement.
+
+    Of several names that fit an operator's module the longest wins, a plain one before a pattern.
+    Operators outside all of them run where their inputs come from, else where they are read.
+    Raises ValueError where a name fits nothing, and as ``place_parts`` does.
+    """
+    owner = _owners_by_module(graph, placement.parts)
+    parts = [
+        Part(
+            devices=part.devices,
+            operators=tuple(index for index, mine in enumerate(owner) if mine == number),
+            seed=part.seed,
+        )
+        for number, part in enumerate(placement.parts)
+    ]
+    return place_parts(graph, parts, placement.whole, samples)
+
+
 def place_parts(
     graph: OperatorGraph, parts: Sequence[Part], whole: Seed, samples: Samples | None = None
 ) -> Strategy:
@@ -40,10 +81,11 @@ def place_parts(
 
     Parts are listed in the order of the data's way: none may feed an earlier one. ``whole`` gives
     microbatches, schedule, recomputation and precision. Raises ValueError where an operator belongs
-    to no part or to two, or a part's degrees do not match its devices.
+    to no part or to two, feeds an earlier part, or a part's degrees do not match its devices.
     """
     samples = samples or find_samples(graph)
     owner = _owners(graph, parts)
+    _check_order(graph, owner)
     strategies = [_alone(graph, part, whole, samples) for part in parts]
     configs = [
         OperatorConfig(mesh=number, dims=strategies[number].configs[index].dims)
@@ -120,6 +162,61 @@ def _owners(graph: OperatorGraph, parts: Sequence[Part]) -> list[int]:
         name = graph.operators[owner.index(-1)].name
         raise ValueError(f"operator {name} belongs to no part; add it to one")
     return owner
+
+
+def _check_order(graph: OperatorGraph, owner: Sequence[int]) -> None:
+    for index, operator in enumerate(graph.operators):
+        for tensor in operator.inputs:
+            producer = graph.tensors[tensor].producer
+            if producer >= 0 and owner[producer] > owner[index]:
+                raise ValueError(
+                    f"operator {graph.operators[producer].name} of part {owner[producer]} feeds "
+                    f"{operator.name} of part {owner[index]}, but data goes from earlier parts to "
+                    "later ones; list the parts in another order, or split the second one"
+                )
+
+
+def _owners_by_module(graph: OperatorGraph, parts: Sequence[ModulePart]) -> list[int]:
+    names = [(name, number) for number, part in enumerate(parts) for name in part.modules]
+    used: set[tuple[str, int]] = set()
+    owner = [-1] * len(graph.operators)
+    for index, operator in enumerate(graph.operators):
+        fits = [(_fit(name, operator.module), name, number) for name, number in names]
+        best = max(fits, key=lambda fit: fit[0], default=((0, False, 0), "", -1))
+        if best[0][0]:
+            owner[index] = best[2]
+        used.update((name, number) for fit, name, number in fits if fit[0])
+    for name, number in names:
+        if (name, number) not in used:
+            known = ", ".join(sorted({one.module.split(".")[0] for one in graph.operators} - {""}))
+            raise ValueError(
+                f"{name!r} of part {number} names no module with operators; the outermost are "
+                f"{known or 'none'}"
+            )
+    return _fill(graph, owner)
+
+
+def _fit(name: str, module: str) -> tuple[int, bool, int]:
+    """Return how many names of a module's path a pattern covers (0: none), whether without
+    wildcards, and its length: the order in which patterns win."""
+    path = module.split(".") if module else []
+    for depth in range(1, len(path) + 1):
+        if fnmatchcase(".".join(path[:depth]), name):
+            return depth, not any(letter in name for letter in "*?["), len(name)
+    return 0, False, 0
+
+
+def _fill(graph: OperatorGraph, owner: list[int]) -> list[int]:
+    """Give the operators that are named nowhere to the parts around them."""
+    for index, operator in enumerate(graph.operators):
+        makers = [graph.tensors[tensor].producer for tensor in operator.inputs]
+        if owner[index] < 0:
+            owner[index] = max((owner[maker] for maker in makers if maker >= 0), default=-1)
+    for index in reversed(range(len(owner))):
+        readers = [r for tensor in graph.operators[index].outputs for r in graph.consumers[tensor]]
+        if owner[index] < 0:
+            owner[index] = min((owner[reader] for reader in readers), default=0)
+    return [max(number, 0) for number in owner]
 
 
 def _home(

@@ -1,0 +1,82 @@
+"""Parts files: which modules run on which devices, and how each part splits its work.
+
+TOML; ``docs/reference/parts-file.md`` describes it. Nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shardwright.errors import InputError
+from shardwright.files.clusterschema import MAX_DEVICES
+
+Degree = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PartTable(_Table):
+    """``[[part]]``: modules, the devices they run on, and the degrees, data parallel if none is
+    given."""
+
+    modules: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    devices: list[Annotated[int, Field(ge=0, lt=MAX_DEVICES)]] = Field(min_length=1)
+    data: Degree | None = None
+    tensor: Degree = 1
+    context: Degree = 1
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    sequence: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> PartTable:
+        if len(set(self.devices)) < len(self.devices):
+            raise ValueError("a device is named twice")
+        others = self.tensor * self.context
+        product = self.data_degree * others
+        if product != len(self.devices):
+            raise ValueError(
+                f"data x tensor x context must be the number of devices, {len(self.devices)}, "
+                f"not {product}"
+            )
+        return self
+
+    @property
+    def data_degree(self) -> int:
+        """The degree of data parallelism: what the other degrees leave, where it is not given."""
+        others = math.prod((self.tensor, self.context))
+        return self.data if self.data is not None else max(1, len(self.devices) // others)
+
+
+class PartsFile(_Table):
+    """The whole file."""
+
+    part: list[PartTable] = Field(min_length=1)
+    num_microbatches: Degree = 1
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    recompute: bool = False
+
+
+def read_parts(path: str | Path) -> PartsFile:
+    """Read a parts file. Raises InputError with the place of the first thing that is wrong."""
+    try:
+        raw = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {str(error)[:200]}") from None
+    try:
+        return PartsFile.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        message = first["msg"].removeprefix("Value error, ")
+        known = ", ".join((*PartsFile.model_fields, *(f"part.{n}" for n in PartTable.model_fields)))
+        hint = f"; the keys are {known}" if first["type"] in ("extra_forbidden", "missing") else ""
+        raise InputError(f"{path}: {place}: {message}{hint}") from None
