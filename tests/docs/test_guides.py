@@ -1,13 +1,15 @@
-"""The guide's own script, copied out of its pages and run as they say: planned, then torchrun."""
+"""The guides' own scripts and commands, copied out of their pages and run as they say."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks.hosts import hosts, why_not
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.ranks
@@ -24,7 +26,13 @@ print(f"THREADS {count} STEPS {executor.steps}\\n", end="", flush=True)  # one w
 
 def snippet(page, file):
     text = (ROOT / "docs" / page).read_text()
-    return re.search(rf"```python\n# {file}\n(.*?)```", text, re.DOTALL).group(1)
+    return re.search(rf"```\w+\n# {file}\n(.*?)```", text, re.DOTALL).group(1)
+
+
+def commands(page, first):
+    """Return the shell commands of a page's snippet that begins with a word."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.search(rf"```sh\n({first} .*?)```", text, re.DOTALL).group(1)
 
 
 def finished(directory, *words):
@@ -59,3 +67,41 @@ def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
     assert (workplace / "checkpoints").is_dir()
     if not without:
         assert done.stdout.count("THREADS 0 STEPS 2") == 2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made")
+def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
+    (tmp_path / "mine.py").write_text(snippet("start.md", "mine.py"))
+    (tmp_path / "cluster.toml").write_text(snippet("guides/hosts.md", "cluster.toml"))
+    script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")
+    (tmp_path / "train.py").write_text(script + "print(f'loss {float(loss):.6f}')\n")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    planned = subprocess.run(
+        ["sh", "-ec", commands("guides/hosts.md", "shardwright")],
+        env=variables, timeout=120, check=False, **options,
+    )  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    assert "Equal: all" in planned.stdout
+    start = commands("guides/hosts.md", "export")
+    losses = set()
+    with hosts(4, prefix=f"swg{os.getpid() % 10000}") as names:
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, "sh", "-ec", start],
+                env=variables | {"NODE": str(node)}, **options,
+            )
+            for node, name in enumerate(names)
+        ]  # fmt: skip
+        try:
+            for rank in ranks:
+                out, err = rank.communicate(timeout=100)
+                assert rank.returncode == 0, err
+                losses.update(re.findall("loss .*", out))
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+    assert len(losses) == 1
+    assert (tmp_path / "checkpoints").is_dir()

@@ -82,7 +82,7 @@ def save(
             raise
         raise CheckpointError(
             f"the checkpoint {final} could not be written: {error}; earlier checkpoints are "
-            "unharmed: free space or choose another directory"
+            "unharmed: free space or choose another directory, which all hosts must share"
         ) from error
     return final
 
