@@ -68,11 +68,16 @@ def plan(
     measure: str = "auto",
     batch_norm: str = "local",
     seed_plan: str = "",
+    mode: str = "min-time",
+    deadline: str | float | None = None,
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, with a grid
     after a colon if wanted) or a parts file: then it is planned and nothing is searched.
+    ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
+    fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
+    that a step may take.
     Deterministic: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """
@@ -86,6 +91,8 @@ def plan(
         measure=measure,
         batch_norm=batch_norm,
         seed_plan=seed_plan,
+        mode=mode,
+        deadline=deadline,
     )
     return study(model, cluster, request, batch=batch).frontier
 

@@ -143,6 +143,12 @@ def plan(
             "parts file (parts.toml).",
         ),
     ] = "",
+    mode: Annotated[
+        str, typer.Option("--mode", help="min-time, min-devices, min-money, or curve.")
+    ] = "min-time",
+    deadline: Annotated[
+        str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
+    ] = "",
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
@@ -163,6 +169,8 @@ def plan(
         measure=measure,
         batch_norm=batch_norm,
         seed_plan=seed_plan,
+        mode=mode,
+        deadline=deadline,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

@@ -24,6 +24,7 @@ from shardwright.core.plan import Frontier, Plan
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
 from shardwright.report.text import (
     chosen_lines,
+    curve_table,
     difference_table,
     frontier_table,
     operator_table,
@@ -194,6 +195,8 @@ def show_study(voice: Voice, study: Study, path: Path) -> None:
     """Print the frontier and the chosen plan."""
     cluster = study.cluster
     room = min(cluster.kind_of(d).memory_bytes for d in range(cluster.num_devices))
+    if study.curve:
+        voice.say(curve_table(study.curve))
     voice.say(frontier_table(study.frontier, study.spreads, room), chosen_lines(study.frontier))
     if not study.is_complete:
         voice.say(Text("Stopped early: this is the best found so far.", style="yellow"))
@@ -206,6 +209,7 @@ def show_study(voice: Voice, study: Study, path: Path) -> None:
             plan_summary(plan) | {"spread_seconds": spread}
             for plan, spread in zip(study.frontier.plans, study.spreads, strict=True)
         ],
+        curve=[plan_summary(plan) for plan in study.curve],
     )
     model = study.origin.model or "MODEL"
     voice.say(Text(f"Wrote {path}."))

@@ -17,7 +17,8 @@ MANY_PARAMETERS = {
     "cli.py:run": "likewise",
     "api.py:plan": "the fields of a Request, spelled out for scripts and notebooks",
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",
-    "planner/search/search.py:search": "the planner's door; five of them have defaults",
+    "planner/search/search.py:search": "the planner's door; most of them have defaults",
+    "planner/search/search.py:curve": "likewise",
 }
 
 

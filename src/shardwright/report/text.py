@@ -25,6 +25,8 @@ from shardwright.report.units import (
     seconds_text,
 )
 
+BAR = 24  # letters of the longest bar
+
 
 def frontier_table(
     frontier: Frontier, spreads: Sequence[float] = (), capacity: float = 0.0
@@ -54,6 +56,32 @@ def frontier_table(
             dollars_text(plan.predicted.dollars),
             sources_text(plan),
             style="bold" if chosen else "",
+        )
+    return table
+
+
+def curve_table(plans: Sequence[Plan]) -> Table:
+    """Show the fastest plan for each number of devices, with bars of their step times."""
+    table = plain_table("Curve: the fastest plan for each number of devices")
+    table.add_column("devices", justify="right")
+    table.add_column("step time", justify="right", no_wrap=True)
+    table.add_column("")
+    for name in ("speed-up", "efficiency", "$/step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("plan", overflow="fold", ratio=1)
+    slowest = max(plan.predicted.step_seconds for plan in plans)
+    first = plans[0]
+    for plan in plans:
+        seconds, count = plan.predicted.step_seconds, len(plan.strategy.devices)
+        faster = first.predicted.step_seconds / seconds
+        table.add_row(
+            str(count),
+            seconds_text(seconds),
+            Text("█" * max(1, round(BAR * seconds / slowest)), style="cyan"),
+            f"{faster:.2f} x",
+            f"{faster * len(first.strategy.devices) / count:.0%}",
+            dollars_text(plan.predicted.dollars),
+            Text(plan.strategy.label or "unnamed"),
         )
     return table
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.errors import InputError
-from shardwright.files.units import read_quantity
+from shardwright.files.units import Quantity, read_quantity
+from shardwright.planner.search import MODES
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
@@ -27,7 +28,9 @@ class Request:
     device multiplies in it faster than in float32, else float32. ``clips``: gradients will be
     clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``seed_plan`` names the one strategy to plan instead of
-    searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it.
+    searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
+    what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
+    seconds a step may take, or text with a unit.
     """
 
     global_batch: int | None = None
@@ -40,29 +43,30 @@ class Request:
     clips: bool = False
     batch_norm: str = "local"
     seed_plan: str = ""
+    mode: str = "min-time"
+    deadline: str | float | None = None
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
         _one_of("precision", self.precision, ("auto", *PRECISIONS))
         _one_of("measure", self.measure, MEASURES)
         _one_of("batch norm", self.batch_norm, BATCH_NORMS)
+        _one_of("mode", self.mode, MODES)
+        if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
+            raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
         for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not 1 <= value <= LARGEST_BATCH:
                 raise InputError(f"the {name} must be between 1 and {LARGEST_BATCH}, not {value}")
 
     @property
+    def deadline_seconds(self) -> float:
+        """The most seconds a step may take, infinite where nothing was said."""
+        return _positive("deadline", self.deadline, "seconds") or math.inf
+
+    @property
     def memory_bytes(self) -> float | None:
         """The memory limit in bytes, None for the devices' own."""
-        limit = self.memory_limit
-        if limit is None or limit == "":
-            return None
-        try:
-            size = read_quantity(limit, "bytes") if isinstance(limit, str) else float(limit)
-        except InputError as error:
-            raise InputError(f"the memory limit {error}") from error
-        if not (size > 0 and math.isfinite(size)):
-            raise InputError(f"the memory limit must be positive, not {limit}")
-        return size
+        return _positive("memory limit", self.memory_limit, "bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,19 @@ class Watch:
     tell: Callable[[str, float], None] = _nothing
     stop: Callable[[], bool] = _never
     step: Callable[[dict[str, float]], None] = _no_step
+
+
+def _positive(name: str, value: str | float | None, quantity: Quantity) -> float | None:
+    """Return a positive number, read with its unit where it is text; None where nothing was said."""
+    if value is None or value == "":
+        return None
+    try:
+        size = read_quantity(value, quantity) if isinstance(value, str) else float(value)
+    except InputError as error:
+        raise InputError(f"the {name} {error}") from error
+    if not (size > 0 and math.isfinite(size)):
+        raise InputError(f"the {name} must be positive, not {value}")
+    return size
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.plan import Frontier
+from shardwright.core.plan import Frontier, Plan
 from shardwright.files.planfile import Origin
 from shardwright.report.story import Difference, PlanStory
 
@@ -47,7 +47,8 @@ class Profile:
 class Study:
     """A finished planning session: the frontier with everything it rests on.
 
-    ``spreads`` are the half-widths of the plans' step times. ``is_complete`` is false when the
+    ``spreads`` are the half-widths of the plans' step times. ``curve`` holds the fastest plan for each
+    number of devices, where that was asked for. ``is_complete`` is false when the
     search was stopped and this is the best it had found.
     """
 
@@ -57,6 +58,7 @@ class Study:
     frontier: Frontier
     origin: Origin = field(default_factory=Origin)
     spreads: tuple[float, ...] = ()
+    curve: tuple[Plan, ...] = ()
     num_measured: int = 0
     is_complete: bool = True
 

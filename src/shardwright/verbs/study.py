@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
-from shardwright.core.plan import Frontier
+from shardwright.core.plan import Frontier, Plan
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
-from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.planner.search import Goal, Limits, Progress, Training, best_of, curve, search
 from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
 from shardwright.verbs.narrate import spread_of
@@ -53,25 +53,22 @@ def study(
         batch_norm=request.batch_norm,
     )
     graph = captured.graph
-    training = Training(
-        precision=request.precision,  # type: ignore[arg-type]  # checked by Request
-        optimizer_states=OPTIMIZER_STATES[request.optimizer],
-        clips=request.clips,
-        batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
-    )
+    goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
+    points: tuple[Plan, ...] = ()
 
     def solve(costs: CostTable) -> Frontier:
-        return search(
-            graph,
-            machine,
-            costs,
-            training=training,
-            limits=limits,
-            seed=request.seed,
-            seed_plan=wanted,
-            progress=_search_progress(watch),
-            stop=watch.stop,
-        )
+        nonlocal points
+        how = {
+            "training": _training(request),
+            "limits": limits,
+            "seed": request.seed,
+            "progress": _search_progress(watch),
+            "stop": watch.stop,
+        }
+        if goal.mode != "curve":
+            return search(graph, machine, costs, goal=goal, seed_plan=wanted, **how)
+        points = curve(graph, machine, costs, **how)
+        return best_of(points, goal)
 
     measured = 0
     if is_local and request.measure != "never":
@@ -97,8 +94,18 @@ def study(
             optimizer=request.optimizer,
         ),
         spreads=spreads,
+        curve=points,
         num_measured=measured,
         is_complete=not watch.stop(),
+    )
+
+
+def _training(request: Request) -> Training:
+    return Training(
+        precision=request.precision,  # type: ignore[arg-type]  # checked by Request
+        optimizer_states=OPTIMIZER_STATES[request.optimizer],
+        clips=request.clips,
+        batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
     )
 
 

@@ -10,6 +10,7 @@ from shardwright.core.plan import Bound, Frontier, Objective, Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.context import Context
+from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.judge import Judged
 
 GIB = 2**30
@@ -50,15 +51,17 @@ def fitting(judged: tuple[Judged, ...] | list[Judged], limit: float) -> list[Jud
     )
 
 
-def answer(found: Findings, seed: int) -> Frontier:
-    """Make plans of the non-dominated verdicts that fit, and choose the fastest.
+def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
+    """Make plans of the non-dominated verdicts that fit, and choose the fastest or cheapest.
 
     Of plans with equal objectives the one on the fewest devices stays; of plans that nobody could
-    tell apart the fastest.
+    tell apart the fastest. Raises NoPlan where nothing fits or meets the deadline.
     """
     verdicts = found.fitting
     if not verdicts:
         raise NoPlan(_no_plan(found))
+    if verdicts[0].seconds > goal.deadline:
+        raise NoPlan(late(verdicts[0].strategy.label, verdicts[0].seconds, goal.deadline))
     best: dict[Objective, Judged] = {}
     for verdict in verdicts:
         best.setdefault(verdict.objective, verdict)
@@ -67,7 +70,23 @@ def answer(found: Findings, seed: int) -> Frontier:
         dominated = any(other.dominates(objective) for other in best)
         if not dominated and not any(_is_alike(best[objective], other) for other in kept):
             kept.append(best[objective])
-    return Frontier(plans=tuple(_plan(found, verdict, seed, kept[0]) for verdict in kept), chosen=0)
+    chosen = 0
+    if goal.mode == "min-money":
+        in_time = [place for place, one in enumerate(kept) if one.seconds <= goal.deadline]
+        chosen = min(in_time, key=lambda place: (kept[place].objective.dollars, place))
+    plans = [_plan(found, verdict, seed) for verdict in kept]
+    reason = _reason(found, kept[chosen], goal)
+    plans[chosen] = replace(plans[chosen], reason=reason)
+    return Frontier(plans=tuple(plans), chosen=chosen)
+
+
+def late(label: str, seconds: float, deadline: float) -> str:
+    """Say that the fastest plan that fits is too slow, and by how much."""
+    return (
+        f"every step must end within {deadline:.4g} s, but the fastest plan that fits ({label}) "
+        f"takes {seconds:.4g} s; allow {seconds:.4g} s, or use more or faster devices, or a smaller "
+        "global batch"
+    )
 
 
 def named_answer(found: Findings, seed: int, name: str) -> Frontier:
@@ -88,7 +107,7 @@ def _is_alike(one: Judged, other: Judged) -> bool:
     return same_price and all(abs(a - b) <= ALIKE * max(a, b) for a, b in pairs)
 
 
-def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:
+def _plan(found: Findings, verdict: Judged, seed: int) -> Plan:
     context = found.context
     notes = list(context.graph.notes)
     if not found.is_complete:
@@ -107,7 +126,6 @@ def _plan(found: Findings, verdict: Judged, seed: int, chosen: Judged) -> Plan:
         method="exact elimination, partition program, simulation",
         seed=seed,
         version=__version__,
-        reason=_reason(found, verdict) if verdict is chosen else "",
         bound=_bound(found, verdict),
         sources=verdict.sources,
         notes=tuple(notes),
@@ -128,20 +146,30 @@ def _bound(found: Findings, verdict: Judged) -> Bound | None:
     )
 
 
-def _reason(found: Findings, best: Judged) -> str:
+def _reason(found: Findings, best: Judged, goal: Goal) -> str:
+    is_cheapest = goal.mode == "min-money"
     others = [
         j
         for j in found.fitting
         if j.strategy.label != best.strategy.label and j.objective != best.objective
     ]
+    dollars = f", {best.objective.dollars:.3g} USD per step" if is_cheapest else ""
+    in_time = f" and {goal.deadline:.4g} s" if goal.deadline < math.inf else ""
     text = (
-        f"{best.strategy.label} is the fastest of {len(found.judged)} simulated plans within "
-        f"{found.limit / GIB:.1f} GiB per device ({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB)"
+        f"{best.strategy.label} is the {'cheapest' if is_cheapest else 'fastest'} of "
+        f"{len(found.judged)} simulated plans within {found.limit / GIB:.1f} GiB per device{in_time} "
+        f"({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB{dollars})"
     )
-    if others:
+    if others and not is_cheapest:
         behind = others[0].seconds / best.seconds - 1
         text += f", {behind:.1%} ahead of {others[0].strategy.label}"
-    bound = _bound(found, best)
+    elif found.fitting[0].seconds < best.seconds:
+        fastest = found.fitting[0]
+        text += (
+            f"; the fastest, {fastest.strategy.label}, takes {fastest.seconds:.4g} s and "
+            f"{fastest.objective.dollars:.3g} USD"
+        )
+    bound = None if is_cheapest else _bound(found, best)
     if bound is not None:
         text += f"; the lower bound is {bound.step_seconds:.4g} s, a gap of {bound.gap:.1%}"
     return text + "."

@@ -95,9 +95,9 @@ def _microbatches(context: Context, samples: int, stages: int) -> tuple[int, ...
     return full[:MAX_FILLS] if stages > 1 else tuple(counts)
 
 
-def device_counts(cluster: Cluster) -> tuple[int, ...]:
+def device_counts(context: Context) -> tuple[int, ...]:
     """Return all devices, then halves of them while whole hosts or equal parts of one remain."""
-    counts = [cluster.num_devices]
+    counts = [context.num_devices]
     while counts[-1] % 2 == 0:
         counts.append(counts[-1] // 2)
     if counts[-1] != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Context:
         self.cluster = cluster
         self.table = table
         self.training = training
+        self.num_devices = cluster.num_devices
         self.samples = find_samples(graph)
         self.ties = tie_blocks(graph, self.samples)
         self.saves = find_saves(graph, self.ties.block)
@@ -70,6 +72,12 @@ class Context:
         self._sort_of: dict[int, int] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+
+    def on(self, num_devices: int) -> Context:
+        """Return the same facts, and the same caches, for plans on the first so many devices."""
+        other = copy.copy(self)
+        other.num_devices = num_devices
+        return other
 
     def iteration(self, index: int) -> Iteration:
         """Return the iteration space of an operator."""

@@ -157,7 +157,7 @@ def _sized(context: Context, name: str, text: str) -> Seed | Grid:
     ):
         raise InputError(f"the grid of {name} is written {form}, such as 2x2, not {text[:40]!r}")
     sizes = tuple(map(int, parts))
-    needed, count = math.prod(sizes), context.cluster.num_devices
+    needed, count = math.prod(sizes), context.num_devices
     if needed > count:
         raise InputError(
             f"{name} {text} needs {needed} devices, but the cluster has {count}; choose a smaller "
@@ -168,7 +168,7 @@ def _sized(context: Context, name: str, text: str) -> Seed | Grid:
 
 def _by_default(context: Context, name: str) -> Seed | Grid:
     """Return a named strategy on all devices."""
-    count = context.cluster.num_devices
+    count = context.num_devices
     if name not in AXES:
         width = _tensor_width(context)
         return _made(name, (count // width, width))
@@ -190,7 +190,7 @@ def _made(name: str, sizes: tuple[int, ...]) -> Seed | Grid:
 
 def _grid(context: Context, name: str) -> Grid | None:
     """Return the grid of all devices: a square, a cube, or squares no more than they are wide."""
-    count = context.cluster.num_devices
+    count = context.num_devices
     for q in range(2, math.isqrt(count) + 1):
         depth, rest = divmod(count, q * q)
         wanted = {"summa": depth == 1, "tesseract": 1 < depth <= q, "cube": depth == q}[name]
@@ -201,7 +201,7 @@ def _grid(context: Context, name: str) -> Grid | None:
 
 
 def _seeds(context: Context) -> list[Seed]:
-    count = context.cluster.num_devices
+    count = context.num_devices
     if count == 1:
         return [Seed()]
     batch = global_batch(context)
@@ -220,13 +220,13 @@ def _seeds(context: Context) -> list[Seed]:
 
 def _tensor_width(context: Context) -> int:
     """Return how many devices of one host could share every operator: a divisor of both."""
-    cluster = context.cluster
-    hosts = [device.host for device in cluster.devices]
+    count = context.num_devices
+    hosts = [device.host for device in context.cluster.devices[:count]]
     near = min(hosts.count(host) for host in set(hosts))
-    near = near if near > 1 else cluster.num_devices
-    return max(w for w in range(1, min(near, 8) + 1) if cluster.num_devices % w == 0)
+    near = near if near > 1 else count
+    return max(w for w in range(1, min(near, 8) + 1) if count % w == 0)
 
 
 def _stage_count(context: Context) -> int:
     limit = min(4, len(context.ties.ranges))
-    return max(s for s in range(1, limit + 1) if context.cluster.num_devices % s == 0)
+    return max(s for s in range(1, limit + 1) if context.num_devices % s == 0)

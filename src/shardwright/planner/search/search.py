@@ -1,60 +1,27 @@
 """The search: from graph, cluster and costs to the frontier of plans.
 
-The additive model proposes (``candidates``), the simulator disposes (``judge``). What is exact and
-what is not: per arrangement the additive optimum and all supported time/memory points are exact and
-proved; which of them are simulated is a selection; the frontier is made of simulated objectives
-only.
+A hunt looks among plans of all devices and fewer; goals other than the fastest plan take one hunt
+for every number of devices. Frontiers are made of simulated objectives only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.plan import Frontier
-from shardwright.core.strategy import Strategy
-from shardwright.errors import InputError
-from shardwright.planner.search.answer import Findings, answer, fitting, named_answer
-from shardwright.planner.search.arrangements import (
-    Arrangement,
-    Shape,
-    device_counts,
-    shapes,
-)
-from shardwright.planner.search.candidates import (
-    HOPELESS,
-    Candidate,
-    explore,
-    spread,
-    to_strategy,
-)
+from shardwright.core.plan import Frontier, Plan
+from shardwright.errors import InputError, NoPlan
+from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.context import Context, Training, serial_seconds
-from shardwright.planner.search.judge import Judged, judge, merge
-from shardwright.planner.search.named import (
-    asked_for,
-    grid_strategies,
-    least_seconds,
-    named_strategies,
-)
+from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
+from shardwright.planner.search.hunt import Hunt, Progress
 from shardwright.planner.space import Placement
 
 RESERVE = 0.05
-# Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
-# too.
-FAR = 2.0
-# Grids (2-D, 3-D) are simulated unless they must be so many times slower than what fits already.
-WORTH = 2.0
-# So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
-MERGED, CLOSE = 3, 1.1
-# So many arrangements are solved again with corrected memory.
-CORRECTED = 3
-# More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
-# memory.
-WORTHWHILE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +46,6 @@ AS_USUAL = Training()
 NO_LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a search is: ``fraction`` of its work, the best step that fits so far (inf before the
-    first), and the bound (0 until it is known).
-    """
-
-    fraction: float
-    best_seconds: float
-    bound_seconds: float
-    text: str
-
-
 def search(
     graph: OperatorGraph,
     cluster: Cluster,
@@ -98,266 +53,168 @@ def search(
     *,
     training: Training = AS_USUAL,
     limits: Limits = NO_LIMITS,
+    goal: Goal = FASTEST,
     seed: int = 0,
     seed_plan: str | Placement = "",
     progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Frontier:
-    """Return the non-dominated plans found, the fastest that fits the memory limit chosen.
+    """Return the non-dominated plans found; the one that serves the goal best is chosen.
 
     ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is
     recorded in the plans: this search is deterministic and draws no random numbers. Raises NoPlan
     when nothing fits, saying how much is missing where. ``seed_plan`` names the one strategy
     wanted (``cube``, ``summa:2x2``; see ``named.SEED_PLANS``), or is one: then nothing is searched.
     """
-    context = Context(graph, cluster, table, training)
-    limit = limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
-    hunt = _Hunt(context, limit, limits, progress, stop)
+    session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
     if seed_plan:
+        hunt = session.hunt(cluster.num_devices)
         hunt.judge_asked_for(seed_plan)
         hunt.merge_gradients()
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
         return named_answer(hunt.findings(), seed, name)
-    hunt.judge_named()
-    hunt.judge_grids()
-    hunt.explore()
-    hunt.judge_candidates()
-    hunt.merge_gradients()
-    return answer(hunt.findings(), seed)
+    if goal.mode == "min-time":
+        hunt = session.hunt(cluster.num_devices)
+        return answer(hunt.run(), seed, goal)
+    if goal.mode == "min-devices":
+        return _fewest(session, goal, seed)
+    if goal.mode == "min-money":
+        _check_prices(cluster)
+    found = [findings for _, findings in session.each()]
+    return answer(_merged(found), seed, goal)
 
 
-def _device_memory(cluster: Cluster) -> float:
-    return min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))
+def curve(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    *,
+    training: Training = AS_USUAL,
+    limits: Limits = NO_LIMITS,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> tuple[Plan, ...]:
+    """Return the fastest plan for every number of devices on which one fits, fewest first.
+
+    Raises NoPlan where none does.
+    """
+    session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
+    found = [findings for _, findings in session.each()]
+    fitting = [findings for findings in found if findings.fitting]
+    # Where nothing fits, the answer on most devices says what is missing.
+    return tuple(answer(findings, seed).best for findings in fitting or found[-1:])
 
 
-class _Hunt:
-    """The state of one search: candidates, verdicts and the bound."""
+def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
+    """Make a frontier of the plans that no other dominates; the fastest is chosen.
+
+    Raises NoPlan where even that one misses the deadline.
+    """
+    kept = {
+        plan.predicted: plan
+        for plan in plans
+        if not any(other.predicted.dominates(plan.predicted) for other in plans)
+    }
+    frontier = Frontier(plans=tuple(kept[objective] for objective in sorted(kept)))
+    fastest = frontier.best.predicted.step_seconds
+    if fastest > goal.deadline:
+        raise NoPlan(late(frontier.best.strategy.label, fastest, goal.deadline))
+    return frontier
+
+
+class _Session:
+    """Hunts over one context, for one number of devices each."""
 
     def __init__(
         self,
         context: Context,
-        limit: float,
         limits: Limits,
         progress: Callable[[Progress], None] | None,
         stop: Callable[[], bool] | None,
     ) -> None:
-        self.context, self.limit, self.limits = context, limit, limits
+        self.context, self.limits = context, limits
+        self.limit = limits.memory_bytes or _device_memory(context.cluster) * (1 - RESERVE)
         self._progress, self._stop = progress, stop
-        fixed = context.table.overhead_map.get("process_bytes", 0.0)
-        self.room = max(limit - fixed, 0.0)
-        self.candidates: list[Candidate] = []
-        self.judged: list[Judged] = []
-        self.refused: list[str] = []
-        self.tried: dict[object, tuple[Candidate, Judged | None]] = {}
-        self.bound = math.inf
-        self.fastest = math.inf
-        self.serial = serial_seconds(context)
-        self.complete = True
 
-    @property
-    def fitting(self) -> list[Judged]:
-        """Verdicts within the memory limit, fastest first."""
-        return fitting(self.judged, self.limit)
+    def hunt(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Hunt:
+        """Return a hunt on so many devices: number ``share[0]`` of ``share[1]``."""
+        number, count = share
 
-    def findings(self) -> Findings:
-        """Return what was found so far."""
-        return Findings(
-            context=self.context,
-            limit=self.limit,
-            judged=tuple(self.judged),
-            refused=tuple(self.refused),
-            bound=self.bound,
-            is_complete=self.complete,
+        def tell(one: Progress) -> None:
+            if self._progress is not None:
+                text = one.text if count == 1 else f"on {num_devices}: {one.text}"
+                part = (number + one.fraction) / count
+                self._progress(replace(one, fraction=part, text=text))
+
+        return Hunt(
+            self.context.on(num_devices), self.limit, self.limits.max_candidates, tell, self._stop
         )
 
-    def judge_named(self) -> None:
-        """Simulate the strategies people know, so that none of them beats the answer.
-
-        One that does not fit is tried again with the most microbatches, at once where plain data
-        parallelism was already far too large.
-        """
-        far = False
-        for few, many in named_strategies(self.context):
-            for strategy in dict.fromkeys((many,) if far else (few, many)):
-                if self.stopped() and self.judged:
-                    return
-                verdict = self._verdict(strategy, math.nan)
-                self._tell(0.0, strategy.label)
-                if verdict is not None and verdict.bytes <= self.limit:
-                    break
-                far = far or (verdict is not None and verdict.bytes > FAR * self.limit)
-
-    def judge_grids(self) -> None:
-        """Simulate tensor parallelism in two and three dimensions, unless that is hopeless."""
-        for few, many in grid_strategies(self.context):
-            fastest = self.fitting[0].seconds if self.fitting else math.inf
-            share = self._even_split(len(few.devices))
-            if self.stopped() or share + least_seconds(self.context, few) > WORTH * fastest:
-                continue
-            self._first_that_fits(few, many)
-            self._tell(0.0, few.label)
-
-    def judge_asked_for(self, wanted: str | Placement) -> None:
-        """Simulate the one strategy that was asked for."""
-        self._first_that_fits(*asked_for(self.context, wanted))
-
-    def _first_that_fits(self, few: Strategy, many: Strategy) -> None:
-        verdict = self._verdict(few, math.nan)
-        if (verdict is None or verdict.bytes > self.limit) and many != few:
-            self._verdict(many, math.nan)
-
-    def explore(self) -> None:
-        """Solve the arrangements of all devices, then those of fewer that could still win."""
-        counts = device_counts(self.context.cluster)
-        for order, count in enumerate(counts):
-            plans = list(shapes(self.context, count))
-            if count < counts[0] and self._even_split(count) >= self.fastest:
-                plans = self._cheaper(plans)
-            for number, shape in enumerate(plans):
-                if not self._explore_shape(shape):
-                    self.complete = False
-                    return
-                share = (order + (number + 1) / len(plans)) / len(counts)
-                self._tell(0.1 + 0.6 * share, f"{count} devices, {shape.stages} stages")
-
-    def _even_split(self, devices: float) -> float:
-        """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
-        return self.serial / devices
-
-    def _cheaper(self, plans: list[Shape]) -> list[Shape]:
-        """Keep of too few devices only what may save money: the best shape, on fewer hosts."""
-        fits = [c for c in self.candidates if c.bytes <= self.room]
-        if not fits or not plans:
-            return []
-        best = min(fits, key=lambda c: (c.seconds, c.bytes)).arrangement
-        cluster = self.context.cluster
-        count = plans[0].stages * plans[0].data * plans[0].tensor
-        rate = cluster.dollars_per_second
-        if rate(tuple(range(2 * count))) <= rate(tuple(range(count))):
-            return []
-        return [
-            replace(plan, microbatches=plan.microbatches[-2:])
-            for plan in plans
-            if (plan.stages, plan.tensor) == (best.stages, best.tensor)
+    def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
+        """Hunt on every number of devices in turn, fewest first, but for those that would miss the
+        deadline even if all work divided evenly."""
+        cluster, least = self.context.cluster, serial_seconds(self.context) / deadline
+        numbers = [
+            number
+            for number in device_numbers(cluster)
+            if number >= least or number == cluster.num_devices
         ]
-
-    def _explore_shape(self, shape: Shape) -> bool:
-        """Try ever more microbatches, until they no longer save memory; false if asked to stop."""
-        smallest = math.inf
-        for arrangement in shape.arrangements:
-            if self.stopped():
-                return False
-            bubble = (shape.stages - 1) / arrangement.microbatches
-            if self._even_split(arrangement.num_devices) * (1 + bubble) > HOPELESS * self.fastest:
-                continue
-            try:
-                found = explore(self.context, arrangement, self.room, self.fastest, self.bound)
-            except InputError as error:  # too wide for the exact search
-                self.refused.append(f"{arrangement}: {error}")
-                self.complete = False
-                break
-            self.candidates += found.candidates
-            self.bound = found.bound
-            fast = [c.seconds for c in found.candidates if c.bytes <= self.room]
-            self.fastest = min([self.fastest, *fast])
-            least = min((c.bytes for c in found.candidates), default=math.inf)
-            # Without a pipeline more microbatches only cost time; they are for memory.
-            is_idle = least > smallest * WORTHWHILE or found.fastest > HOPELESS * self.fastest
-            if is_idle and shape.stages == 1:
-                break
-            smallest = least
-        return True
-
-    def judge_candidates(self) -> None:
-        """Simulate a selection; while nothing fits go on with smaller ones."""
-        wanted = spread(self.candidates, self.limits.max_candidates, self.room)
-        for number, candidate in enumerate(wanted):
-            if self.stopped() and self.judged:
+        for place, number in enumerate(numbers):
+            if place and self._stop is not None and self._stop():
                 return
-            self._try(candidate)
-            self._tell(0.7 + 0.2 * (number + 1) / len(wanted), "simulating")
-        self._correct()
-        self._try_gpipe()
-        rest = sorted(self.candidates, key=lambda c: c.bytes)
-        for candidate in rest[: self.limits.max_candidates]:
-            if self.fitting or self.stopped():
-                return
-            self._try(candidate)
+            yield number, self.hunt(number, (place, len(numbers))).run(only=True)
 
-    def _correct(self) -> None:
-        """Solve the most promising arrangements again, with the memory the simulator found missing.
 
-        The additive model does not know when tensors are alive, so plans made to just fit may not.
-        """
-        missing: dict[Arrangement, float] = {}
-        for candidate, verdict in self.tried.values():
-            if verdict is not None:
-                error = verdict.bytes - (self.limit - self.room) - candidate.bytes
-                known = missing.get(candidate.arrangement, 0.0)
-                missing[candidate.arrangement] = max(known, error)
-        fastest: dict[Arrangement, float] = {}
-        for candidate in self.candidates:
-            if candidate.arrangement in missing and candidate.bytes <= self.room:
-                known = fastest.get(candidate.arrangement, math.inf)
-                fastest[candidate.arrangement] = min(known, candidate.seconds)
-        for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[:CORRECTED]:
-            if self.stopped() or missing[arrangement] <= 0:
-                continue
-            room = self.room - missing[arrangement]
-            again = explore(self.context, arrangement, room, math.inf, 0.0).candidates
-            fits = sorted((c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes))
-            best = self.fitting[0].seconds if self.fitting else math.inf
-            if fits and fits[0].least_seconds < best:
-                self._try(fits[0])
-            self._tell(0.95, "correcting memory")
+def _fewest(session: _Session, goal: Goal, seed: int) -> Frontier:
+    tried: list[int] = []
+    nearest: Findings | None = None
+    for number, findings in session.each(goal.deadline):
+        tried.append(number)
+        if findings.fitting and findings.fitting[0].seconds <= goal.deadline:
+            frontier = answer(findings, seed, goal)
+            before = f"; {tried_text(tried[:-1])} do not" if tried[:-1] else ""
+            meets = "fit and meet the deadline" if goal.deadline < math.inf else "fit"
+            reason = f"The fewest devices that {meets}: {number}{before}. "
+            best = replace(frontier.best, reason=reason + frontier.best.reason)
+            plans = tuple(best if plan is frontier.best else plan for plan in frontier.plans)
+            return Frontier(plans=plans, chosen=frontier.chosen)
+        if nearest is None or _nearness(findings) <= _nearness(nearest):
+            nearest = findings
+    assert nearest is not None  # one device is always tried
+    if not nearest.fitting:
+        return answer(nearest, seed)  # raises NoPlan with what is missing
+    best = nearest.fitting[0]
+    raise NoPlan(
+        f"tried {tried_text(tried)} devices: {late(best.strategy.label, best.seconds, goal.deadline)}"
+    )
 
-    def _try_gpipe(self) -> None:
-        """Simulate the fastest pipeline in GPipe order too, which hides slow transfers better."""
-        pipelines = [
-            (verdict.seconds, candidate.bytes, number)
-            for number, (candidate, verdict) in enumerate(self.tried.values())
-            if verdict is not None and candidate.arrangement.stages > 1
-        ]
-        if pipelines and not self.stopped():
-            candidate = list(self.tried.values())[min(pipelines)[2]][0]
-            self._try(
-                replace(candidate, arrangement=replace(candidate.arrangement, schedule="gpipe"))
-            )
 
-    def _try(self, candidate: Candidate) -> None:
-        """Simulate a candidate unless that was done."""
-        if candidate.identity not in self.tried:
-            strategy = to_strategy(self.context, candidate)
-            verdict = self._verdict(strategy, candidate.least_seconds)
-            self.tried[candidate.identity] = candidate, verdict
+def _nearness(findings: Findings) -> tuple[float, float]:
+    """Order what does not do: by the seconds of what fits, else by the bytes of what does not."""
+    if findings.fitting:
+        return findings.fitting[0].seconds, 0.0
+    return math.inf, min((one.bytes for one in findings.judged), default=math.inf)
 
-    def merge_gradients(self) -> None:
-        """Choose gradient buckets for the fastest fitting plans; the order may change."""
-        for verdict in self.fitting[:MERGED]:
-            if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
-                return
-            merged = merge(self.context, verdict)
-            self.judged = [merged if known is verdict else known for known in self.judged]
-            self._tell(1.0, "merging gradients")
 
-    def stopped(self) -> bool:
-        """Whether the caller wants an answer now."""
-        return self._stop is not None and self._stop()
+def _merged(found: list[Findings]) -> Findings:
+    """Take the findings of several numbers of devices together."""
+    return replace(
+        found[-1],
+        judged=tuple(verdict for one in found for verdict in one.judged),
+        refused=tuple(text for one in found for text in one.refused),
+        bound=min(one.bound for one in found),
+        is_complete=all(one.is_complete for one in found),
+    )
 
-    def _verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
-        try:
-            verdict = judge(self.context, strategy, least_seconds)
-        except ValueError as error:
-            self.refused.append(f"{strategy.label}: {error}")
-            return None
-        self.judged.append(verdict)
-        return verdict
 
-    def _tell(self, fraction: float, text: str) -> None:
-        if self._progress is not None:
-            fits = self.fitting
-            best = fits[0].seconds if fits else math.inf
-            bound = 0.0 if math.isinf(self.bound) else self.bound
-            self._progress(
-                Progress(fraction=fraction, best_seconds=best, bound_seconds=bound, text=text)
-            )
+def _check_prices(cluster: Cluster) -> None:
+    if cluster.dollars_per_second(tuple(range(cluster.num_devices))) <= 0:
+        raise InputError(
+            f"the least money needs prices, but cluster {cluster.name} has none; add "
+            'price = "3.2 USD/h" to its hosts, or choose another mode'
+        )
+
+
+def _device_memory(cluster: Cluster) -> float:
+    return min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))
