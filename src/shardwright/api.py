@@ -25,6 +25,8 @@ from shardwright.files.planfile import (
     write_graph,
     write_plan,
 )
+from shardwright.planner.search import Wish
+from shardwright.report.contrast import Contrast, contrast
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
@@ -48,9 +50,10 @@ if TYPE_CHECKING:
     from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
-    "Job", "Request", "Trial", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
+    "Job", "Request", "Trial", "Watch", "Wish", "build", "capture", "compare", "coverage", "diff", "doctor",
+    "explain",
     "export", "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run",
-    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
+    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify", "why_not",
 ]  # fmt: skip
 
 
@@ -139,6 +142,50 @@ def explain(
 
     story = simulate(plan, model, cluster, batch=batch, pick=pick)
     return explanation_text(read_frontier(plan, pick), story)
+
+
+def diff(
+    one: Plan | Frontier | str | Path,
+    other: Plan | Frontier | str | Path,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Batch | None = None,
+) -> Contrast:
+    """Lay two plans of one model and cluster side by side: times, memory, choices, and why."""
+    stories = [simulate(plan, model, cluster, batch=batch) for plan in (one, other)]
+    return contrast(stories[0], stories[1])
+
+
+def why_not(
+    plan: Plan | Frontier | str | Path,
+    wish: Wish,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Batch | None = None,
+    pick: int | None = None,
+) -> Contrast:
+    """Lay the best plan that does what you have in mind beside a plan, with what decides.
+
+    Raises InputError where there is no such plan.
+    """
+    from shardwright.planner.search import Training, room
+    from shardwright.planner.search import why_not as find
+
+    document = _document(plan)
+    chosen = _picked(document.frontier, pick)
+    graph, machine, costs = _evidence(document, chosen, model, cluster, batch)
+    mine = chosen.strategy
+    training = Training(
+        precision=mine.precision,
+        optimizer_states=mine.optimizer_states,
+        clips=mine.clips,
+        batch_norm=mine.batch_norm,
+    )
+    other = find(graph, machine, costs, wish, training=training)
+    stories = [tell(one, graph, machine, costs) for one in (chosen, other)]
+    return contrast(stories[0], stories[1], room(machine))
 
 
 def build(

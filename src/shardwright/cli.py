@@ -214,6 +214,60 @@ def explain(
 
 
 @app.command()
+def diff(
+    one: PlanPath,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another plan file.")],
+    model: MaybeModel = "",
+    cluster: Cluster = "",
+    json: Json = False,
+) -> None:
+    """Lay two plans side by side, and say what decides."""
+    from shardwright import api, voice
+
+    speaker = _voice(json)
+    with speaker.waiting("simulating both"):
+        found = api.diff(one, other, model, cluster)
+    voice.show_contrast(speaker, found)
+
+
+@app.command("why-not")
+def why_not(
+    plan: PlanPath,
+    model: MaybeModel = "",
+    data: Annotated[int | None, typer.Option("--dp", min=1, help="Data parallel degree.")] = None,
+    tensor: Annotated[
+        int | None, typer.Option("--tp", min=1, help="Tensor parallel degree.")
+    ] = None,
+    stages: Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline stages.")] = None,
+    zero: Annotated[int | None, typer.Option("--zero", min=0, max=3, help="ZeRO stage.")] = None,
+    microbatches: Annotated[int | None, typer.Option("--microbatches", min=1)] = None,
+    recompute: Annotated[
+        bool | None, typer.Option("--recompute/--no-recompute", help="Recompute every block.")
+    ] = None,
+    seed_plan: Annotated[str, typer.Option("--seed-plan", help="A strategy by name.")] = "",
+    cluster: Cluster = "",
+    pick: Pick = None,
+    json: Json = False,
+) -> None:
+    """Say what decides against an alternative that you name."""
+    from shardwright import api, voice
+
+    speaker = _voice(json)
+    wish = api.Wish(
+        data=data,
+        tensor=tensor,
+        stages=stages,
+        zero=zero,
+        microbatches=microbatches,
+        recompute=recompute,
+        seed_plan=seed_plan,
+    )
+    with speaker.waiting("planning the alternative"):
+        found = api.why_not(plan, wish, model, cluster, pick=pick)
+    voice.show_contrast(speaker, found)
+
+
+@app.command()
 def run(
     plan: PlanPath,
     model: Model,

@@ -10,6 +10,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,9 +22,11 @@ from rich.text import Text
 from shardwright.core.codec import dumps, encode
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
+from shardwright.report.contrast import Contrast
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
 from shardwright.report.text import (
     chosen_lines,
+    contrast_parts,
     curve_table,
     difference_table,
     frontier_table,
@@ -264,6 +267,18 @@ def show_simulation(voice: Voice, story: PlanStory, trace: Path | None) -> None:
     if trace:
         voice.say(Text(f"Wrote {trace}; open it at ui.perfetto.dev (it stays on your machine)."))
     voice.next("`shardwright explain` says what each operator costs and how it is split")
+
+
+def show_contrast(voice: Voice, found: Contrast) -> None:
+    """Print two plans side by side."""
+    voice.say(contrast_parts(found))
+    voice.emit(
+        one=found.one,
+        other=found.other,
+        sentence=found.sentence,
+        rows=[asdict(row) for row in found.rows],
+        facts=[dict(zip(("what", "one", "other"), fact, strict=True)) for fact in found.facts],
+    )
 
 
 def show_explanation(voice: Voice, frontier: Frontier, story: PlanStory, limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.plan import Frontier, Plan
+from shardwright.report.contrast import Contrast
 from shardwright.report.story import (
     Difference,
     OperatorRow,
@@ -191,6 +193,33 @@ def difference_table(rows: Sequence[Difference]) -> Table:
             style="bold" if row.name in ("step time", "peak memory") else "",
         )
     return table
+
+
+def contrast_parts(found: Contrast) -> Group:
+    """Lay two plans side by side, the deciding sentence first."""
+    numbers = plain_table("Predicted")
+    numbers.add_column("what")
+    for name in (found.one, found.other, "difference"):
+        numbers.add_column(Text(name), justify="right", overflow="fold")
+    writers = {"seconds": seconds_text, "bytes": bytes_text, "dollars": dollars_text}
+    for row in found.rows:
+        write = writers[row.unit]
+        gap = 0.0 if math.isclose(row.one, row.other) else row.other - row.one
+        sign = "+" if gap > 0 else "-" if gap < 0 else ""
+        numbers.add_row(
+            row.name,
+            write(row.one) if row.one else "-",
+            write(row.other) if row.other else "-",
+            f"{sign}{write(abs(gap))}" if gap else "",
+            style="bold" if row.name in ("step time", "peak memory") else "",
+        )
+    choices = plain_table("Choices that differ")
+    choices.add_column("what", overflow="fold")
+    for name in (found.one, found.other):
+        choices.add_column(Text(name), overflow="fold")
+    for fact in found.facts:
+        choices.add_row(*map(Text, fact))
+    return Group(Text(found.sentence), numbers, *([choices] if found.facts else []))
 
 
 def plain_table(title: str) -> Table:

@@ -1,13 +1,26 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search`` and ``curve`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
+``search``, ``curve`` and ``why_not`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
 additive problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them
 before the simulator. Nothing here knows torch, the clock or the disk.
 """
 
+from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.context import Training
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.hunt import Progress
-from shardwright.planner.search.search import Limits, best_of, curve, search
+from shardwright.planner.search.search import Limits, best_of, curve, room, search, why_not
 
-__all__ = ["MODES", "Goal", "Limits", "Progress", "Training", "best_of", "curve", "search"]
+__all__ = [
+    "MODES",
+    "Goal",
+    "Limits",
+    "Progress",
+    "Training",
+    "Wish",
+    "best_of",
+    "curve",
+    "room",
+    "search",
+    "why_not",
+]

@@ -74,7 +74,7 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
     if goal.mode == "min-money":
         in_time = [place for place, one in enumerate(kept) if one.seconds <= goal.deadline]
         chosen = min(in_time, key=lambda place: (kept[place].objective.dollars, place))
-    plans = [_plan(found, verdict, seed) for verdict in kept]
+    plans = [make_plan(found, verdict, seed) for verdict in kept]
     reason = _reason(found, kept[chosen], goal)
     plans[chosen] = replace(plans[chosen], reason=reason)
     return Frontier(plans=tuple(plans), chosen=chosen)
@@ -107,7 +107,8 @@ def _is_alike(one: Judged, other: Judged) -> bool:
     return same_price and all(abs(a - b) <= ALIKE * max(a, b) for a, b in pairs)
 
 
-def _plan(found: Findings, verdict: Judged, seed: int) -> Plan:
+def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
+    """Write a verdict as a plan, with what it was found for."""
     context = found.context
     notes = list(context.graph.notes)
     if not found.is_complete:

@@ -73,19 +73,22 @@ class Shape:
 
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield every shape of so many devices that divides the batch, in a fixed order."""
-    batch = global_batch(context)
     widest = max(SMALL_GROUP, _largest_host(context.cluster))
     for stages in _divisors(min(num_devices, len(context.ties.ranges)), num_devices):
         width = num_devices // stages
         for tensor in _divisors(min(width, widest), width):
             data = width // tensor
-            counts = _microbatches(context, batch // data, stages) if batch % data == 0 else ()
+            counts = microbatch_counts(context, data, stages)
             if counts:
                 yield Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
 
 
-def _microbatches(context: Context, samples: int, stages: int) -> tuple[int, ...]:
-    """Return powers of two that divide the samples, enough to fill the stages where possible."""
+def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:
+    """Return powers of two that divide a device's samples, enough to fill the stages where
+    possible; none where the batch does not divide."""
+    samples, rest = divmod(global_batch(context), data)
+    if rest:
+        return ()
     if context.samples.blocker:
         return (1,)
     counts = [1]

@@ -30,12 +30,13 @@ from shardwright.planner.search.candidates import (
 from shardwright.planner.search.context import Context, serial_seconds
 from shardwright.planner.search.judge import Judged, judge, merge
 from shardwright.planner.search.named import (
+    as_strategy,
     asked_for,
     grid_strategies,
     least_seconds,
     named_strategies,
 )
-from shardwright.planner.space import Placement
+from shardwright.planner.space import Placement, Seed
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
@@ -155,7 +156,7 @@ class Hunt:
             if count < counts[0] and self._even_split(count) >= self.fastest:
                 plans = self._cheaper(plans)
             for number, shape in enumerate(plans):
-                if not self._explore_shape(shape):
+                if not self.explore_shape(shape):
                     self.complete = False
                     return
                 share = (order + (number + 1) / len(plans)) / len(counts)
@@ -182,7 +183,16 @@ class Hunt:
             if (plan.stages, plan.tensor) == (best.stages, best.tensor)
         ]
 
-    def _explore_shape(self, shape: Shape) -> bool:
+    def judge_seed(self, seed: Seed) -> Judged | None:
+        """Simulate a named strategy; None where it is impossible."""
+        try:
+            strategy = as_strategy(self.context, seed)
+        except ValueError as error:
+            self.refused.append(f"{seed.label}: {error}")
+            return None
+        return self._verdict(strategy, math.nan)
+
+    def explore_shape(self, shape: Shape) -> bool:
         """Try ever more microbatches, until they no longer save memory; false if asked to stop."""
         smallest = math.inf
         for arrangement in shape.arrangements:

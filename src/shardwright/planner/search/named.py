@@ -113,12 +113,15 @@ def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[tuple[S
 def _few_and_many(context: Context, seed: Seed | Grid) -> tuple[Strategy, Strategy]:
     count = _most(context, seed)
     if isinstance(seed, Seed):
-        return _strategy(context, seed), _strategy(context, replace(seed, num_microbatches=count))
+        return as_strategy(context, seed), as_strategy(
+            context, replace(seed, num_microbatches=count)
+        )
     many = replace(seed, num_microbatches=count, keeps=False)
-    return _strategy(context, seed), _strategy(context, many)
+    return as_strategy(context, seed), as_strategy(context, many)
 
 
-def _strategy(context: Context, seed: Seed | Grid) -> Strategy:
+def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
+    """Return a named strategy as it trains here. Raises ValueError where it is impossible."""
     made = (
         seed_strategy(context.graph, seed, context.samples)
         if isinstance(seed, Seed)

@@ -15,6 +15,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, NoPlan
+from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.context import Context, Training, serial_seconds
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
@@ -106,6 +107,25 @@ def curve(
     return tuple(answer(findings, seed).best for findings in fitting or found[-1:])
 
 
+def why_not(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    wish: Wish,
+    *,
+    training: Training = AS_USUAL,
+    limits: Limits = NO_LIMITS,
+) -> Plan:
+    """Return the best plan that does what a user has in mind, whether it fits or not."""
+    session = _Session(Context(graph, cluster, table, training), limits, None, None)
+    return alternative(session.hunt(cluster.num_devices), wish)
+
+
+def room(cluster: Cluster, limits: Limits = NO_LIMITS) -> float:
+    """Return the bytes of a device that plans may use."""
+    return limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
+
+
 def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
     """Make a frontier of the plans that no other dominates; the fastest is chosen.
 
@@ -134,7 +154,7 @@ class _Session:
         stop: Callable[[], bool] | None,
     ) -> None:
         self.context, self.limits = context, limits
-        self.limit = limits.memory_bytes or _device_memory(context.cluster) * (1 - RESERVE)
+        self.limit = room(context.cluster, limits)
         self._progress, self._stop = progress, stop
 
     def hunt(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Hunt:

@@ -1,0 +1,95 @@
+"""Why not ...: the best plan that does what a user has in mind.
+
+What the user leaves open is searched; what is named is kept, however bad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.core.plan import Plan
+from shardwright.errors import InputError
+from shardwright.planner.search.answer import make_plan
+from shardwright.planner.search.arrangements import Shape, microbatch_counts
+from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.judge import Judged
+from shardwright.planner.space import Seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Degrees that a user names; None leaves one open. ``seed_plan`` names a whole strategy.
+
+    The degrees multiply to the number of devices; an open data degree is what is left over, open
+    others are 1. With ``zero`` or ``recompute`` every operator is split as the named strategies do,
+    else the best split and parameter layouts for these degrees are searched.
+    """
+
+    data: int | None = None
+    tensor: int | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    zero: int | None = None
+    recompute: bool | None = None
+    seed_plan: str = ""
+
+    def __post_init__(self) -> None:
+        degrees = (self.data, self.tensor, self.stages, self.microbatches)
+        if any(degree is not None and degree < 1 for degree in degrees):
+            raise InputError("degrees and microbatches must be positive")
+        if self.zero is not None and not 0 <= self.zero <= 3:
+            raise InputError(f"ZeRO has the stages 0 to 3, not {self.zero}")
+        others = (*degrees, self.zero, self.recompute)
+        if self.seed_plan and any(other is not None for other in others):
+            raise InputError("name either a seed plan or degrees, not both")
+        if not self.seed_plan and all(other is None for other in others):
+            raise InputError("name an alternative, such as --tp 8 or --seed-plan cube")
+
+
+def alternative(hunt: Hunt, wish: Wish) -> Plan:
+    """Return the fastest plan of a wish that fits into memory, or the smallest where none does.
+
+    Raises InputError where there is no such plan.
+    """
+    if wish.seed_plan:
+        hunt.judge_asked_for(wish.seed_plan)
+    else:
+        _judge_degrees(hunt, wish)
+    hunt.merge_gradients()
+    if not hunt.judged:
+        why = "; ".join(hunt.refused[:3]) or "the global batch does not divide so"
+        raise InputError(f"this alternative is impossible here: {why}")
+    smallest = min(hunt.judged, key=lambda one: one.bytes)
+    chosen: Judged = next(iter(hunt.fitting), smallest)
+    return make_plan(hunt.findings(), chosen, 0)
+
+
+def _judge_degrees(hunt: Hunt, wish: Wish) -> None:
+    context = hunt.context
+    stages, tensor = wish.stages or 1, wish.tensor or 1
+    data = wish.data or max(1, context.num_devices // (stages * tensor))
+    needed = data * tensor * stages
+    if needed > context.num_devices:
+        raise InputError(
+            f"dp {data} x tp {tensor} x pp {stages} takes {needed} devices, but the cluster has "
+            f"{context.num_devices}; choose smaller degrees"
+        )
+    counts = microbatch_counts(context, data, stages)
+    if wish.microbatches is not None:
+        counts = (wish.microbatches,)
+    if wish.zero is None and wish.recompute is None:
+        shape = Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
+        if stages > len(context.ties.ranges):
+            raise InputError(
+                f"pp {stages} needs as many blocks, but the model has {len(context.ties.ranges)}"
+            )
+        hunt.explore_shape(shape)
+        hunt.judge_candidates()
+    for count in counts:
+        seed = Seed(
+            data=data, tensor=tensor, stages=stages, zero=wish.zero or 0,
+            num_microbatches=count, recompute=bool(wish.recompute),
+        )  # fmt: skip
+        verdict = hunt.judge_seed(seed)
+        if verdict is not None and verdict.bytes <= hunt.limit:
+            return

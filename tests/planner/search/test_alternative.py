@@ -1,0 +1,74 @@
+"""Alternatives that a user names: what is named is kept, what is open is searched."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.plan import Plan
+from shardwright.errors import InputError
+from shardwright.planner.search import Limits, Wish, search, why_not
+from tests.planner.search.models import cluster, residual
+
+GRAPH = residual(batch=64, width=64, depth=3, classes=16)
+OPEN = Limits()
+MACHINE = cluster(1, 8, flops=1e10, near=1e9, far=1e8)
+
+
+def found(limits: Limits = OPEN, **wish: object) -> Plan:
+    return why_not(GRAPH, MACHINE, CostTable(), Wish(**wish), limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("wish", "sizes", "stages"),
+    [
+        ({"tensor": 4}, {"data": 2, "tensor": 4}, 1),
+        ({"tensor": 2, "data": 2}, {"data": 2, "tensor": 2}, 1),
+        ({"stages": 2}, {"data": 4}, 2),
+        ({"data": 8, "zero": 2}, {"data": 8}, 1),
+        ({"seed_plan": "summa:2x2"}, {"row": 2, "column": 2}, 1),
+    ],
+)
+def test_the_degrees_are_those_that_were_named(
+    wish: dict[str, object], sizes: dict[str, int], stages: int
+) -> None:
+    strategy = found(**wish).strategy
+    assert len(strategy.meshes) == stages
+    if "seed_plan" not in wish:
+        mesh = strategy.meshes[0]
+        assert dict(zip(mesh.axes, mesh.sizes, strict=True)) == sizes
+    assert strategy.meshes[0].sizes == tuple(sizes.values())
+
+
+def test_microbatches_and_recomputation_are_kept() -> None:
+    strategy = found(data=8, microbatches=4, recompute=True).strategy
+    assert strategy.pipeline.num_microbatches == 4
+    assert strategy.recompute
+
+
+def test_no_alternative_is_faster_than_the_best_plan() -> None:
+    best = search(GRAPH, MACHINE, CostTable()).best.predicted.step_seconds
+    for wish in ({"tensor": 2}, {"tensor": 8}, {"stages": 2}, {"zero": 3}):
+        assert found(**wish).predicted.step_seconds >= best * (1 - 1e-9)
+
+
+def test_what_does_not_fit_is_returned_all_the_same() -> None:
+    small = Limits(memory_bytes=1000.0)
+    assert found(small, data=8).predicted.peak_bytes > 1000.0
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({}, "name an alternative"),
+        ({"tensor": 2, "seed_plan": "cube"}, "not both"),
+        ({"zero": 4}, "ZeRO has the stages 0 to 3, not 4"),
+        ({"tensor": 0}, "must be positive"),
+        ({"tensor": 16}, "takes 16 devices, but the cluster has 8"),
+        ({"stages": 8}, "needs as many blocks"),
+        ({"data": 7}, "impossible here"),
+    ],
+)
+def test_what_cannot_be_is_refused(wish: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        found(**wish)
