@@ -27,6 +27,9 @@ from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
+# Activations times a weight; Hugging Face's GPT-2 writes its linears as addmm.
+PRODUCTS = ("aten.linear.default", "aten.addmm.default", "aten.mm.default")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
@@ -277,7 +280,7 @@ def _opening_linears(
     """Find linears whose split output can stay split until another linear or attention takes it."""
     found: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
-        if operator.kind != "aten.linear.default":
+        if operator.kind not in PRODUCTS:
             continue
         name = iterations[index].outputs[0][-1]
         if name and iterations[index].dim(name).size % pieces == 0:
@@ -293,6 +296,7 @@ def _stays_split(
     """Follow a split activation; true if every path ends at a reduction of the split dim."""
     pending = list(sharded)
     closed = False
+    sums: list[int] = []
     while pending:
         tensor = pending.pop()
         for reader in graph.consumers[tensor]:
@@ -301,24 +305,20 @@ def _stays_split(
             name = names[sharded[tensor]] if names else ""
             if not name or iteration.dim(name).size % pieces:
                 return False
-            if operator.kind == "aten.linear.default":
+            if operator.kind in PRODUCTS:
                 closed = True
                 continue
-            if _meets_residual(graph, operator.kind, operator.inputs, sharded):
-                return False
+            sums += [reader] if operator.kind.startswith("aten.add.") else []
             for output, out_names in zip(operator.outputs, iteration.outputs, strict=True):
                 if name not in out_names:
                     return False
                 if output not in sharded:
                     sharded[output] = out_names.index(name)
                     pending.append(output)
-    return closed
+    return closed and not any(_meets_residual(graph, reader, sharded) for reader in sums)
 
 
-def _meets_residual(
-    graph: OperatorGraph, kind: str, inputs: tuple[int, ...], sharded: dict[int, int]
-) -> bool:
+def _meets_residual(graph: OperatorGraph, index: int, sharded: dict[int, int]) -> bool:
     """An addition with an activation from outside the split region is the residual stream."""
-    if not kind.startswith("aten.add."):
-        return False
+    inputs = graph.operators[index].inputs
     return any(tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs)
