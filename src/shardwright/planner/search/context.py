@@ -12,9 +12,11 @@ from typing import Literal
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout
 from shardwright.core.strategy import Mesh, Precision
 from shardwright.planner.cost import Rates, collective_seconds, operator_cost
+from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
 from shardwright.planner.cost.price import peer_groups
 from shardwright.planner.search.saves import find_saves
@@ -211,6 +213,25 @@ class Wires:
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+    def halos(self, local: Shape, dtype: str, halos: Halos) -> float:
+        """Price bringing a shard's halos, or giving their gradients back."""
+        context, total = self.context, 0.0
+        for halo in halos:
+            moved = most_moved(local, halo, self.mesh.sizes) * DTYPE_BYTES[dtype]
+            local = extended_shape(local, (halo,))
+            copied = num_bytes(local, dtype)
+            key = (f"halo {copied}", halo.axes, moved)
+            if key not in self._messages:
+                slowest = max(
+                    halo_seconds(
+                        moved, copied, devices, context.cluster, context.table, share
+                    ).seconds
+                    for devices, share in self._groups[halo.axes]
+                )
+                self._messages[key] = slowest + context.message_seconds
+            total += self._messages[key]
+        return total
 
 
 def _steps(

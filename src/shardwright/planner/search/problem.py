@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_shape
 from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.activations import activation_terms
@@ -110,7 +111,7 @@ class Problem:
         operator, placed = self.context.graph.operators[index], self.context.placements(index, dims)
         sizes = self.mesh.sizes
         inputs = tuple(
-            local_shape(self.shape(tensor, index), pair.value, sizes)
+            extended_shape(local_shape(self.shape(tensor, index), pair.value, sizes), pair.halos)
             for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
         )
         outputs = tuple(
