@@ -111,7 +111,8 @@ class Fetch(_Rows):
         self.extended.narrow(halo.dim, halo.before, size).copy_(tensor)
 
     def complete(self) -> None:
-        halo, extended = self.shore.halo, self.extended
+        halo = self.shore.halo
+        extended = self.extended
         if extended is None:
             raise RuntimeError("halos were completed before they were issued")
         starts = (0, extended.shape[halo.dim] - halo.after)
@@ -142,7 +143,8 @@ class Return(_Rows):
         self.own = _own(tensor.narrow(halo.dim, halo.before, size))
 
     def complete(self) -> None:
-        halo, own = self.shore.halo, self.own
+        halo = self.shore.halo
+        own = self.own
         if own is None:
             raise RuntimeError("halos were completed before they were issued")
         from_before, from_after = self._arrived()

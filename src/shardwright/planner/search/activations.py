@@ -19,8 +19,8 @@ from shardwright.planner.search.context import num_bytes
 from shardwright.planner.search.terms import EACH, FLIGHT, NUM_COLUMNS, ONCE, TRANSIENT, Term
 
 if TYPE_CHECKING:
-    from shardwright.planner.space.configs import Pair
     from shardwright.planner.search.problem import Problem
+    from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
 # Root maker, output position, root readers with input positions.
