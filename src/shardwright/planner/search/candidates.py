@@ -344,7 +344,7 @@ def _tensor_word(candidate: Candidate) -> str:
             continue
         for assignment in set(candidate.assignments):
             name = problem.domains[root][assignment[problem.config_of[root]]][-1]
-            if name == context.samples.operator_dim[root] and name:
+            if name == context.sample_names[root] and name:
                 roles.add("data")
             elif name and name in _space(context, root):
                 roles.add("spatial")

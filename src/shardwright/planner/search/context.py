@@ -23,9 +23,10 @@ from shardwright.planner.search.saves import find_saves
 from shardwright.planner.search.ties import tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
 from shardwright.planner.space.configs import Placements
-from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.redistribute import Step
 from shardwright.planner.space.samples import State
+from shardwright.planner.space.seeds import data_dims
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -127,13 +128,21 @@ class Context:
         return is_free and not trained
 
     @cached_property
+    def sample_names(self) -> tuple[str, ...]:
+        """Per operator the dim which the data axis splits, "" where it has none."""
+        graph, samples = self.graph, self.samples
+        iterations = [self.iteration(index) for index in range(len(graph.operators))]
+        names = data_dims(graph, samples, iterations)
+        return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
+
+    @cached_property
     def hands_on(self) -> tuple[bool, ...]:
         """Whether an operator sees no samples but its readers do (a position embedding).
 
         Along the data axis it runs in full while its gradient comes as partial sums; lowering hands
         those on to the parameter instead of adding them up on the way.
         """
-        graph, dims = self.graph, self.samples.operator_dim
+        graph, dims = self.graph, self.sample_names
         found = [False] * len(graph.operators)
         for index in reversed(range(len(found))):
             readers = [

@@ -89,7 +89,8 @@ class Problem:
         options = tuple(dims for dims in options if not self._wants_outside_sums(index, dims))
         if self.mesh.axes[0] != "data" or self.mesh.sizes[0] == 1:
             return options
-        split = tuple(dims for dims in options if sample and dims[0] == sample)
+        name = context.sample_names[index]
+        split = tuple(dims for dims in options if name and dims[0] == name)
         return split or tuple(dims for dims in options if dims[0] in ("", PLUS))
 
     def _wants_outside_sums(self, index: int, dims: Dims) -> bool:

@@ -19,11 +19,27 @@ def spatial_dims(
 ) -> dict[int, str]:
     """Return per operator the dim of an axis that splits tensor dim ``place`` of images.
 
-    Follows that dim from the batch's images (and from class maps, which lack channels). Operators
-    that have it no more, or too little of it, take the dim in ``otherwise``: samples, or none; sums
-    pass on where sums arrive.
+    Follows that dim from the batch's images (and from class maps, which lack channels). Where an
+    operator cannot split it, the images that it makes are split again.
     """
-    lying = _images(graph, place)
+    return follow(graph, iterations, otherwise, pieces, _images(graph, place), place)
+
+
+def follow(
+    graph: OperatorGraph,
+    iterations: Sequence[Iteration],
+    otherwise: Mapping[int, str],
+    pieces: int,
+    lying: dict[int, int],
+    place: int = -1,
+) -> dict[int, str]:
+    """Return per operator the dim of an axis that splits the tensors ``lying`` along their dim, and
+    what is made of them.
+
+    Operators that have that dim no more, or too little of it, take the dim in ``otherwise``: samples,
+    or none; sums pass on where sums arrive. Images that come whole out of an operator (with a dim
+    ``place``) count as split again, if ``place`` is not -1.
+    """
     partial: set[int] = set()
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
@@ -45,7 +61,7 @@ def spatial_dims(
                 partial.add(tensor)
             elif follows:
                 lying[tensor] = names.index(name)
-            elif found and _is_image(graph.tensors[tensor], place):
+            elif found and place >= 0 and _is_image(graph.tensors[tensor], place):
                 lying[tensor] = place
     return dims
 

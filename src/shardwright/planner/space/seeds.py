@@ -7,6 +7,7 @@ users compare against them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -22,7 +23,7 @@ from shardwright.core.strategy import (
     Strategy,
 )
 from shardwright.planner.space.configs import choices, placements
-from shardwright.planner.space.images import spatial_dims
+from shardwright.planner.space.images import follow, spatial_dims
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
@@ -80,11 +81,11 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages)
-    dims_of = {"data": {i: data_dim(graph, samples, it, i) for i, it in enumerate(iterations)}}
+    dims_of = {"data": data_dims(graph, samples, iterations, seed.data)}
     if seed.context > 1:
         dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
     if seed.height * seed.width > 1:
-        rest = _samples_or_nothing(iterations, samples, dims_of["data"], seed)
+        rest = _samples_or_nothing(iterations, dims_of["data"], seed)
         for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
             dims_of[axis] = spatial_dims(graph, iterations, rest, pieces, place)
     if seed.tensor > 1:
@@ -171,6 +172,21 @@ def data_dim(graph: OperatorGraph, samples: Samples, iteration: Iteration, index
     return PLUS if adds_up and sums and sums >= set(iteration.linear) and iteration.linear else ""
 
 
+def data_dims(
+    graph: OperatorGraph, samples: Samples, iterations: Sequence[Iteration], pieces: int = 1
+) -> dict[int, str]:
+    """Return every operator's dim which data parallelism splits.
+
+    Behind an operator that mixes samples (synchronised batch norm) microbatches are impossible, but
+    an axis of the mesh may still split them.
+    """
+    plain = {i: data_dim(graph, samples, one, i) for i, one in enumerate(iterations)}
+    if not samples.blocker:
+        return plain
+    lying = {tensor: 0 for tensor in graph.inputs if samples.tensor_dim[tensor] == 0}
+    return follow(graph, iterations, plain, pieces, lying)
+
+
 def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
     """Cut the blocks into contiguous stages of about equal flops; one stage number per operator."""
     flops = [sum(op.flops for op in graph.operators[b.start : b.stop]) + 1.0 for b in graph.blocks]
@@ -223,14 +239,14 @@ def use_layout(
 
 
 def _samples_or_nothing(
-    iterations: list[Iteration], samples: Samples, data: dict[int, str], seed: Seed
+    iterations: list[Iteration], data: dict[int, str], seed: Seed
 ) -> dict[int, str]:
     """Return the data axis's dims where the batch divides into more pieces, else only its sums."""
     pieces = seed.data * seed.height * seed.width * seed.num_microbatches
     divides = all(
         iteration.dim(name).splits(pieces)
-        for iteration, name in zip(iterations, samples.operator_dim, strict=True)
-        if name
+        for iteration, name in zip(iterations, data.values(), strict=True)
+        if name not in ("", PLUS)
     )
     return {index: name if divides or name == PLUS else "" for index, name in data.items()}
 
