@@ -16,6 +16,7 @@ from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.context import Context, Wires
 from shardwright.planner.space import Placement, place_modules
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
+from shardwright.planner.space.images import IMAGE_RANK
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
 # What may be asked for by name, and how its grid is written.
@@ -58,6 +59,11 @@ def asked_for(context: Context, wanted: str | Placement) -> tuple[Strategy, Stra
     if name not in SEED_PLANS:
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
         raise InputError(f"a seed plan must be one of {known}, not {text[:40]!r}")
+    if name.startswith("spatial") and not _has_images(context):
+        raise InputError(
+            f"{name} splits the height of images (samples x channels x height x width), but none of "
+            "the batch's tensors has such dims; choose another seed plan"
+        )
     seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
         return _few_and_many(context, seed)
@@ -209,6 +215,11 @@ def _spatial_by_default(context: Context, name: str) -> Seed:
         high = max(h for h in range(1, math.isqrt(width) + 1) if width % h == 0)
         wide = width // high
     return Seed(data=context.num_devices // width, height=high, width=wide)
+
+
+def _has_images(context: Context) -> bool:
+    tensors = [context.graph.tensors[index] for index in context.graph.inputs]
+    return any(tensor.is_floating and len(tensor.shape) >= IMAGE_RANK for tensor in tensors)
 
 
 def _slides(context: Context) -> bool:
