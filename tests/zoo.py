@@ -214,6 +214,65 @@ class Inception(nn.Module):
         return F.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
+class Windows(nn.Module):
+    """Windows of every sort over images: strides, dilation, groups, pooling, enlarging, branches."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 7, 2, 3)
+        self.norm = nn.BatchNorm2d(channels)
+        self.wide = nn.Conv2d(channels, channels, 3, padding=2, dilation=2)
+        self.deep = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.left = nn.Conv2d(channels, channels, 1)
+        self.right = nn.Conv2d(channels, 4, 5, padding=2)
+        self.back = nn.ConvTranspose2d(channels + 4, channels, 2, 2)
+        self.down = nn.Conv2d(channels, channels, 3, 2, 1)
+        self.head = nn.Linear(channels, 8)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(images)))
+        x = x + self.deep(F.relu(self.wide(x)))
+        pooled = F.max_pool2d(x, 3, 1, 1) + F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+        x = torch.cat([self.left(x), self.right(pooled)], 1)
+        x = self.back(F.avg_pool2d(F.max_pool2d(x, 2), 3, 1, 1))
+        x = self.down(F.interpolate(F.gelu(x), scale_factor=2.0))
+        return F.cross_entropy(self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)), labels)
+
+
+def windows(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
+    """Build it; images of 32 x 32."""
+    module = _seeded(Windows, dtype=dtype)
+    return module, {
+        "images": _floats(batch, 3, 32, 32, dtype=dtype),
+        "labels": _tokens(batch, high=8),
+    }
+
+
+class Segmentation(nn.Module):
+    """A small U-Net: a class for every pixel."""
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.inner = nn.Conv2d(channels, 2 * channels, 3, padding=1)
+        self.back = nn.ConvTranspose2d(2 * channels, channels, 2, 2)
+        self.last = nn.Conv2d(2 * channels, 5, 3, padding=1)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.first(images))
+        y = self.back(F.relu(self.inner(F.max_pool2d(x, 2))))
+        return F.cross_entropy(self.last(torch.cat([x, y], 1)), labels)
+
+
+def segmentation(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
+    """Build it; images of 16 x 24."""
+    module = _seeded(Segmentation, dtype=dtype)
+    return module, {
+        "images": _floats(batch, 3, 16, 24, dtype=dtype),
+        "labels": _tokens(batch, 16, 24, high=5),
+    }
+
+
 def inception(batch: int = BATCH, dtype: torch.dtype = torch.float64) -> Example:
     """Build a network with branches that can run at the same time."""
     module = _seeded(Inception, dtype=dtype)

@@ -76,8 +76,8 @@ def plan(
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
-    ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, with a grid
-    after a colon if wanted) or a parts file: then it is planned and nothing is searched.
+    ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
+    with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
     that a step may take.

@@ -102,6 +102,8 @@ FACTORIES: dict[str, tuple[Callable[[], zoo.Example], float]] = {
     "cnn": (zoo.cnn_groupnorm, EXACT),
     "cnn_batch_norm": (zoo.cnn, EXACT),
     "inception": (zoo.inception, EXACT),
+    "windows": (zoo.windows, EXACT),
+    "segmentation": (zoo.segmentation, EXACT),
     "gpt": (partial(zoo.gpt, tied=True, length=8), EXACT),
     "bert": (partial(zoo.bert, length=8), EXACT),
     "lstm_translation": (zoo.lstm_translation, EXACT),

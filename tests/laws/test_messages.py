@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -19,11 +19,12 @@ from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from tests.laws.strategies import Shape, random_strategy, shapes
 from tests.planner.lower.test_lower import transformer_like
-from tests.planner.search.models import mlp, residual
+from tests.planner.search.models import images, mlp, residual
 
 GRAPHS: dict[str, Callable[[], OperatorGraph]] = {
     "mlp": mlp,
     "residual": residual,
+    "images": partial(images, batch=8),
     "transformer": transformer_like,
 }
 WANTED = 1000 if "SHARDWRIGHT_LAWS" in os.environ else 150

@@ -21,13 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.crossing import Piece, pieces_between
+from shardwright.core.halo import Halos
 from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
 ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master"]
 Primitive = Literal[
-    "slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "transfer", "copy"
+    "slice",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "transfer",
+    "copy",
+    "halo",
+    "halo_sum",
 ]
 
 
@@ -52,7 +61,8 @@ class Value:
     ``microbatch`` (the runtime then keeps one instance per microbatch in flight). ``tensor`` indexes
     the graph. ``gradient`` is the index of the value that accumulates this value's gradient, -1
     where none flows. ``alias`` names a value with the same data (no instruction makes an alias; it
-    exists because its gradient is kept apart). Roles:
+    exists because its gradient is kept apart). ``halos`` are rows of neighbouring shards that
+    ``shape`` counts too. Roles:
 
     * ``input``: sliced from the batch by the runtime, in whatever layout is asked for;
     * ``buffer``: a buffer or constant of the module, likewise;
@@ -71,6 +81,7 @@ class Value:
     gradient: int = -1
     alias: int = -1
     resident: bool = False
+    halos: Halos = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +94,8 @@ class Call:
     device at coordinate 0 of those axes only (a bias). The result is multiplied by ``scale`` (a mean
     over a split dim). ``offset_dim``: the dim of the first operand whose shard offset the kernel
     must know (the vocabulary of an embedding, the queries of causal attention), else -1.
+    ``unpadded``: the dims of the first operand which come with halos, so that the kernel must not
+    pad them.
     """
 
     operator: int
@@ -94,6 +107,7 @@ class Call:
     once: tuple[int, ...] = ()
     scale: float = 1.0
     offset_dim: int = -1
+    unpadded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +138,11 @@ class Message:
 
     Items travel together, one per entry of ``sources`` and ``results``. Per item ``dims`` is
     (from_dim, to_dim): *all_gather* gathers from_dim; *reduce_scatter* and *slice* split to_dim;
-    *all_to_all* gathers from_dim and splits to_dim; -1 where unused. ``axes`` are the mesh axes that
-    the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
-    reduce_scatter and all_to_all, the full local *output* for all_gather, and for a transfer, whose
-    pieces ``Program.pieces`` lists, the most that one device sends or receives. ``purpose`` says why
+    *all_to_all* gathers from_dim and splits to_dim; *halo* brings the neighbours' rows of to_dim, the
+    last of the result's ``halos``, and *halo_sum* adds those of from_dim, the last of the source's, to
+    the neighbours' own; -1 where unused. ``axes`` are the mesh axes that the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
+    reduce_scatter and all_to_all, the full local *output* for all_gather, and the most that one device
+    sends or receives for halos and for a transfer, whose pieces ``Program.pieces`` lists. ``purpose`` says why
     it is sent.
     """
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.core.halo import own_shape
 from shardwright.core.layout import shard_dim, shard_offsets
 from shardwright.core.program import Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.halos import pad
 from shardwright.runtime.segment import Site
 from shardwright.runtime.store import DTYPES, Store
 
@@ -20,13 +22,17 @@ Batch = Mapping[str, Tensor] | Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One input value of one microbatch: where it lies in the global tensor ``name``."""
+    """One input value of one microbatch: where it lies in the global tensor ``name``.
+
+    Where it reaches beyond that tensor, ``beyond`` has (dim, rows before, rows after, value).
+    """
 
     name: str
     value: int
     microbatch: int
     ranges: tuple[tuple[int, int, int], ...]
     dtype: torch.dtype
+    beyond: tuple[tuple[int, int, int, float], ...] = ()
 
 
 def compile_inputs(
@@ -41,6 +47,7 @@ def compile_inputs(
         spec = captured.graph.tensors[value.tensor]
         for microbatch in range(pieces if value.scope == "microbatch" else 1):
             ranges = _ranges(spec.shape, value, sites[value.mesh], pieces, microbatch)
+            ranges, beyond = _with_halos(spec.shape, ranges, value)
             cuts.append(
                 Cut(
                     name=spec.name,
@@ -48,6 +55,7 @@ def compile_inputs(
                     microbatch=microbatch,
                     ranges=ranges,
                     dtype=DTYPES[value.dtype],
+                    beyond=beyond,
                 )
             )
     return tuple(cuts)
@@ -64,14 +72,31 @@ def _ranges(
     for placement, count in zip(value.layout, site.mesh.sizes, strict=True):
         if shard_dim(placement) >= 0:
             shards[shard_dim(placement)] *= count
-    covered = [size * count for size, count in zip(value.shape, shards, strict=True)]
+    own = own_shape(value.shape, value.halos)
+    covered = [size * count for size, count in zip(own, shards, strict=True)]
     offsets = shard_offsets(tuple(covered), value.layout, site.mesh.sizes, site.coordinate)
     ranges: list[tuple[int, int, int]] = []
     for dim, whole in enumerate(shape):
         start = offsets[dim] + (microbatch * covered[dim] if covered[dim] * pieces == whole else 0)
-        if value.shape[dim] != whole:
-            ranges.append((dim, start, value.shape[dim]))
+        if own[dim] != whole:
+            ranges.append((dim, start, own[dim]))
     return tuple(ranges)
+
+
+def _with_halos(
+    shape: tuple[int, ...], ranges: tuple[tuple[int, int, int], ...], value: Value
+) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int, float], ...]]:
+    """Widen the ranges by the value's halos, as far as the whole tensor goes."""
+    wide = {dim: (start, start + size) for dim, start, size in ranges}
+    beyond: list[tuple[int, int, int, float]] = []
+    for halo in value.halos:
+        start, stop = wide[halo.dim]
+        start, stop = start - halo.before, stop + halo.after
+        inside = max(start, 0), min(stop, shape[halo.dim])
+        wide[halo.dim] = inside
+        if (start, stop) != inside:
+            beyond.append((halo.dim, inside[0] - start, stop - inside[1], halo.fill))
+    return tuple((dim, a, b - a) for dim, (a, b) in wide.items()), tuple(beyond)
 
 
 def fill(
@@ -83,6 +108,8 @@ def fill(
         tensor = tensors[cut.name]
         for dim, start, size in cut.ranges:
             tensor = tensor.narrow(dim, start, size)
+        for dim, before, after, value in cut.beyond:
+            tensor = pad(tensor, dim, before, after, value)
         shard = tensor.to(device=device, dtype=cut.dtype, non_blocking=True).contiguous()
         store.data[store.slot(cut.value, cut.microbatch)] = shard
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.core.program import Kind, Program, Segment
-from shardwright.runtime import messages
+from shardwright.runtime import halos, messages
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters
@@ -361,6 +361,9 @@ class Compiler:
                 microbatch,
             )
             return messages.Local(items, *pieces)
+        if message.primitive in halos.EXCHANGES:
+            shore = halos.find_shore(self._routes, item, microbatch)
+            return halos.EXCHANGES[message.primitive](items, shore)
         group, order = machine.groups.among(site.mesh, machine.device, message.axes)
         return messages.COLLECTIVES[message.primitive](items, group, order)
 

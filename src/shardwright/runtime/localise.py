@@ -8,6 +8,7 @@ measured is what is run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +29,14 @@ def localise(
     operator: Operator,
     result_shapes: tuple[tuple[int, ...], ...],
     device: torch.device | str,
+    unpadded: Sequence[int] = (),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the call's arguments for results of the local ``result_shapes`` on ``device``.
 
     Tensor placeholders stay where they are. An absent device means the tensors' own where the
     operator reads any, else ``device``. ``result_shapes`` has one entry per operator output; only
-    the first is looked at, since no operator takes the shapes of several results.
+    the first is looked at, since no operator takes the shapes of several results. The dims
+    ``unpadded`` of the first operand come with their halos: they are not padded once more.
     """
     args, kwargs = list(call.args), dict(call.kwargs)
     schema = getattr(call.target, "_schema", None)
@@ -50,6 +53,10 @@ def localise(
             value = given if _family(call.target) in NOT_A_RESULT_SHAPE else list(shape)
         elif name == "sizes" and _family(call.target) == "aten.unflatten":
             value = _unflattened(given, args, kwargs, shape)
+        elif name == "padding" and unpadded and given is not None:
+            digits = [int(letter) for letter in _family(call.target) if letter.isdigit()]
+            count = digits[0] if digits else len(given)
+            value = _without_padding(given, unpadded, len(shape), count)
         else:
             continue
         if position < len(args):
@@ -57,6 +64,14 @@ def localise(
         elif value is not None:
             kwargs[name] = value
     return tuple(args), kwargs
+
+
+def _without_padding(given: Any, unpadded: Sequence[int], rank: int, count: int) -> list[int]:
+    """Return the padding of each of the last ``count`` dims, 0 where it is there already."""
+    every = [given] if isinstance(given, int) else list(given)
+    first = rank - count
+    every = every if len(every) == count else every * count
+    return [0 if dim + first in unpadded else size for dim, size in enumerate(every)]
 
 
 def _family(target: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.crossing import Piece
+from shardwright.core.halo import neighbours
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
 from shardwright.runtime.collectives import Pending
@@ -209,6 +210,8 @@ class Groups:
             if message.primitive == "transfer":
                 channel = (message.mesh, message.destination)
                 self._make_links(program.pieces(item), channel)
+            elif message.primitive in ("halo", "halo_sum"):
+                self._make_links_beside(mesh, message)
             elif message.axes:
                 for device in mesh.devices:
                     ranks = tuple(sorted(self._ranks(mesh, device, message.axes)))
@@ -223,6 +226,14 @@ class Groups:
             ends = (self._rank_of[piece.source], self._rank_of[piece.destination])
             if ends[0] != ends[1] and (*ends, channel) not in self._links:
                 self._links[*ends, channel] = self._world.link(*ends, channel)
+
+    def _make_links_beside(self, mesh: Mesh, message: Message) -> None:
+        for device in mesh.devices:
+            for other in neighbours(mesh, device, message.axes):
+                ends = (self._rank_of[device], self._rank_of.get(other, -1))
+                key = (*ends, (message.mesh, message.mesh))
+                if other >= 0 and key not in self._links:
+                    self._links[key] = self._world.link(*ends, key[2])
 
     def among(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[Group, list[int]]:
         """Return the group a device belongs to along axes, and its group ranks in mesh order."""

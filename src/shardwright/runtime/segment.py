@@ -20,6 +20,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.capture.hooks import Opaque
+from shardwright.runtime.halos import average_inside
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
 from shardwright.runtime.randomness import RandomSource, is_random, place_seed, reseed
@@ -120,7 +121,9 @@ class _Builder:
 
     def _call(self, call: Call, operator: Operator) -> None:
         recorded: CapturedCall = self.captured.calls[call.operator]
-        args, kwargs = localise(recorded, operator, call.result_shapes, self.site.device)
+        args, kwargs = localise(
+            recorded, operator, call.result_shapes, self.site.device, call.unpadded
+        )
         operands = [self._node(value) for value in call.operands]
         if not self._first_on(call.partial_axes):
             for position in call.once:
@@ -137,11 +140,24 @@ class _Builder:
             shard = self.program.values[call.operands[0]]
             offset = shard_offset(shard, call.offset_dim, self.site)
             target, kwargs = with_offset(operator), {**kwargs, "offset": offset}
+        if call.unpadded and operator.attribute("count_include_pad", True) is False:
+            kwargs = {**kwargs, "kernel": target, "outside": self._outside(call)}
+            target = average_inside
         if isinstance(target, Opaque):
             result = self._opaque(call, target, args[0])
         else:
             result = self.graph.call_function(target, args, kwargs)
         self._keep(call, _returns_list(recorded.target), result)
+
+    def _outside(self, call: Call) -> tuple[tuple[int, int, int], ...]:
+        """Return (dim, rows before, rows after) of the halos that lie beyond the whole image."""
+        found: list[tuple[int, int, int]] = []
+        sizes, place = self.site.mesh.sizes, self.site.coordinate
+        for halo in self.program.values[call.operands[0]].halos:
+            is_first = all(place[axis] == 0 for axis in halo.axes)
+            is_last = all(place[axis] == sizes[axis] - 1 for axis in halo.axes)
+            found.append((halo.dim, halo.before * is_first, halo.after * is_last))
+        return tuple(found)
 
     def _keep(self, call: Call, is_list: bool, result: fx.Node) -> None:
         for position, value in enumerate(call.results):

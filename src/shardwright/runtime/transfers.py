@@ -81,14 +81,15 @@ class Routes:
                     for source, destination, box in ends
                 )
             )
-        return Route(legs=tuple(legs), tag=self._tag(item, microbatch))
+        return Route(legs=tuple(legs), tag=self.tag(item, microbatch))
 
     def _link(self, source: int, destination: int, channel: Channel) -> Link | None:
         if source == destination:
             return None
         return self.groups.between(self.rank_of[source], self.rank_of[destination], channel)
 
-    def _tag(self, item: int, microbatch: int) -> int:
+    def tag(self, item: int, microbatch: int) -> int:
+        """Return the tag of a message's first item; equal on both ends, different for all others."""
         times = self.program.strategy.pipeline.num_microbatches + 1
         most = max(len(message.sources) for message in self.program.messages)
         return (item * times + microbatch + 1) * most

@@ -64,6 +64,14 @@ class Sketch:
         inputs = {"input": x, "weight": weight, "bias": bias}
         return self.apply("aten.linear.default", inputs, (*shape[:-1], features))
 
+    def convolution(self, x: int, filters: int, kernel: int, name: str) -> int:
+        batch, channels, height, width = self.shape(x)
+        weight = self.outside(f"{name}.weight", (filters, channels, kernel, kernel), "parameter")
+        return self.apply(
+            "aten.conv2d.default", {"input": x, "weight": weight}, (batch, filters, height, width),
+            padding=(kernel // 2, kernel // 2),
+        )  # fmt: skip
+
     def shape(self, tensor: int) -> tuple[int, ...]:
         return self.tensors[tensor].shape
 
@@ -125,6 +133,22 @@ def residual(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) 
         "aten.view.default", {"self": y}, (batch * 4,), "int64", size=(batch * 4,)
     )
     return sketch.finish("residual", flat, targets)
+
+
+def images(batch: int = 2, size: int = 32, depth: int = 2, channels: int = 8) -> OperatorGraph:
+    """Residual convolutions, a class for every pixel."""
+    sketch = Sketch(batch)
+    x = sketch.outside("images", (batch, 3, size, size), "input")
+    y = sketch.outside("labels", (batch, size, size), "input", "int64")
+    x = sketch.convolution(x, channels, 1, "stem")
+    sketch.close_block("stem", "")
+    for layer in range(depth):
+        inner = sketch.convolution(x, channels, 3, f"inner{layer}")
+        inner = sketch.apply("aten.relu.default", {"self": inner}, sketch.shape(inner))
+        outer = sketch.convolution(inner, channels, 5, f"outer{layer}")
+        x = sketch.apply("aten.add.Tensor", {"self": x, "other": outer}, sketch.shape(x))
+        sketch.close_block(f"layer{layer}", "layer")
+    return sketch.finish("images", sketch.convolution(x, 4, 1, "head"), y)
 
 
 def cluster(

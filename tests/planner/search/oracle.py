@@ -6,6 +6,7 @@ occur, and how often, is worked out here again: no ties, no factors, no copy var
 
 from __future__ import annotations
 
+from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
 from shardwright.planner.search.context import Context, Wires, num_bytes
@@ -46,7 +47,7 @@ class Additive:
         operator, placed = graph.operators[index], context.placements(index, self.dims[index])
         sizes = self.mesh.sizes
         inputs = tuple(
-            local_shape(self._shape(t, index), pair.value, sizes)
+            extended_shape(local_shape(self._shape(t, index), pair.value, sizes), pair.halos)
             for t, pair in zip(operator.inputs, placed.inputs, strict=True)
         )
         outputs = tuple(
@@ -86,13 +87,14 @@ class Additive:
             for position, read in enumerate(graph.operators[reader].inputs):
                 if read == tensor:
                     pair = context.placements(reader, self.dims[reader]).inputs[position]
-                    wanted.add((pair.value, pair.gradient if spec.needs_gradient else None))
-        wanted.discard((out.value, out.gradient if spec.needs_gradient else None))
+                    gradient = pair.gradient if spec.needs_gradient else None
+                    wanted.add((pair.value, gradient, pair.halos))
+        wanted.discard((out.value, out.gradient if spec.needs_gradient else None, ()))
         blocks = {context.ties.block[reader] for reader in graph.consumers[tensor]}
         again = len(blocks) == 1 and blocks <= self.recomputed
         once = context.is_once(maker)
         shape = self._shape(tensor, maker)
-        for value, gradient in wanted:
+        for value, gradient, halos in wanted:
             forward = self.wires.reshard(shape, spec.dtype, out.value, value)
             backward = 0.0
             if gradient is not None:
@@ -106,10 +108,17 @@ class Additive:
                         ):
                             home[axis] = PARTIAL
                 backward = self.wires.reshard(shape, spec.dtype, gradient, tuple(home))
+            if halos:
+                local = local_shape(shape, value, self.mesh.sizes)
+                forward += self.wires.halos(local, spec.dtype, halos)
+                if gradient is not None:
+                    backward += self.wires.halos(local, spec.dtype, halos)
             self.totals[ONCE if once else EACH] += forward + backward
             self.totals[EACH] += forward if again and not once else 0.0
-            if value != out.value and context.saves.kept_below[tensor] and not once and not again:
-                size = num_bytes(local_shape(shape, value, self.mesh.sizes), spec.dtype)
+            is_copy = value != out.value or halos
+            if is_copy and context.saves.kept_below[tensor] and not once and not again:
+                local = extended_shape(local_shape(shape, value, self.mesh.sizes), halos)
+                size = num_bytes(local, spec.dtype)
                 self.totals[FLIGHT] += size
 
     def _parameter(self, tensor: int) -> None:

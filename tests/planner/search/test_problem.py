@@ -16,7 +16,7 @@ from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.frontier import hull
 from shardwright.planner.search.problem import Problem
 from shardwright.planner.search.terms import Weights
-from tests.planner.search.models import cluster, mlp, residual
+from tests.planner.search.models import cluster, images, mlp, residual
 from tests.planner.search.oracle import Additive
 
 # Levels and recomputation with transients left out, which the oracle does not know.
@@ -50,7 +50,7 @@ def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("build", [mlp, residual])
+@pytest.mark.parametrize("build", [mlp, residual, images])
 def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microbatches) -> None:
     graph = build()
     problem = problem_of(graph, sizes, microbatches)

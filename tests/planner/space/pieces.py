@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
-from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.iteration import Iteration, Window
 from shardwright.planner.space.rules import iterate
 from shardwright.runtime.capture import operators
 from tests.planner.space.rule_examples import Call, Drawn
@@ -139,10 +139,13 @@ def whole(case: Case) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
 
 
 def in_pieces(
-    case: Case, iteration: Iteration, dim: str, pieces: int
+    original: Case, iteration: Iteration, dim: str, pieces: int
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Run the operator split along ``dim`` and assemble results and input gradients."""
-    results, seeds, _ = whole(case)
+    case = original
+    window = next((window for window in iteration.windows if window.dim == dim), None)
+    case = case if window is None else replace(case, arguments=_unpadded(case, iteration, dim))
+    results, seeds, _ = whole(case) if window is None else whole(original)
     all_results: list[list[Tensor]] = []
     all_gradients: list[list[Tensor | None]] = []
     for piece in range(pieces):
@@ -152,6 +155,9 @@ def in_pieces(
         )
         shape = _local(tuple(results[0].shape), iteration.outputs[0], dim, pieces)
         fed = list(inputs)
+        if window is not None:
+            inputs = [_leaves(case, case.tensors)[0], *inputs[1:]]
+            fed = [_with_halo(inputs[0], iteration, window, pieces, piece), *inputs[1:]]
         if iteration.is_reduction(dim) and piece > 0:
             for position in iteration.once:
                 fed[position] = fed[position] * 0
@@ -169,11 +175,35 @@ def in_pieces(
         _assemble(list(parts), names, dim)
         for parts, names in _zip(zip(*all_results, strict=True), iteration.outputs)
     ]
+    ways = list(iteration.inputs)
+    if window is not None:  # each piece reads the whole input as far as it likes
+        ways[0] = tuple("" if name == dim else name for name in ways[0])
     gradients = [
         None if parts[0] is None else _assemble(list(parts), names, dim)
-        for parts, names in _zip(zip(*all_gradients, strict=True), iteration.inputs)
+        for parts, names in _zip(zip(*all_gradients, strict=True), ways)
     ]
     return outputs, gradients
+
+
+def _with_halo(
+    tensor: Tensor, iteration: Iteration, window: Window, pieces: int, piece: int
+) -> Tensor:
+    """Cut a piece with its halo out of the whole tensor, padded by so much on all sides."""
+    at = iteration.inputs[0].index(window.dim)
+    size = tensor.shape[at] // pieces
+    around = (0, 0) * (tensor.dim() - 1 - at) + (window.before, window.after)
+    padded = torch.nn.functional.pad(tensor, around, value=window.fill)
+    return padded.narrow(at, piece * size, window.before + size + window.after)
+
+
+def _unpadded(case: Case, iteration: Iteration, dim: str) -> Named:
+    """Return the arguments with which a kernel pads a dim no more."""
+    rank = int(next(letter for letter in case.kind + "1" if letter.isdigit()))
+    padding = list(case.arguments.get("padding", [0])) * rank
+    at = iteration.inputs[0].index(dim) - len(iteration.inputs[0])
+    padding = padding[:rank]
+    padding[at] = 0
+    return {**case.arguments, "padding": padding} if "padding" in case.arguments else case.arguments
 
 
 def from_partial_sums(case: Case, iteration: Iteration) -> tuple[list[Tensor], list[Tensor | None]]:

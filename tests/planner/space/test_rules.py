@@ -52,7 +52,7 @@ def check(case: Case) -> Iteration:
         if (case.kind, dim.name) in LOCAL_STATISTICS and case.arguments.get("training") is True:
             continue
         for pieces in (2, 3, 4):
-            if dim.size % pieces == 0:
+            if dim.splits(pieces):
                 label = f"{case.kind} {case.arguments} split {dim.name} by {pieces}"
                 compare(in_pieces(case, iteration, dim.name, pieces), (results, gradients), label)
     if iteration.linear and all(case.tensors[at].is_floating_point() for at in iteration.linear):
@@ -64,7 +64,9 @@ def check(case: Case) -> Iteration:
 def check_that_splits_combine(case: Case, iteration: Iteration, results: list[Tensor]) -> None:
     """A piece must have the remaining dims in the same places, so that it can be split again."""
     for dim in iteration.dims:
-        pieces = next(count for count in range(2, dim.size + 1) if dim.size % count == 0)
+        pieces = next((count for count in range(2, dim.size + 1) if dim.splits(count)), 0)
+        if not pieces:
+            continue
         local = rule_of(*shapes_of_piece(case, iteration, results, dim.name, pieces))
         left = {other.name for other in iteration.dims} - {dim.name}
         if dim.size > pieces:

@@ -57,6 +57,35 @@ def collective_seconds(
     return Cost(seconds=seconds, spread=MODEL_SPREAD * seconds, source="modelled")
 
 
+def halo_seconds(
+    num_bytes: float,
+    copied: float,
+    devices: tuple[int, ...],
+    cluster: Cluster,
+    table: CostTable,
+    concurrent: int = 1,
+) -> Cost:
+    """Return how long an exchange of halos takes: rows to and from both neighbours at once, and a
+    copy of ``copied`` bytes, the shard that they are joined to or cut from.
+
+    Costs what a transfer of ``num_bytes`` between two devices does, since neither direction nor
+    neighbour waits for the other.
+    """
+    hosts = len({cluster.devices[device].host for device in devices})
+    key = collective_key("transfer", hosts, 2, link_label(cluster, devices))
+    points = table.collective_map.get(key)
+    if points:
+        wire = interpolate(points, num_bytes * concurrent)
+    else:
+        seconds = _modelled("transfer", num_bytes, _group(cluster, devices, concurrent))
+        wire = Cost(seconds=seconds, spread=MODEL_SPREAD * seconds)
+    copy = _local_copy(copied, cluster, devices[0])
+    source = wire.source if wire.seconds >= copy.seconds else copy.source
+    return Cost(
+        seconds=wire.seconds + copy.seconds, spread=wire.spread + copy.spread, source=source
+    )
+
+
 def interpolate(points: Points, num_bytes: float) -> Cost:
     """Read measured (bytes, seconds, spread) points, ascending in bytes; never falling in bytes.
 

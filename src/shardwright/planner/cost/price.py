@@ -17,9 +17,9 @@ from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import local_bytes
-from shardwright.core.program import Call, Kind, Program, Segment, Value
+from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
-from shardwright.planner.cost.collective import collective_seconds
+from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
 
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
@@ -179,12 +179,7 @@ class _Tariff:
             return _total([self._transfer(item), self.received()])
         mesh = self.program.meshes[message.mesh]
         groups = self._groups(message.mesh, mesh, message.axes)
-        costs = [
-            collective_seconds(
-                message.primitive, message.bytes, devices, self.cluster, self.table, concurrent
-            )
-            for devices, concurrent in groups
-        ]
+        costs = [self._within(message, devices, concurrent) for devices, concurrent in groups]
         slowest = max(costs, key=lambda cost: cost.seconds)
         parts = [slowest]
         if message.primitive not in {"slice", "copy"}:
@@ -195,6 +190,14 @@ class _Tariff:
             )
             parts.append(copied)
         return _total(parts)
+
+    def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
+        args = (devices, self.cluster, self.table, concurrent)
+        if message.primitive in {"halo", "halo_sum"}:
+            ends = (*message.sources, *message.results)
+            size = max(_bytes(self.program.values[value]) for value in ends)
+            return halo_seconds(message.bytes, size, *args)
+        return collective_seconds(message.primitive, message.bytes, *args)
 
     def _transfer(self, item: int) -> Cost:
         """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""

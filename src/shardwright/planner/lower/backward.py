@@ -104,6 +104,8 @@ def _reverse(draft: Draft, entry: Entry, transfers: Transfers) -> list[Step]:
     if entry.adapts is not None:
         origin, result = entry.adapts
         source, target = draft.values[result].gradient, draft.values[origin].gradient
+        if draft.values[source].halos != draft.values[target].halos:
+            return [draft.exchange_halos(source, target, "gradient")]
         return [] if source == target else draft.chain([(source, target)], "gradient")
     crossing = entry.sends or entry.receives
     if crossing is None or draft.values[crossing[0]].gradient < 0:

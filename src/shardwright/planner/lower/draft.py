@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_bytes, local_shape
 from shardwright.core.program import (
     Kind,
@@ -36,6 +37,7 @@ class Extra(TypedDict, total=False):
     dtype: str
     alias: int
     resident: bool
+    halos: Halos
 
 
 @dataclass(slots=True)
@@ -110,17 +112,19 @@ class Draft:
         is_fixed = spec.role in ("parameter", "buffer", "constant")
         size_scope: Scope = "step" if is_fixed else scope
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
+        halos = extra.get("halos", ())
         self.values.append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
                 layout=layout,
-                shape=shape,
+                shape=extended_shape(shape, halos),
                 dtype=extra.get("dtype") or spec.dtype,
                 scope=scope,
                 role=role,
                 alias=extra.get("alias", -1),
                 resident=extra.get("resident", False),
+                halos=halos,
             )
         )
         return len(self.values) - 1
@@ -179,6 +183,29 @@ class Draft:
             steps.append(self.message_step(message, last_only=last_only))
             current = targets
         return steps
+
+    def exchange_halos(self, source: int, result: int, purpose: Purpose) -> Step:
+        """Return the message that adds the last of the result's halos, or, on the way back, gives
+        those of the source to the neighbours that they belong to.
+
+        Raises ValueError where a shard is smaller than the halo.
+        """
+        one, other = self.values[source], self.values[result]
+        is_forward = len(other.halos) > len(one.halos)
+        own, halo = (one.shape, other.halos[-1]) if is_forward else (other.shape, one.halos[-1])
+        check_reach(own, halo)
+        moved = most_moved(own, halo, self.mesh(one.mesh).sizes)
+        message = Message(
+            primitive="halo" if is_forward else "halo_sum",
+            mesh=one.mesh,
+            axes=halo.axes,
+            sources=(source,),
+            results=(result,),
+            dims=((-1, halo.dim) if is_forward else (halo.dim, -1),),
+            bytes=moved * DTYPE_BYTES[one.dtype],
+            purpose=purpose,
+        )
+        return self.message_step(message)
 
     def _between(self, source: int, layout: Layout, result: int) -> int:
         entry, final = self.values[source], self.values[result]

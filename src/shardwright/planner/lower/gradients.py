@@ -9,6 +9,7 @@ backward; over microbatches it is the only way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL
@@ -64,4 +65,4 @@ def _partial(pair: Pair, axes: list[int]) -> Pair:
     gradient = tuple(
         PARTIAL if axis in axes else placement for axis, placement in enumerate(pair.gradient)
     )
-    return Pair(pair.value, gradient)
+    return replace(pair, gradient=gradient)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shardwright.core.halo import Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Call, Kind, Message, Scope, Segment
 from shardwright.planner.lower.draft import Draft, Step
@@ -84,6 +85,8 @@ class Stage:
         self._parameters = parameters
         self._fetch = fetch
         self._held: dict[tuple[int, Scope], _Held] = {}
+        self._with_halos: dict[tuple[int, Halos], int] = {}
+        self._entering: dict[tuple[int, Scope], dict[tuple[Layout, Halos], int]] = {}
         self._open: dict[Scope, _OpenSegment] = {}
         self._block = -1
 
@@ -193,6 +196,9 @@ class Stage:
             once=iteration.once if partial else (),
             scale=1.0 / pieces,
             offset_dim=offset,
+            unpadded=tuple(
+                halo.dim for value in operands[:1] for halo in draft.values[value].halos
+            ),
         )
 
     # -- operands ------------------------------------------------------------------------------
@@ -210,27 +216,59 @@ class Stage:
                 gathers[use.value] = use
             return use.value
         if role in ("buffer", "constant"):
-            return self._outside(tensor, pair.value, "step", "buffer")
+            value = self._outside(tensor, pair.value, "step", "buffer")
+            return self._extended(value, pair.halos, scope)
         if role == "input":
             whole = draft.samples.tensor_dim[tensor] < 0
-            return self._outside(tensor, pair.value, "step" if whole else scope, "input")
+            return self._outside(
+                tensor, pair.value, "step" if whole else scope, "input", pair.halos
+            )
         if scope == "microbatch" and (tensor, "step") in self._held:
             names = draft.iterations[index].inputs[position]
             sample = draft.samples.operator_dim[index]
             if sample == "" or sample not in names:
-                return self.acquire(tensor, pair, "step")
+                return self._extended(self.acquire(tensor, pair, "step"), pair.halos, "step")
             if (tensor, "microbatch") not in self._held:
                 self._cut(tensor, names.index(sample))
-        return self.acquire(tensor, pair, scope)
+        return self._extended(self.acquire(tensor, pair, scope), pair.halos, scope)
 
-    def _outside(self, tensor: int, layout: Layout, scope: Scope, role: str) -> int:
+    def _extended(self, value: int, halos: Halos, scope: Scope) -> int:
+        """Return a value with its halos, bringing them dim by dim where they are not there yet."""
+        draft = self.draft
+        if not halos:
+            return value
+        if (value, halos) not in self._with_halos:
+            source = self._extended(value, halos[:-1], scope)
+            self._break_before(source)
+            entry = draft.values[source]
+            result = draft.add_value(
+                entry.tensor, self.index, entry.layout, scope, "activation", halos=halos
+            )
+            if entry.gradient >= 0:
+                layout = draft.values[entry.gradient].layout
+                gradient = draft.add_value(
+                    entry.tensor, self.index, layout, scope, "gradient", halos=halos
+                )
+                draft.set_gradient(result, gradient)
+            step = draft.exchange_halos(source, result, "activation")
+            adapts = (source, result) if entry.gradient >= 0 else None
+            self._entries(scope).append(Entry(self._block, [step], adapts=adapts))
+            self._with_halos[value, halos] = result
+        return self._with_halos[value, halos]
+
+    def _outside(
+        self, tensor: int, layout: Layout, scope: Scope, role: str, halos: Halos = ()
+    ) -> int:
+        """Return what enters from outside; of the batch, every device may take what it likes."""
         if PARTIAL in layout:
             raise ValueError(f"tensor {tensor} enters from outside and cannot be a partial sum")
-        held = self._held.setdefault((tensor, scope), _Held())
-        if layout not in held.by_layout:
+        known = self._entering.setdefault((tensor, scope), {})
+        if (layout, halos) not in known:
             kind = "input" if role == "input" else "buffer"
-            held.by_layout[layout] = self.draft.add_value(tensor, self.index, layout, scope, kind)
-        return held.by_layout[layout]
+            known[layout, halos] = self.draft.add_value(
+                tensor, self.index, layout, scope, kind, halos=halos
+            )
+        return known[layout, halos]
 
     def _cut(self, tensor: int, dim: int) -> None:
         """Slice a tensor of the prologue into microbatches along ``dim``."""
@@ -309,7 +347,7 @@ class Stage:
 
     def has(self, tensor: int, scope: Scope) -> bool:
         """Whether this mesh already made or fetched an activation."""
-        return (tensor, scope) in self._held
+        return (tensor, scope) in self._held or (tensor, scope) in self._entering
 
     def _break_before(self, value: int) -> None:
         for scope, segment in tuple(self._open.items()):

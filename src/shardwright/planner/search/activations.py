@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, Layout, local_shape
 from shardwright.planner.search.context import num_bytes
 from shardwright.planner.search.terms import EACH, FLIGHT, NUM_COLUMNS, ONCE, TRANSIENT, Term
 
 if TYPE_CHECKING:
     from shardwright.planner.search.problem import Problem
+    from shardwright.planner.space.configs import Pair
 
-Key = tuple[Layout, Layout | None]
+Key = tuple[Layout, Layout | None, Halos]
 # Root maker, output position, root readers with input positions.
 _Place = tuple[int, int, tuple[tuple[int, int], ...]]
 
@@ -94,7 +96,7 @@ class _Copies:
             context.placements(flow.maker, dims).outputs[flow.position]
             for dims in problem.domains[flow.maker]
         ]
-        self.sources = [self._key(pair.value, pair.gradient) for pair in made]
+        self.sources = [self._key(pair) for pair in made]
         lenient = context.hands_on[flow.maker]
         self.open_axes = [
             tuple(
@@ -105,7 +107,7 @@ class _Copies:
         ]
         self.wanted = [
             [
-                self._key(pair.value, pair.gradient)
+                self._key(pair)
                 for dims in problem.domains[reader]
                 for pair in (context.placements(reader, dims).inputs[position],)
             ]
@@ -116,8 +118,8 @@ class _Copies:
         inside = {context.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = problem.recompute_of.get(lead) if len(inside) == 1 else None
 
-    def _key(self, value: Layout, gradient: Layout) -> Key:
-        return (value, gradient if self.spec.needs_gradient else None)
+    def _key(self, pair: Pair) -> Key:
+        return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
 
     def terms(self) -> list[Term]:
         shared = self._shared()
@@ -182,14 +184,19 @@ class _Copies:
                 for placement, wanted, is_open in zip(source[1], target[1], axes, strict=True)
             )
             backward = wires.reshard(self.shape, self.spec.dtype, target[1], home)
+        if target[2]:
+            local = local_shape(self.shape, target[0], self.problem.mesh.sizes)
+            exchange = wires.halos(local, self.spec.dtype, target[2])
+            forward += exchange
+            backward += exchange if self.spec.needs_gradient else 0.0
         size = 0
         kept = context.saves.kept_below[self.flow.tensor] and not self.once
-        if source[0] != target[0]:
+        if source[0] != target[0] or target[2]:
             forward += context.segment_seconds
             backward += context.segment_seconds if self.spec.needs_gradient else 0.0
             if kept and forward < float("inf"):
                 local = local_shape(self.shape, target[0], self.problem.mesh.sizes)
-                size = num_bytes(local, self.spec.dtype)
+                size = num_bytes(extended_shape(local, target[2]), self.spec.dtype)
         return _Crossing(forward, backward, size)
 
     def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:

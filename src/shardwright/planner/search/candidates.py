@@ -326,6 +326,12 @@ def _levels(candidate: Candidate) -> set[int]:
     }
 
 
+def _space(context: Context, root: int) -> tuple[str, ...]:
+    """Return the dims of the image that a convolution slides over."""
+    is_convolution = ".conv" in context.graph.operators[root].kind
+    return context.iteration(root).inputs[0][2:] if is_convolution else ()
+
+
 def _tensor_word(candidate: Candidate) -> str:
     problem = candidate.problem
     context = problem.context
@@ -338,14 +344,18 @@ def _tensor_word(candidate: Candidate) -> str:
             continue
         for assignment in set(candidate.assignments):
             name = problem.domains[root][assignment[problem.config_of[root]]][-1]
-            if name == context.samples.operator_dim[root] and name:
+            if name == context.sample_names[root] and name:
                 roles.add("data")
+            elif name and name in _space(context, root):
+                roles.add("spatial")
             elif name not in ("", "+"):
                 roles.add("tensor")
             elif name == "":
                 roles.add("replicated")
     if "tensor" in roles:
         return "tensor parallel"
+    if "spatial" in roles:
+        return "spatial parallel"
     return "data parallel" if "data" in roles else "replicated"
 
 

@@ -12,18 +12,21 @@ from typing import Literal
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout
 from shardwright.core.strategy import Mesh, Precision
 from shardwright.planner.cost import Rates, collective_seconds, operator_cost
+from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
 from shardwright.planner.cost.price import peer_groups
 from shardwright.planner.search.saves import find_saves
 from shardwright.planner.search.ties import tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
 from shardwright.planner.space.configs import Placements
-from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.redistribute import Step
 from shardwright.planner.space.samples import State
+from shardwright.planner.space.seeds import data_dims
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -125,13 +128,21 @@ class Context:
         return is_free and not trained
 
     @cached_property
+    def sample_names(self) -> tuple[str, ...]:
+        """Per operator the dim which the data axis splits, "" where it has none."""
+        graph, samples = self.graph, self.samples
+        iterations = [self.iteration(index) for index in range(len(graph.operators))]
+        names = data_dims(graph, samples, iterations)
+        return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
+
+    @cached_property
     def hands_on(self) -> tuple[bool, ...]:
         """Whether an operator sees no samples but its readers do (a position embedding).
 
         Along the data axis it runs in full while its gradient comes as partial sums; lowering hands
         those on to the parameter instead of adding them up on the way.
         """
-        graph, dims = self.graph, self.samples.operator_dim
+        graph, dims = self.graph, self.sample_names
         found = [False] * len(graph.operators)
         for index in reversed(range(len(found))):
             readers = [
@@ -211,6 +222,25 @@ class Wires:
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+    def halos(self, local: Shape, dtype: str, halos: Halos) -> float:
+        """Price bringing a shard's halos, or giving their gradients back."""
+        context, total = self.context, 0.0
+        for halo in halos:
+            moved = most_moved(local, halo, self.mesh.sizes) * DTYPE_BYTES[dtype]
+            local = extended_shape(local, (halo,))
+            copied = num_bytes(local, dtype)
+            key = (f"halo {copied}", halo.axes, moved)
+            if key not in self._messages:
+                slowest = max(
+                    halo_seconds(
+                        moved, copied, devices, context.cluster, context.table, share
+                    ).seconds
+                    for devices, share in self._groups[halo.axes]
+                )
+                self._messages[key] = slowest + context.message_seconds
+            total += self._messages[key]
+        return total
 
 
 def _steps(

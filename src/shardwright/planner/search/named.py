@@ -1,6 +1,6 @@
 """Named strategies that every answer is held against, and those that are asked for by name.
 
-Data parallel, ZeRO, Megatron, pipelines, and tensor parallelism in two and three dimensions.
+Data parallel, ZeRO, Megatron, spatial parallelism, pipelines, and tensor parallelism in two and three dimensions.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shardwright.core.layout import local_shape
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.context import Context, Wires
 from shardwright.planner.space import Placement, place_modules
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
+from shardwright.planner.space.images import IMAGE_RANK
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
 # What may be asked for by name, and how its grid is written.
@@ -24,6 +26,8 @@ SEED_PLANS = {
     "summa": "ROWSxCOLUMNS",
     "tesseract": "DEPTHxROWSxCOLUMNS",
     "cube": "IxJxL",
+    "spatial": "DATAxHEIGHT",
+    "spatial-2d": "DATAxHEIGHTxWIDTH",
 }
 
 
@@ -55,6 +59,11 @@ def asked_for(context: Context, wanted: str | Placement) -> tuple[Strategy, Stra
     if name not in SEED_PLANS:
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
         raise InputError(f"a seed plan must be one of {known}, not {text[:40]!r}")
+    if name.startswith("spatial") and not _has_images(context):
+        raise InputError(
+            f"{name} splits the height of images (samples x channels x height x width), but none of "
+            "the batch's tensors has such dims; choose another seed plan"
+        )
     seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
         return _few_and_many(context, seed)
@@ -99,6 +108,10 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
                     seen.add((tensor, sort, way))
                     cost = wires.reshard(shape, spec.dtype, *way)
                     total += cost * pieces if cost < math.inf else 0.0
+            if pair.halos and (tensor, pair.value, pair.halos) not in seen:
+                seen.add((tensor, pair.value, pair.halos))
+                local = local_shape(shape, pair.value, strategy.meshes[0].sizes)
+                total += 2 * pieces * wires.halos(local, spec.dtype, pair.halos[-1:])
     return total
 
 
@@ -172,6 +185,8 @@ def _sized(context: Context, name: str, text: str) -> Seed | Grid:
 def _by_default(context: Context, name: str) -> Seed | Grid:
     """Return a named strategy on all devices."""
     count = context.num_devices
+    if name.startswith("spatial"):
+        return _spatial_by_default(context, name)
     if name not in AXES:
         width = _tensor_width(context)
         return _made(name, (count // width, width))
@@ -188,7 +203,31 @@ def _by_default(context: Context, name: str) -> Seed | Grid:
 def _made(name: str, sizes: tuple[int, ...]) -> Seed | Grid:
     if name in AXES:
         return Grid(name=name, sizes=sizes, keeps=name == "cube")
+    if name == "spatial":
+        return Seed(data=sizes[0], height=sizes[1])
+    if name == "spatial-2d":
+        return Seed(data=sizes[0], height=sizes[1], width=sizes[2])
     return Seed(data=sizes[0], tensor=sizes[1], sequence=name == "megatron-sequence")
+
+
+def _spatial_by_default(context: Context, name: str) -> Seed:
+    """Return spatial parallelism on all devices: of one image those that are near each other."""
+    width = _tensor_width(context)
+    high, wide = width, 1
+    if name == "spatial-2d":
+        high = max(h for h in range(1, math.isqrt(width) + 1) if width % h == 0)
+        wide = width // high
+    return Seed(data=context.num_devices // width, height=high, width=wide)
+
+
+def _has_images(context: Context) -> bool:
+    tensors = [context.graph.tensors[index] for index in context.graph.inputs]
+    return any(tensor.is_floating and len(tensor.shape) >= IMAGE_RANK for tensor in tensors)
+
+
+def _slides(context: Context) -> bool:
+    """Whether the model slides windows over images, so that splitting these is worth a thought."""
+    return any(context.iteration(root).windows for root in set(context.ties.root))
 
 
 def _grid(context: Context, name: str) -> Grid | None:
@@ -216,6 +255,9 @@ def _seeds(context: Context) -> list[Seed]:
     if near > 1 and batch % (count // near) == 0:
         seeds.append(Seed(data=count // near, tensor=near))
         seeds.append(Seed(data=count // near, tensor=near, zero=1, sequence=True))
+    if _slides(context):
+        widths = [w for w in {near, count} if w > 1 and batch % (count // w) == 0]
+        seeds += [Seed(data=count // w, height=w) for w in sorted(widths)]
     if stages > 1 and not context.samples.blocker and batch % (count // stages * stages) == 0:
         seeds.append(Seed(data=count // stages, stages=stages, num_microbatches=stages))
     return seeds

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_shape
 from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.activations import activation_terms
@@ -88,7 +89,8 @@ class Problem:
         options = tuple(dims for dims in options if not self._wants_outside_sums(index, dims))
         if self.mesh.axes[0] != "data" or self.mesh.sizes[0] == 1:
             return options
-        split = tuple(dims for dims in options if sample and dims[0] == sample)
+        name = context.sample_names[index]
+        split = tuple(dims for dims in options if name and dims[0] == name)
         return split or tuple(dims for dims in options if dims[0] in ("", PLUS))
 
     def _wants_outside_sums(self, index: int, dims: Dims) -> bool:
@@ -110,7 +112,7 @@ class Problem:
         operator, placed = self.context.graph.operators[index], self.context.placements(index, dims)
         sizes = self.mesh.sizes
         inputs = tuple(
-            local_shape(self.shape(tensor, index), pair.value, sizes)
+            extended_shape(local_shape(self.shape(tensor, index), pair.value, sizes), pair.halos)
             for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
         )
         outputs = tuple(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shardwright.core.halo import Halo, Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
-from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Where a tensor lies and where its gradient lies, as one operator sees them."""
+    """Where a tensor lies and where its gradient lies, as one operator sees them, and the rows of
+    neighbouring shards that it needs besides."""
 
     value: Layout
     gradient: Layout
+    halos: Halos = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +32,33 @@ class Placements:
 def placements(iteration: Iteration, dims: Sequence[str]) -> Placements:
     """Derive all layouts from an assignment of mesh axes to dim names (see ``Iteration``)."""
     inputs = tuple(
-        _pair([_input(iteration, position, name) for name in dims])
+        _pair(
+            [_input(iteration, position, name) for name in dims],
+            _halos(iteration, dims) if position == 0 else (),
+        )
         for position in range(len(iteration.inputs))
     )
     outputs = tuple(_pair([_output(names, name) for name in dims]) for names in iteration.outputs)
     return Placements(inputs, outputs)
 
 
-def _pair(columns: list[tuple[int, int]]) -> Pair:
-    return Pair(tuple(value for value, _ in columns), tuple(gradient for _, gradient in columns))
+def _pair(columns: list[tuple[int, int]], halos: Halos = ()) -> Pair:
+    values = tuple(value for value, _ in columns)
+    return Pair(values, tuple(gradient for _, gradient in columns), halos)
+
+
+def _halos(iteration: Iteration, dims: Sequence[str]) -> Halos:
+    return tuple(
+        Halo(
+            dim=iteration.inputs[0].index(window.dim),
+            axes=tuple(axis for axis, name in enumerate(dims) if name == window.dim),
+            before=window.before,
+            after=window.after,
+            fill=window.fill,
+        )
+        for window in iteration.windows
+        if window.dim in dims
+    )
 
 
 def _input(iteration: Iteration, position: int, name: str) -> tuple[int, int]:
@@ -72,16 +93,14 @@ def choices(
     for size in axis_sizes:
         names = [""]
         if size > 1:
-            names += [dim.name for dim in iteration.dims if dim.size % size == 0]
+            names += [dim.name for dim in iteration.dims if dim.splits(size)]
             names += [PLUS] if iteration.linear else []
         options.append(names)
-    sizes = {dim.name: dim.size for dim in iteration.dims}
-    if sample in sizes:
-        sizes[sample] //= num_microbatches
+    known = _dims(iteration, sample, num_microbatches)
     return tuple(
         assignment
         for assignment in itertools.product(*options)
-        if _divides(assignment, axis_sizes, sizes)
+        if _divides(assignment, axis_sizes, known)
     )
 
 
@@ -93,22 +112,28 @@ def is_choice(
     num_microbatches: int = 1,
 ) -> bool:
     """Whether an assignment of the mesh axes is among the ``choices``."""
-    sizes = {dim.name: dim.size for dim in iteration.dims}
-    if sample in sizes:
-        sizes[sample] //= num_microbatches
+    found = _dims(iteration, sample, num_microbatches)
     known = all(
-        name in sizes or (name == PLUS and iteration.linear) if size > 1 else name == ""
+        name in found or (name == PLUS and iteration.linear) if size > 1 else name == ""
         for name, size in zip(dims, axis_sizes, strict=True)
         if name
     )
-    return known and _divides(dims, axis_sizes, sizes)
+    return known and _divides(dims, axis_sizes, found)
+
+
+def _dims(iteration: Iteration, sample: str, num_microbatches: int) -> dict[str, Dim]:
+    """Return the dims by name, as large as they are in one microbatch."""
+    return {
+        dim.name: replace(dim, size=dim.size // num_microbatches) if dim.name == sample else dim
+        for dim in iteration.dims
+    }
 
 
 def _divides(
-    assignment: tuple[str, ...], axis_sizes: tuple[int, ...], sizes: dict[str, int]
+    assignment: tuple[str, ...], axis_sizes: tuple[int, ...], dims: dict[str, Dim]
 ) -> bool:
     pieces: dict[str, int] = {}
     for name, size in zip(assignment, axis_sizes, strict=True):
         if name not in ("", PLUS):
             pieces[name] = pieces.get(name, 1) * size
-    return all(sizes[name] % count == 0 for name, count in pieces.items())
+    return all(dims[name].splits(count) for name, count in pieces.items())

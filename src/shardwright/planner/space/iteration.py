@@ -20,11 +20,30 @@ PLUS = "+"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dim:
-    """A direction of the iteration space. ``size`` bounds into how many equal pieces it splits."""
+    """A direction of the iteration space.
+
+    It splits into any number of equal pieces that divides ``size``, but at most ``most`` where that
+    is not 0 (pieces of an image must not be smaller than their halos).
+    """
 
     name: str
     size: int
     role: Role
+    most: int = 0
+
+    def splits(self, pieces: int) -> bool:
+        """Whether it can be split into so many pieces."""
+        return self.size % pieces == 0 and (self.most == 0 or pieces <= self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a piece of the first input needs of its neighbours along ``dim`` (see ``core.halo``)."""
+
+    dim: str
+    before: int
+    after: int
+    fill: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +58,8 @@ class Iteration:
     dims over which the operator takes a mean, so that a split must scale the result by 1/pieces.
     ``linear``: input positions through which a partial sum may pass (the operator is linear in them
     jointly, the other inputs being replicated); splitting the pseudo dim ``+`` means just that.
-    ``offset``: the dim whose shard offset the kernel must know, or "".
+    ``offset``: the dim whose shard offset the kernel must know, or "". ``windows``: the dims along
+    which the operator slides over its first input, so that pieces need halos.
     """
 
     dims: tuple[Dim, ...]
@@ -49,6 +69,7 @@ class Iteration:
     mean: tuple[str, ...] = ()
     linear: tuple[int, ...] = ()
     offset: str = ""
+    windows: tuple[Window, ...] = ()
 
     def __post_init__(self) -> None:
         known = {dim.name for dim in self.dims}

@@ -7,6 +7,7 @@ users compare against them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -22,6 +23,7 @@ from shardwright.core.strategy import (
     Strategy,
 )
 from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.images import follow, spatial_dims
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
@@ -37,6 +39,8 @@ class Seed:
 
     ``zero`` is the ZeRO stage 0-3. ``context`` shards the sequence dim everywhere, attention gathering
     keys and values (context parallelism); ``sequence`` only between the tensor-parallel regions.
+    ``height`` and ``width`` split images (spatial parallelism) wherever their sizes allow; other
+    operators split the samples instead where the batch divides, else they stay whole.
     ``recompute`` recomputes every repeated block.
     """
 
@@ -44,6 +48,8 @@ class Seed:
     tensor: int = 1
     stages: int = 1
     context: int = 1
+    height: int = 1
+    width: int = 1
     zero: int = 0
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
@@ -57,6 +63,9 @@ class Seed:
         parts = [f"data parallel x {self.data}"] if self.data > 1 else []
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
         parts += [f"context parallel x {self.context}"] if self.context > 1 else []
+        if self.height * self.width > 1:
+            sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]
+            parts.append(f"spatial parallel x {' x '.join(map(str, sizes))}")
         parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
         parts += ["sequence parallel"] if self.sequence else []
         parts += [f"{self.stages} stages {self.schedule}"] if self.stages > 1 else []
@@ -68,16 +77,20 @@ class Seed:
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
     """Return the named strategy for a graph on devices 0, 1, 2, ...
 
-    The tensor axis varies fastest, then context, then data, then stage. Where a size does not divide, the operator
+    The tensor axis varies fastest, then width, height, context, data and stage. Where a size does not divide, the operator
     or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
     """
     samples = samples or find_samples(graph)
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages)
-    dims_of = {"data": {i: data_dim(graph, samples, it, i) for i, it in enumerate(iterations)}}
+    dims_of = {"data": data_dims(graph, samples, iterations, seed.data)}
     if seed.context > 1:
         dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
+    if seed.height * seed.width > 1:
+        rest = _samples_or_nothing(iterations, dims_of["data"], seed)
+        for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
+            dims_of[axis] = spatial_dims(graph, iterations, rest, pieces, place)
     if seed.tensor > 1:
         dims_of["tensor"] = _tensor_parallel(graph, iterations, samples, seed)
     configs: list[OperatorConfig] = []
@@ -105,7 +118,13 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
-    degrees = {"data": seed.data, "context": seed.context, "tensor": seed.tensor}
+    degrees = {
+        "data": seed.data,
+        "context": seed.context,
+        "height": seed.height,
+        "width": seed.width,
+        "tensor": seed.tensor,
+    }
     axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
     sizes = tuple([degrees[axis] for axis in axes])
     width = math.prod(sizes)
@@ -154,6 +173,21 @@ def data_dim(graph: OperatorGraph, samples: Samples, iteration: Iteration, index
     outputs = graph.operators[index].outputs
     adds_up = all(samples.state[tensor] is State.SUM for tensor in outputs)
     return PLUS if adds_up and sums and sums >= set(iteration.linear) and iteration.linear else ""
+
+
+def data_dims(
+    graph: OperatorGraph, samples: Samples, iterations: Sequence[Iteration], pieces: int = 1
+) -> dict[int, str]:
+    """Return every operator's dim which data parallelism splits.
+
+    Behind an operator that mixes samples (synchronised batch norm) microbatches are impossible, but
+    an axis of the mesh may still split them.
+    """
+    plain = {i: data_dim(graph, samples, one, i) for i, one in enumerate(iterations)}
+    if not samples.blocker:
+        return plain
+    lying = {tensor: 0 for tensor in graph.inputs if samples.tensor_dim[tensor] == 0}
+    return follow(graph, iterations, plain, pieces, lying)
 
 
 def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
@@ -207,6 +241,19 @@ def use_layout(
     return placements(iterations[readers[0]], configs[readers[0]].dims).inputs[position].value
 
 
+def _samples_or_nothing(
+    iterations: list[Iteration], data: dict[int, str], seed: Seed
+) -> dict[int, str]:
+    """Return the data axis's dims where the batch divides into more pieces, else only its sums."""
+    pieces = seed.data * seed.height * seed.width * seed.num_microbatches
+    divides = all(
+        iteration.dim(name).splits(pieces)
+        for iteration, name in zip(iterations, data.values(), strict=True)
+        if name not in ("", PLUS)
+    )
+    return {index: name if divides or name == PLUS else "" for index, name in data.items()}
+
+
 def _context_parallel(
     graph: OperatorGraph, iterations: list[Iteration], samples: Samples, pieces: int
 ) -> dict[int, str]:
@@ -229,7 +276,7 @@ def _context_parallel(
             if tensor in lying
         ]
         name = next((name for name in found if name), "")
-        if not name or iteration.dim(name).size % pieces:
+        if not name or not iteration.dim(name).splits(pieces):
             is_loss = not found and samples.operator_dim[index] == ""
             dims[index] = data_dim(graph, samples, iteration, index) if is_loss else ""
             continue
@@ -257,7 +304,7 @@ def _tensor_parallel(
             name = _sequence_dim(iteration, samples.operator_dim[index], seed.tensor)
             dims[index] = name
             continue
-        if not name or iteration.dim(name).size % seed.tensor:
+        if not name or not iteration.dim(name).splits(seed.tensor):
             continue
         dims[index] = name
         for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
@@ -271,7 +318,7 @@ def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
     names = iteration.outputs[0] if iteration.outputs else ()
     if len(names) != 3 or names[0] != sample or names[1] == "":
         return ""
-    return names[1] if iteration.dim(names[1]).size % pieces == 0 else ""
+    return names[1] if iteration.dim(names[1]).splits(pieces) else ""
 
 
 def _opening_linears(
@@ -283,7 +330,7 @@ def _opening_linears(
         if operator.kind not in PRODUCTS:
             continue
         name = iterations[index].outputs[0][-1]
-        if name and iterations[index].dim(name).size % pieces == 0:
+        if name and iterations[index].dim(name).splits(pieces):
             start = {operator.outputs[0]: len(iterations[index].outputs[0]) - 1}
             if _stays_split(graph, iterations, start, pieces):
                 found[index] = name
@@ -303,7 +350,7 @@ def _stays_split(
             operator, iteration = graph.operators[reader], iterations[reader]
             names = iteration.inputs[operator.inputs.index(tensor)]
             name = names[sharded[tensor]] if names else ""
-            if not name or iteration.dim(name).size % pieces:
+            if not name or not iteration.dim(name).splits(pieces):
                 return False
             if operator.kind in PRODUCTS:
                 closed = True

@@ -160,7 +160,8 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
     operator = graph.operators[index]
     if not outputs:
         return None
-    args, kwargs = localise(call, operator, outputs, device)
+    unpadded = _with_halos(graph, index, inputs, outputs)
+    args, kwargs = localise(call, operator, outputs, device, unpadded)
     target = call.target
     is_causal = operator.attribute("is_causal") is True
     if is_causal and inputs[0][-2] < graph.tensors[operator.inputs[0]].shape[-2]:
@@ -199,6 +200,20 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
     except Exception:  # noqa: BLE001  # pickling runs foreign code; what cannot travel is not timed
         return None
     return shard
+
+
+def _with_halos(
+    graph: OperatorGraph, index: int, inputs: Shapes, outputs: Shapes
+) -> tuple[int, ...]:
+    """Return the dims in which a shard of an image has rows of its neighbours: those in which it is
+    a larger part of its tensor than the result is.
+    """
+    operator = graph.operators[index]
+    if not inputs or len(inputs[0]) != len(outputs[0]):
+        return ()
+    before, after = (graph.tensors[t].shape for t in (operator.inputs[0], operator.outputs[0]))
+    sizes = enumerate(zip(inputs[0], before, outputs[0], after, strict=True))
+    return tuple(dim for dim, (a, whole, b, result) in sizes if a * result > b * whole)
 
 
 def _dtype(graph: OperatorGraph, tensor: int, precision: str) -> str:

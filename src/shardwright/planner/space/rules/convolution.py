@@ -1,4 +1,4 @@
-"""Convolutions, pooling and resizing of images. Space (height, width) is not split."""
+"""Convolutions, pooling and resizing of images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from shardwright.planner.space.rules.signature import (
     family,
     space,
 )
+from shardwright.planner.space.rules.windows import (
+    convolved,
+    enlarged,
+    expanded,
+    mean_over_space,
+    pooling,
+    with_windows,
+)
 
 
 def convolution(call: Signature) -> Iteration:
-    """Split samples ``n``, filters ``f`` and, as a reduction, input channels ``k``."""
+    """Split samples ``n``, filters ``f``, space and, as a reduction, input channels ``k``."""
     return _convolution(call, ("f", "k"), call.attribute("transposed") is True)
 
 
@@ -28,15 +36,19 @@ def _convolution(call: Signature, weight: Names, is_other: bool) -> Iteration:
     data, kernel = call.inputs[:2]
     if is_other or len(data) != len(kernel):
         raise NotUnderstood("an unbatched or disguised transposed convolution")
-    space_dims = ("",) * (len(data) - 2)
-    names = [("n", "k", *space_dims), (*weight, *space_dims), ("f",)]
-    result = ("n", "f", *space_dims)
+    rank = len(data) - 2
+    is_transposed = weight == ("k", "f")
+    places, windows = (expanded(call, rank), ()) if is_transposed else convolved(call, rank)
+    still = ("",) * rank
+    names = [("n", "k", *places), (*weight, *still), ("f",)]
+    result = ("n", "f", *places)
     if call.integer("groups", 1) != 1:  # a piece of the channels would need another `groups`
-        names = [("n", "", *space_dims), *(("",) * len(shape) for shape in call.inputs[1:])]
-        result = ("n", "", *space_dims)
+        names = [("n", "", *places), *(("",) * len(shape) for shape in call.inputs[1:])]
+        result = ("n", "", *places)
     bias = call.position("bias")
     once = (bias,) if bias >= 0 else ()
-    return space(call, names[: len(call.inputs)], [result], once=once)
+    iteration = space(call, names[: len(call.inputs)], [result], once=once)
+    return with_windows(iteration, call, windows)
 
 
 def per_channel(spatial: int) -> Rule:
@@ -67,17 +79,13 @@ RULES: dict[str, Rule] = {
     **family(
         per_channel(1),
         """
-        avg_pool1d.default max_pool1d.default max_pool1d_with_indices.default
-        adaptive_avg_pool1d.default adaptive_max_pool1d.default upsample_nearest1d.vec
-        upsample_nearest1d.default upsample_linear1d.vec upsample_linear1d.default
+        adaptive_max_pool1d.default upsample_nearest1d.default upsample_linear1d.vec upsample_linear1d.default
         """,
     ),
     **family(
         per_channel(2),
         """
-        avg_pool2d.default max_pool2d.default max_pool2d_with_indices.default
-        adaptive_avg_pool2d.default adaptive_max_pool2d.default upsample_nearest2d.vec
-        upsample_nearest2d.default upsample_bilinear2d.vec upsample_bilinear2d.default
+        adaptive_max_pool2d.default upsample_nearest2d.default upsample_bilinear2d.vec upsample_bilinear2d.default
         upsample_bicubic2d.vec upsample_bicubic2d.default _upsample_nearest_exact2d.vec
         _upsample_bilinear2d_aa.vec
         """,
@@ -85,9 +93,15 @@ RULES: dict[str, Rule] = {
     **family(
         per_channel(3),
         """
-        avg_pool3d.default max_pool3d.default max_pool3d_with_indices.default
-        adaptive_avg_pool3d.default adaptive_max_pool3d.default upsample_nearest3d.vec
-        upsample_trilinear3d.vec upsample_nearest3d.default upsample_trilinear3d.default
+        adaptive_max_pool3d.default upsample_trilinear3d.vec upsample_nearest3d.default upsample_trilinear3d.default
         """,
     ),
+    **{f"aten.avg_pool{rank}d.default": pooling(rank, is_maximum=False) for rank in (1, 2, 3)},
+    **{
+        f"aten.max_pool{rank}d{form}.default": pooling(rank, is_maximum=True)
+        for rank in (1, 2, 3)
+        for form in ("", "_with_indices")
+    },
+    **{f"aten.adaptive_avg_pool{rank}d.default": mean_over_space(rank) for rank in (1, 2, 3)},
+    **{f"aten.upsample_nearest{rank}d.vec": enlarged(rank) for rank in (1, 2, 3)},
 }
