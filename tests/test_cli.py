@@ -20,6 +20,8 @@ COMMANDS = (
     "plan",
     "simulate",
     "explain",
+    "diff",
+    "why-not",
     "run",
     "compare",
     "verify",
@@ -143,6 +145,30 @@ def test_a_plan_can_be_asked_for_by_name(model: str, tmp_path: Path) -> None:
     refused = shardwright(*words, "cube", folder=tmp_path)
     assert refused.returncode == 2
     assert "name a grid: cube:IxJxL" in refused.stderr.replace("\n", " ")
+
+
+@pytest.mark.torch
+def test_an_alternative_is_laid_beside_the_plan_with_what_decides(
+    model: str, tmp_path: Path
+) -> None:
+    shardwright("plan", model, "-c", "1x4xV100", "-b", "8", folder=tmp_path)
+    words = ("why-not", "plan.json", model, "--tp", "2", "--json")
+    done = shardwright(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert "tensor parallel x 2" in answer["other"] or "x 2" in answer["other"]
+    step = answer["rows"][0]
+    assert step["name"] == "step time"
+    assert step["other"] >= step["one"]
+    refused = shardwright("why-not", "plan.json", model, folder=tmp_path)
+    assert refused.returncode == 2
+    assert "name an alternative" in refused.stderr
+
+    shardwright("plan", model, "-c", "1x4xV100", "-b", "8", "-o", "b.json", "--seed-plan", "summa",
+                folder=tmp_path)  # fmt: skip
+    both = shardwright("diff", "plan.json", "b.json", model, "--json", folder=tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert json.loads(both.stdout)["other"].startswith("summa")
 
 
 @pytest.mark.torch

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         build,
         capture,
         compare,
+        diff,
         doctor,
         explain,
         plan,
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
         run,
         simulate,
         verify,
+        why_not,
     )
     from shardwright.core.cluster import Cluster
     from shardwright.core.graph import OperatorGraph
     from shardwright.core.plan import Frontier, Plan
     from shardwright.files.planfile import read_plan, write_plan
+    from shardwright.planner.search import Wish
     from shardwright.verbs.request import Job, Request, Trial
 
 __version__ = "0.1.0"
@@ -37,9 +40,11 @@ _HOMES = {
     "Plan": "shardwright.core.plan",
     "Request": "shardwright.verbs.request",
     "Trial": "shardwright.verbs.request",
+    "Wish": "shardwright.planner.search",
     "build": "shardwright.api",
     "capture": "shardwright.api",
     "compare": "shardwright.api",
+    "diff": "shardwright.api",
     "doctor": "shardwright.api",
     "explain": "shardwright.api",
     "plan": "shardwright.api",
@@ -48,12 +53,13 @@ _HOMES = {
     "run": "shardwright.api",
     "simulate": "shardwright.api",
     "verify": "shardwright.api",
+    "why_not": "shardwright.api",
     "write_plan": "shardwright.files.planfile",
 }
 
 __all__ = [
-    "Cluster", "Frontier", "Job", "OperatorGraph", "Plan", "Request", "Trial", "build", "capture", "compare",
-    "doctor", "explain", "plan", "profile", "read_plan", "run", "simulate", "verify", "write_plan",
+    "Cluster", "Frontier", "Job", "OperatorGraph", "Plan", "Request", "Trial", "Wish", "build", "capture",
+    "compare", "diff", "doctor", "explain", "plan", "profile", "read_plan", "run", "simulate", "verify", "why_not", "write_plan",
 ]  # fmt: skip
 
 
