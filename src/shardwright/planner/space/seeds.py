@@ -6,6 +6,7 @@ users compare against them.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +30,7 @@ from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
-# Activations times a weight; Hugging Face's GPT-2 writes its linears as addmm.
-PRODUCTS = ("aten.linear.default", "aten.addmm.default", "aten.mm.default")
+VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,25 @@ def _tensor_parallel(
         for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
             if name in names:
                 sharded[tensor] = names.index(name)
+        _split_view_of_weight(graph, iterations, dims, index)
     return dims
+
+
+def _split_view_of_weight(
+    graph: OperatorGraph, iterations: list[Iteration], dims: dict[int, str], index: int
+) -> None:
+    """Let what turns a weight round for a product (``x @ weight.T``) be split as the product is."""
+    for tensor, names in zip(graph.operators[index].inputs, iterations[index].inputs, strict=True):
+        view = graph.tensors[tensor].producer
+        if view not in dims and dims[index] in names and _is_view_of_weight(graph, tensor):
+            dims[view] = iterations[view].outputs[0][names.index(dims[index])]
+
+
+def _is_view_of_weight(graph: OperatorGraph, tensor: int) -> bool:
+    view = graph.tensors[tensor].producer
+    if view < 0 or graph.operators[view].kind not in VIEWS_OF_WEIGHTS:
+        return False
+    return graph.tensors[graph.operators[view].inputs[0]].role == "parameter"
 
 
 def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
@@ -324,48 +342,71 @@ def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
 def _opening_linears(
     graph: OperatorGraph, iterations: list[Iteration], pieces: int
 ) -> dict[int, str]:
-    """Find linears whose split output can stay split until another linear or attention takes it."""
+    """Find linears whose split output can stay split until another linear takes it."""
     found: dict[int, str] = {}
-    for index, operator in enumerate(graph.operators):
-        if operator.kind not in PRODUCTS:
+    for index in range(len(graph.operators)):
+        if not _is_linear(graph, index):
             continue
         name = iterations[index].outputs[0][-1]
         if name and iterations[index].dim(name).splits(pieces):
-            start = {operator.outputs[0]: len(iterations[index].outputs[0]) - 1}
+            start = {graph.operators[index].outputs[0]: len(iterations[index].outputs[0]) - 1}
             if _stays_split(graph, iterations, start, pieces):
                 found[index] = name
     return found
 
 
+def _is_linear(graph: OperatorGraph, index: int) -> bool:
+    """Whether an operator is a linear layer, however it is written: with a weight on its right."""
+    operator = graph.operators[index]
+    if operator.kind == "aten.linear.default":
+        return True
+    places = {"aten.addmm.default": 2, "aten.mm.default": 1, "aten.matmul.default": 1}
+    if operator.kind not in places:
+        return False
+    weight = operator.inputs[places[operator.kind]]
+    return graph.tensors[weight].role == "parameter" or _is_view_of_weight(graph, weight)
+
+
 def _stays_split(
     graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
 ) -> bool:
-    """Follow a split activation; true if every path ends at a reduction of the split dim."""
-    pending = list(sharded)
+    """Follow a split activation; true if every path ends at a reduction of the split dim.
+
+    Readers are visited in the order of the graph, so that all split inputs of one are known.
+    """
+    pending = sorted({reader for tensor in sharded for reader in graph.consumers[tensor]})
     closed = False
-    sums: list[int] = []
     while pending:
-        tensor = pending.pop()
-        for reader in graph.consumers[tensor]:
-            operator, iteration = graph.operators[reader], iterations[reader]
-            names = iteration.inputs[operator.inputs.index(tensor)]
-            name = names[sharded[tensor]] if names else ""
-            if not name or not iteration.dim(name).splits(pieces):
+        reader = heapq.heappop(pending)
+        if pending and pending[0] == reader:
+            continue
+        operator, iteration = graph.operators[reader], iterations[reader]
+        split = {
+            names[sharded[tensor]]
+            for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
+            if tensor in sharded
+        }
+        name = split.pop()
+        if split or not name or not iteration.dim(name).splits(pieces):
+            return False
+        if _is_linear(graph, reader):
+            closed = True
+            continue
+        if _meets_residual(graph, operator.kind, operator.inputs, sharded):
+            return False
+        for output, names in zip(operator.outputs, iteration.outputs, strict=True):
+            if name not in names:
                 return False
-            if operator.kind in PRODUCTS:
-                closed = True
-                continue
-            sums += [reader] if operator.kind.startswith("aten.add.") else []
-            for output, out_names in zip(operator.outputs, iteration.outputs, strict=True):
-                if name not in out_names:
-                    return False
-                if output not in sharded:
-                    sharded[output] = out_names.index(name)
-                    pending.append(output)
-    return closed and not any(_meets_residual(graph, reader, sharded) for reader in sums)
+            sharded[output] = names.index(name)
+            for other in graph.consumers[output]:
+                heapq.heappush(pending, other)
+    return closed
 
 
-def _meets_residual(graph: OperatorGraph, index: int, sharded: dict[int, int]) -> bool:
+def _meets_residual(
+    graph: OperatorGraph, kind: str, inputs: tuple[int, ...], sharded: dict[int, int]
+) -> bool:
     """An addition with an activation from outside the split region is the residual stream."""
-    inputs = graph.operators[index].inputs
+    if not kind.startswith("aten.add."):
+        return False
     return any(tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs)
