@@ -189,7 +189,7 @@ def cases_of(captured: Captured, ranks: int) -> list[Case]:
     for plan, (peaks, rises) in zip(plans, found, strict=True):
         program = lower(graph, strategy_of(graph, plan))
         prices = price(program, graph, cluster, CostTable())
-        timeline = simulate(program, prices.seconds)
+        timeline = simulate(program, prices.seconds, scatter_copies=cluster.scatter_copies)
         cases += [
             Case(
                 ranks=ranks,
