@@ -44,7 +44,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import launch
 
-LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 1024, 8, 64, 8
+LAYERS, HEADS, BATCH = 4, 8, 8
 OVER, UNDER = 0.05, 0.02
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-4)
 PLANS: dict[int, tuple[Seed | Grid, ...]] = {
@@ -91,6 +91,14 @@ PLANS: dict[int, tuple[Seed | Grid, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Width of the model and tokens in a sequence."""
+
+    width: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Peaks of the fullest device of one mesh, bytes; ``rise`` is of resident pages in the step."""
 
@@ -108,15 +116,16 @@ class Case:
         return self.predicted / self.measured - 1
 
 
-def make_model() -> ByteGPT:
+def make_model(size: Size) -> ByteGPT:
     """Make the model, equal on every rank."""
     torch.manual_seed(0)
-    return ByteGPT(layers=LAYERS, width=WIDTH, heads=HEADS, seq=LENGTH)
+    return ByteGPT(layers=LAYERS, width=size.width, heads=HEADS, seq=size.length)
 
 
-def make_batch() -> dict[str, Tensor]:
+def make_batch(size: Size) -> dict[str, Tensor]:
     """Make one global batch."""
-    tokens = torch.randint(0, 256, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    shape, generator = (BATCH, size.length + 1), torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 256, shape, generator=generator)
     return {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
 
 
@@ -140,14 +149,16 @@ def rise_of_pages(step: Callable[[], object]) -> float:
     return 1024.0 * (kibibytes("VmHWM") - before)
 
 
-def measured(plans: tuple[Seed | Grid, ...]) -> list[tuple[tuple[float, ...], list[float]]]:
+def measured(
+    plans: tuple[Seed | Grid, ...], size: Size
+) -> list[tuple[tuple[float, ...], list[float]]]:
     """Train every plan on this rank; return (peaks per mesh, rise of pages per mesh)."""
     torch.set_num_threads(1)
-    batch, result = make_batch(), []
-    captured = capture(make_model(), batch)
+    batch, result = make_batch(size), []
+    captured = capture(make_model(size), batch)
     for plan in plans:
         program = lower(captured.graph, strategy_of(captured.graph, plan))
-        executor = Executor(captured, program, make_model(), optimizer=OPTIMIZER)
+        executor = Executor(captured, program, make_model(size), optimizer=OPTIMIZER)
         executor.step(batch)
         rise = rise_of_pages(lambda run=executor: run.step(batch))
         peaks = executor.profile_step(batch).peak_bytes
@@ -181,10 +192,10 @@ def this_host(ranks: int) -> Cluster:
     )
 
 
-def cases_of(captured: Captured, ranks: int) -> list[Case]:
+def cases_of(captured: Captured, ranks: int, size: Size) -> list[Case]:
     """Measure and predict all plans of so many ranks."""
     plans, graph, cluster = PLANS[ranks], captured.graph, this_host(ranks)
-    found = launch(measured, ranks, (plans,), timeout=1500)[0]
+    found = launch(measured, ranks, (plans, size), timeout=1500)[0]
     cases: list[Case] = []
     for plan, (peaks, rises) in zip(plans, found, strict=True):
         program = lower(graph, strategy_of(graph, plan))
@@ -238,16 +249,19 @@ def main() -> int:
     """Measure, predict, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, choices=sorted(PLANS), nargs="*", default=None)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--length", type=int, default=64)
     options = parser.parse_args()
-    console, model = Console(width=160), make_model()
-    captured = capture(model, make_batch())
+    size = Size(width=options.width, length=options.length)
+    console, model = Console(width=160), make_model(size)
+    captured = capture(model, make_batch(size))
     cases: list[Case] = []
     for ranks in options.ranks or PLANS:
-        cases += cases_of(captured, ranks)
+        cases += cases_of(captured, ranks, size)
     met = show(cases, console)
     console.print(
         f"GPT, {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, batch {BATCH} x "
-        f"{LENGTH}, AdamW; {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"{size.length}, AdamW; {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         "gloo, 1 thread per rank"
     )
     return 0 if met else 1
