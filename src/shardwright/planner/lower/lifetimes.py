@@ -158,7 +158,7 @@ def _walk(
 
 def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> None:
     if step.kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-        result.temporary[place] = _buffers(draft, draft.messages[step.item])
+        result.temporary[place] = _buffers(draft.messages[step.item])
         return
     if step.kind is Kind.UPDATE:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
@@ -177,19 +177,14 @@ def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> N
         result.allocated[place] += segment.saved_bytes
 
 
-def _buffers(draft: Draft, message: Message) -> int:
+def _buffers(message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
-    An all-reduce and a reduce-scatter leave their results where the wire puts them; what is split
-    is packed rank by rank before, what is gathered arrives so. See ``Message.is_unpacked`` for
-    what is copied out at the end.
+    What is split is packed rank by rank first. All other buffers become the results, or stand where
+    results will: see ``Message.is_unpacked`` for what is copied out at the end. Packed pieces to
+    gather are left out: they are copied into the output at once.
     """
-    if message.primitive in ("reduce_scatter", "all_to_all"):
-        return message.bytes
-    if message.primitive == "all_gather" and len(message.sources) > 1:
-        size = prod(draft.mesh(message.mesh).sizes[axis] for axis in message.axes)
-        return message.bytes // size
-    return 0
+    return message.bytes if message.primitive in ("reduce_scatter", "all_to_all") else 0
 
 
 def _with_sums(draft: Draft, step: Step, temporary: int, sizes: Sequence[int]) -> int:
