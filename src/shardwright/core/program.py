@@ -104,7 +104,7 @@ class Segment:
     needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
-    peak while it runs.
+    peak while it runs, above what it began with and all that it makes; it may be below that.
     """
 
     mesh: int

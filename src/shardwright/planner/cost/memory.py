@@ -45,8 +45,9 @@ def segment_memory(
 ) -> tuple[int, tuple[int, int]]:
     """Return (saved bytes, (temporary bytes of forward, of backward)) of one segment.
 
-    Temporary bytes come on top of the saved bytes and of the outputs. The backward's exclude the
-    gradients of the segment's inputs, which are values of the Program.
+    Temporary bytes come on top of the saved bytes and of the outputs. The backward's come on top of
+    the gradients of the segment's inputs as well, which are values of the Program; they are negative
+    where saved bytes go faster than those gradients come.
     """
     storages = _trace(graph, calls, values, inputs)
     kept_out = {storages.root[v] for v in outputs if v in storages.root}
@@ -184,8 +185,7 @@ def _backward_peak(
     outside = {v for v in inputs if graph.tensors[values[v].tensor].needs_gradient}
     inner = set(storages.root) - set(inputs)
     gradients: dict[int, int] = {}
-    level = -sum(_value_bytes(values[value]) for value in outside)
-    peak = 0
+    level = peak = -sum(_value_bytes(values[value]) for value in outside)
     for step in range(len(calls) - 1, -1, -1):
         call = calls[step]
         operator = graph.operators[call.operator]
@@ -210,4 +210,4 @@ def _backward_peak(
             for root, at in storages.released.items()
             if at == step and root in kept
         )
-    return max(0, peak)
+    return peak

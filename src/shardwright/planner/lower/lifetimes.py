@@ -196,7 +196,7 @@ def _with_sums(draft: Draft, step: Step, temporary: int, sizes: Sequence[int]) -
     if not sizes or step.kind is not Kind.BACKWARD:
         return temporary + sum(sizes)
     saved = draft.segments[step.item].saved_bytes
-    return sum(sizes) + max(temporary, max(sizes) - saved, 0)
+    return sum(sizes) + max(temporary, max(sizes) - saved)
 
 
 def _value_bytes(draft: Draft, value: int) -> int:
