@@ -289,7 +289,12 @@ def predict(
     """Return (step seconds, peak bytes) of a plan."""
     program = lower(graph, seed_strategy(graph, seed))
     prices = price(program, graph, cluster, table)
-    timeline = simulate(program, prices.seconds, overlap_slowdown=cluster.overlap_slowdown)
+    timeline = simulate(
+        program,
+        prices.seconds,
+        overlap_slowdown=cluster.overlap_slowdown,
+        scatter_copies=cluster.scatter_copies,
+    )
     return timeline.step_seconds, timeline.worst_peak_bytes
 
 

@@ -75,8 +75,10 @@ def row_lists(draw: st.DrawFn, max_size: int = 14) -> list[Row]:
         queue = draw(st.sampled_from(["compute", "compute", "link", "send"]))
         earlier = st.sets(st.integers(0, index - 1), max_size=3) if index else st.just(set[int]())
         size = st.integers(0, 9)
+        kind = {"compute": Kind.FORWARD, "link": Kind.MESSAGE, "send": Kind.SEND}[queue]
         rows.append(
             Row(
+                kind=kind,
                 resource=f"{queue}:{group}",
                 seconds=draw(seconds),
                 after=tuple(sorted(draw(earlier))),

@@ -110,6 +110,15 @@ class Cluster:
         text = repr((self.kinds, self.switches, self.devices, self.overlap_slowdown))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def scatter_copies(self) -> float:
+        """Copies of its payload that a reduce-scatter needs beside the buffers of its caller.
+
+        gloo, the backend of CPUs, has none of its own: the terms of all ranks are exchanged, then
+        added up. NCCL reduces on the way, in channel buffers of constant size.
+        """
+        return 1.0 if any(kind.backend == "cpu" for kind in self.kinds) else 0.0
+
     def kind_of(self, device: int) -> DeviceKind:
         """Return what a device is."""
         return self.kinds[self.devices[device].kind]

@@ -118,7 +118,7 @@ class Segment:
     needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
-    peak while it runs.
+    peak while it runs, above what it began with and all that it makes; it may be below that.
     """
 
     mesh: int
@@ -156,6 +156,16 @@ class Message:
     purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
     destination: int = -1
 
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether results are copied out of the buffer that arrives, instead of being views of it.
+
+        What is gathered arrives rank by rank, which is its order in memory only along its first dim
+        and alone in its buffer.
+        """
+        gathers = self.primitive in ("all_gather", "all_to_all")
+        return gathers and not (len(self.sources) == 1 and self.dims[0][0] == 0)
+
 
 def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple[Piece, ...]:
     """Return what travels when ``source`` on one mesh becomes ``result`` on another."""
@@ -174,7 +184,9 @@ class Program:
     all smaller than i. ``frees``: values whose last use is instruction i,
     ``free_value[free_offset[i]:free_offset[i+1]]``. Memory per device of the group:
     ``allocated`` bytes appear at the start of the instruction, ``freed`` disappear at its end,
-    ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time.
+    ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time. What a
+    message has under way, and what a send frees, stays until it is completed
+    (``core.completion``).
 
     ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss.
     """

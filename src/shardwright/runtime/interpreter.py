@@ -30,10 +30,10 @@ from shardwright.runtime.segment import (
 )
 from shardwright.runtime.store import DTYPES, Store
 from shardwright.runtime.transfers import Receive, Routes, Send
+from shardwright.runtime.waiting import Action, Waiting
 from shardwright.runtime.world import World
 
 COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
-Action = Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -115,47 +115,26 @@ class Compiler:
         """Compile instructions in order; the slots in ``keep`` survive the step."""
         touches = [self.touch(index) for index in indices]
         drops = self._drops(touches, keep)
-        actions: list[tuple[int, Action]] = []
-        exchanges: dict[int, Exchange] = {}
-        awaited: dict[int, int] = {}
+        waiting = Waiting(self.program, indices)
+        actions = waiting.actions
         for index, touch, dropped in zip(indices, touches, drops, strict=True):
+            waiting.come_to(index)
             for slot in (*touch.reads, *touch.writes, *touch.adds):
-                self._settle(awaited, slot, exchanges, actions)
+                waiting.need(slot)
             kind = Kind(int(self.program.kind[index]))
             if kind in COMPUTE:
                 actions.append((index, self._compute(kind, index)))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
                 exchange = self._exchange(kind, index)
-                exchanges[index] = exchange
-                actions.append((index, exchange.issue))
-                awaited |= dict.fromkeys((*touch.writes, *touch.adds), index)
+                waiting.issue(index, exchange, (*touch.writes, *touch.adds))
             else:
                 actions.append((index, self.special(kind, int(self.program.group[index]))))
             for slot in dropped:
-                self._settle(awaited, slot, exchanges, actions)
+                waiting.need(slot)
             if dropped:
                 actions.append((index, self._drop(dropped)))
-        left = dict.fromkeys(awaited.values())
-        actions.extend((index, exchanges[index].complete) for index in left)
-        for index, exchange in exchanges.items():
-            if isinstance(exchange, Send):
-                actions.append((index, exchange.complete))
-        return Compiled(tuple(actions), exchanges)
-
-    @staticmethod
-    def _settle(
-        awaited: dict[int, int],
-        slot: int,
-        exchanges: Mapping[int, Exchange],
-        actions: list[tuple[int, Action]],
-    ) -> None:
-        """Complete the message under way that writes a slot, if there is one."""
-        index = awaited.get(slot)
-        if index is None:
-            return
-        actions.append((index, exchanges[index].complete))
-        for other in [key for key, message in awaited.items() if message == index]:
-            del awaited[other]
+        waiting.finish()
+        return Compiled(tuple(actions), waiting.exchanges)
 
     def _drops(self, touches: Sequence[Touch], keep: frozenset[int]) -> list[list[int]]:
         """Return the slots to drop after each instruction: no use before they are made anew."""

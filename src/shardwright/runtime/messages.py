@@ -108,6 +108,19 @@ class Collective(Exchange):
         rows = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0)
         return self._in_group_order(rows.reshape(self.size, -1))
 
+    def _packed(self) -> Tensor:
+        """Return all items split, side by side, each copied at most once where order allows."""
+        sources = [(item.source(), item.dims[1]) for item in self.items]
+        if len(sources) == 1 or self.order is not None:
+            parts = [self._split(*source) for source in sources]
+            return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
+        counts = [tensor.numel() // self.size for tensor, _ in sources]
+        whole = sources[0][0].new_empty(self.size, sum(counts))
+        for (tensor, dim), place in zip(sources, whole.split(counts, dim=1), strict=True):
+            rows = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0)
+            place.unflatten(1, rows.shape[1:]).copy_(rows)
+        return whole
+
 
 class AllReduce(Collective):
     def issue(self) -> None:
@@ -139,16 +152,20 @@ class AllGather(Collective):
         rows = self._in_mesh_order(self._wait().view(self.size, -1))
         start = 0
         for item in self.items:
-            count = _count(item.shape)
-            pieces = rows[:, start : start + count].reshape(self.size, *item.shape)
-            item.write(pieces.movedim(0, item.dims[0]).reshape(item.result_shape), True)
+            count, dim = _count(item.shape), item.dims[0]
+            pieces = rows[:, start : start + count].unflatten(1, item.shape)
+            if item.target is None:
+                item.write(pieces.movedim(0, dim).reshape(item.result_shape), True)
+            else:
+                memory = item.target()
+                if memory.data_ptr() != rows.data_ptr():
+                    memory.unflatten(dim, (self.size, -1)).movedim(dim, 0).copy_(pieces)
             start += count
 
 
 class ReduceScatter(Collective):
     def issue(self) -> None:
-        parts = [self._split(item.source(), item.dims[1]) for item in self.items]
-        whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
+        whole = self._packed()
         output = whole.new_empty(whole.shape[1])
         self.pending = self.group.reduce_scatter(output, whole.view(-1))
 
@@ -162,8 +179,7 @@ class ReduceScatter(Collective):
 
 class AllToAll(Collective):
     def issue(self) -> None:
-        parts = [self._split(item.source(), item.dims[1]) for item in self.items]
-        whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
+        whole = self._packed()
         output = torch.empty_like(whole)
         self.pending = self.group.all_to_all(output.view(-1), whole.view(-1))
 

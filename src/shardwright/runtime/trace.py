@@ -2,7 +2,8 @@
 
 Times and memory come from two different steps, since recording memory slows the first. On the CPU
 memory is what the allocator reports through the profiler: exact bytes of every tensor, temporaries
-inside operators among them, plus what was alive before. On CUDA it is the allocator's own peak.
+inside operators among them, plus what was alive before. What a thread of gloo happens to be the last
+to let go of is not seen to go, so that plans of many small messages read a little high. On CUDA it is the allocator's own peak.
 """
 
 from __future__ import annotations

@@ -33,7 +33,12 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
     """Lower, price and simulate one plan. Raises ValueError where it is not legal for the graph."""
     program = lower(graph, plan.strategy)
     prices = price(program, graph, cluster, table)
-    timeline = simulate(program, prices.seconds, overlap_slowdown=cluster.overlap_slowdown)
+    timeline = simulate(
+        program,
+        prices.seconds,
+        overlap_slowdown=cluster.overlap_slowdown,
+        scatter_copies=cluster.scatter_copies,
+    )
     rates = Rates(
         cluster=cluster,
         table=table,
@@ -101,7 +106,12 @@ def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTab
     """Return the half-width of a plan's predicted step time."""
     program = lower(graph, plan.strategy)
     prices = price(program, graph, cluster, table)
-    timeline = simulate(program, prices.seconds, overlap_slowdown=cluster.overlap_slowdown)
+    timeline = simulate(
+        program,
+        prices.seconds,
+        overlap_slowdown=cluster.overlap_slowdown,
+        scatter_copies=cluster.scatter_copies,
+    )
     return half_width(prices, timeline.critical)
 
 

@@ -97,7 +97,7 @@ def test_nothing_is_saved_without_a_backward_and_temporaries_remain():
 def real_peaks(module: nn.Module, batch: dict[str, Tensor]) -> tuple[int, int]:
     """Return the most bytes the allocator had handed out in forward and in backward."""
     for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = module(**batch)
         loss = result if isinstance(result, Tensor) else result.loss
@@ -132,7 +132,8 @@ def test_peaks_of_forward_and_backward_equal_the_allocators(name: str, options: 
     saved, (forward, backward) = predicted(capture(module, batch).graph)
     real_forward, real_backward = real_peaks(module, batch)
     assert saved + forward == pytest.approx(real_forward, rel=0.01)
-    assert saved + backward == pytest.approx(real_backward, rel=0.03)
+    gradients = sum(p.numel() * p.element_size() for p in module.parameters())
+    assert saved + gradients + backward == pytest.approx(real_backward, rel=0.04)
 
 
 class One(nn.Module):

@@ -45,8 +45,9 @@ def segment_memory(
 ) -> tuple[int, tuple[int, int]]:
     """Return (saved bytes, (temporary bytes of forward, of backward)) of one segment.
 
-    Temporary bytes come on top of the saved bytes and of the outputs. The backward's exclude the
-    gradients of the segment's inputs, which are values of the Program.
+    Temporary bytes come on top of the saved bytes and of the outputs. The backward's come on top of
+    the gradients of the segment's inputs as well, which are values of the Program; they are negative
+    where saved bytes go faster than those gradients come.
     """
     storages = _trace(graph, calls, values, inputs)
     kept_out = {storages.root[v] for v in outputs if v in storages.root}
@@ -175,20 +176,25 @@ def _backward_peak(
     storages: _Storages,
     kept: set[int],
 ) -> int:
-    """Return the most bytes of inner gradients alive while saved storages are being released.
+    """Return the most bytes of gradients alive while saved storages are being released.
 
     The gradient of a value appears when the last call that reads it runs backward, and disappears
-    when the call that made it has run. A view's gradient is a view of its source's.
+    when the call that made it has run. A view's gradient is a view of its source's. Gradients of the
+    inputs, which are counted elsewhere as if they were there from the beginning, appear and stay.
     """
-    outside = set(inputs)
+    outside = {v for v in inputs if graph.tensors[values[v].tensor].needs_gradient}
+    inner = set(storages.root) - set(inputs)
     gradients: dict[int, int] = {}
-    level = peak = 0
+    level = peak = -sum(_value_bytes(values[value]) for value in outside)
     for step in range(len(calls) - 1, -1, -1):
         call = calls[step]
         operator = graph.operators[call.operator]
         for value in call.operands:
             root = storages.root[value]
-            fresh = value not in outside and root in storages.made and root not in gradients
+            if value in outside:
+                outside.discard(value)
+                level += _value_bytes(values[value])
+            fresh = value in inner and root in storages.made and root not in gradients
             if fresh and graph.tensors[values[value].tensor].needs_gradient:
                 gradients[root] = storages.size[root]
                 level += gradients[root]
@@ -204,4 +210,4 @@ def _backward_peak(
             for root, at in storages.released.items()
             if at == step and root in kept
         )
-    return max(0, peak)
+    return peak

@@ -68,24 +68,29 @@ class _Layout:
         self.size = 0
         self.begin: dict[tuple[str, int, int], int] = {}
         self.previous = [-1] * len(draft.strategy.meshes)
-        self.parts: list[tuple[_Compiled, int, NDArray[np.int64], int]] = []
+        self.parts: list[tuple[_Compiled, int, NDArray[np.int64], NDArray[np.int64]]] = []
         self.predecessors: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
 
     def resource(self, name: str) -> int:
         return self.resources.setdefault(name, len(self.resources))
 
     def append(
-        self, name: str, compiled: _Compiled, microbatch: int, extra: Sequence[int] = ()
+        self, name: str, compiled: _Compiled, microbatch: int, *, adds: bool = False
     ) -> None:
-        base, stage = self.size, compiled.stage
+        """Append an instance; ``adds``: to the gradients of microbatches before."""
+        base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
         self.begin[name, stage, microbatch] = base
         targets = compiled.targets.copy()
         for (instance, other), chosen in compiled.references.items():
             targets[chosen] += self._base(instance, other, microbatch, base, stage)
-        allocated = compiled.allocated + np.asarray(extra) if extra else compiled.allocated
+        allocated, temporary = compiled.allocated, compiled.temporary
+        if adds:
+            temporary = np.array(lifetimes.later, dtype=np.int64)
+        elif lifetimes.first:
+            allocated = allocated + np.asarray(lifetimes.first)
         keep = targets >= 0
         self.predecessors.append((compiled.places[keep] + base, targets[keep]))
-        self.parts.append((compiled, microbatch, allocated, base))
+        self.parts.append((compiled, microbatch, allocated, temporary))
         self.size += len(compiled.kind)
         if compiled.last_compute >= 0:
             self.previous[stage] = base + compiled.last_compute
@@ -126,9 +131,8 @@ def assemble(draft: Draft, templates: Templates, loss: int) -> Program:
             continue
         left[stage] -= 1
         template = compiled[stage]["last backward" if left[stage] == 0 else "backward"]
-        extra = template.lifetimes.first if stage not in begun else ()
+        layout.append("backward", template, microbatch, adds=stage in begun)
         begun.add(stage)
-        layout.append("backward", template, microbatch, extra)
     for name in ("send", "receive", "epilogue"):
         for stage in range(count):
             layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
@@ -336,13 +340,14 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         free_value=np.concatenate([part.free_value for part, _, _, _ in parts]),
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
         freed=np.concatenate([part.freed for part, _, _, _ in parts]),
-        temporary=np.concatenate([part.temporary for part, _, _, _ in parts]),
+        temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
         base_bytes=tuple(base_bytes(draft, mesh) for mesh in range(len(draft.strategy.meshes))),
     )
 
 
 def _repeat(
-    parts: Sequence[tuple[_Compiled, int, NDArray[np.int64], int]], numbers: Sequence[int]
+    parts: Sequence[tuple[_Compiled, int, NDArray[np.int64], NDArray[np.int64]]],
+    numbers: Sequence[int],
 ) -> NDArray[np.int32]:
     lengths = [len(part.kind) for part, _, _, _ in parts]
     return np.repeat(np.array(numbers, dtype=np.int32), lengths)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Kind
+from shardwright.core.program import Kind, Message
 from shardwright.planner.lower.draft import Draft, Step
 
 
@@ -20,7 +20,8 @@ from shardwright.planner.lower.draft import Draft, Step
 class Lifetimes:
     """Per template position: bytes appearing, bytes disappearing, and values freed.
 
-    ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate).
+    ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate),
+    ``later`` the temporary bytes of the other microbatches, which add to those.
     """
 
     allocated: list[int]
@@ -28,6 +29,7 @@ class Lifetimes:
     temporary: list[int]
     frees: list[list[int]]
     first: list[int] = field(default_factory=list[int])
+    later: list[int] = field(default_factory=list[int])
 
 
 def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
@@ -97,13 +99,20 @@ def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) 
     lifetimes.first = [0] * len(backward)
     begun: set[int] = set()
     for place, step in enumerate(backward):
+        again: list[int] = []
+        new: list[int] = []
         for value in writes_of(draft, step):
             entry = draft.values[value]
-            if entry.role != "gradient" or entry.scope != "step" or value in begun:
-                continue
+            if entry.role == "gradient" and value in begun:
+                again.append(draft.bytes_of(value))
+            elif entry.role == "gradient" and entry.scope == "step":
+                target = lifetimes.allocated if step.last_only else lifetimes.first
+                target[place] += draft.bytes_of(value)
+                new += [] if step.last_only else [draft.bytes_of(value)]
             begun.add(value)
-            target = lifetimes.allocated if step.last_only else lifetimes.first
-            target[place] += draft.bytes_of(value)
+        alone = lifetimes.temporary[place]
+        lifetimes.temporary[place] = _with_sums(draft, step, alone, again)
+        lifetimes.later.append(_with_sums(draft, step, alone, again + new))
         if step.last_only:
             for value in set(step.reads) & synced:
                 if draft.values[value].scope == "step":
@@ -149,9 +158,7 @@ def _walk(
 
 def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> None:
     if step.kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-        message = draft.messages[step.item]
-        packs = len(message.sources) > 1 and message.primitive not in ("copy", "slice", "transfer")
-        result.temporary[place] = message.bytes if packs else 0
+        result.temporary[place] = _buffers(draft.messages[step.item])
         return
     if step.kind is Kind.UPDATE:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
@@ -168,6 +175,28 @@ def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> N
         result.freed[place] += segment.saved_bytes
     elif keeps:
         result.allocated[place] += segment.saved_bytes
+
+
+def _buffers(message: Message) -> int:
+    """Return what a message needs besides its sources and results until it is complete.
+
+    What is split is packed rank by rank first. All other buffers become the results, or stand where
+    results will: see ``Message.is_unpacked`` for what is copied out at the end. Packed pieces to
+    gather are left out: they are copied into the output at once.
+    """
+    return message.bytes if message.primitive in ("reduce_scatter", "all_to_all") else 0
+
+
+def _with_sums(draft: Draft, step: Step, temporary: int, sizes: Sequence[int]) -> int:
+    """Return a step's temporary bytes where it adds to gradients of these sizes.
+
+    All terms of a backward are there before the first is added, and a sum is first taken out of
+    place; by then what autograd saved is gone.
+    """
+    if not sizes or step.kind is not Kind.BACKWARD:
+        return temporary + sum(sizes)
+    saved = draft.segments[step.item].saved_bytes
+    return sum(sizes) + max(temporary, max(sizes) - saved)
 
 
 def _value_bytes(draft: Draft, value: int) -> int:

@@ -71,7 +71,12 @@ def _run(
 ) -> tuple[Program, Timeline, Judged]:
     program = lower(context.graph, strategy, context.samples)
     prices = price(program, context.graph, context.cluster, context.table)
-    timeline = simulate(program, prices.seconds, overlap_slowdown=context.cluster.overlap_slowdown)
+    timeline = simulate(
+        program,
+        prices.seconds,
+        overlap_slowdown=context.cluster.overlap_slowdown,
+        scatter_copies=context.cluster.scatter_copies,
+    )
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
     objective = Objective(

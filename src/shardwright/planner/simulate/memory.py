@@ -1,35 +1,87 @@
-"""Bytes alive over time, from when instructions ran."""
+"""Bytes alive over time, in the order in which devices run their instructions."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Program
+from shardwright.core.completion import completions
+from shardwright.core.program import Kind, Program
 
 
 def memory_over_time(
-    program: Program, start: NDArray[np.float64], end: NDArray[np.float64]
+    program: Program,
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    scatter_copies: float = 0.0,
 ) -> tuple[NDArray[np.float64], ...]:
     """Return, per mesh, rows (seconds, bytes alive on its fullest device) in time order.
 
     The devices of a mesh are alike, unless some belong to further meshes: those hold more.
 
-    The first row is the base at time 0. An instruction's ``allocated`` and ``temporary`` bytes
-    appear together at its start; ``temporary`` and ``freed`` disappear at its end. At one instant
-    what ends goes first, then what starts in index order; an instruction that takes no time appears
-    and disappears before the next one starts.
+    Bytes come and go in the order in which a device's host runs its instructions, which is index
+    order: ``allocated`` and ``temporary`` appear as it comes to an instruction, ``freed`` goes as
+    it is done with it. The ``temporary`` of what computes goes then too; that of a message, with
+    ``scatter_copies`` times the payload of a reduce-scatter, stays until the message is completed
+    (``core.completion``), and so does what a send frees. What is copied out of a buffer is there
+    twice for that moment. The clock only says when that is; the first row is the base at time 0.
     """
-    touches = (program.allocated != 0) | (program.freed != 0) | (program.temporary != 0)
+    computes = np.array([name.startswith("compute") for name in program.resource_names])
+    local = computes[program.resource] if len(computes) else np.zeros(0, dtype=np.bool_)
+    held = program.temporary + _workspace(program, scatter_copies)
+    until = np.where(local, np.arange(program.num_instructions), completions(program))
+    sends = program.kind == Kind.SEND
+    copied = np.where(local, 0, _unpacked(program))
+    bytes_ = _Bytes(program.allocated, program.freed, held, copied, until, sends)
+    touches = (program.allocated != 0) | (program.freed != 0) | (held != 0) | local
     rows: dict[frozenset[int], NDArray[np.float64]] = {}
     result: list[NDArray[np.float64]] = []
     for kinds in device_kinds(program):
         for meshes in kinds - rows.keys():
             mine = np.flatnonzero(touches & np.isin(program.group, list(meshes)))
             base = sum(program.base_bytes[mesh] for mesh in meshes)
-            rows[meshes] = _device_memory(program, start, end, mine, base)
+            times = _host_times(start, end, local, mine)
+            rows[meshes] = _device_memory(bytes_, times, mine, base)
         result.append(max((rows[meshes] for meshes in kinds), key=lambda found: found[:, 1].max()))
     return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Per instruction: bytes appearing, disappearing, and held until which instruction.
+
+    ``copied`` appear in addition as it is completed, and go at once.
+    """
+
+    allocated: NDArray[np.int64]
+    freed: NDArray[np.int64]
+    held: NDArray[np.int64]
+    copied: NDArray[np.int64]
+    until: NDArray[np.int64]
+    sends: NDArray[np.bool_]
+
+
+def _workspace(program: Program, scatter_copies: float) -> NDArray[np.int64]:
+    """Return what the backend needs beside the buffers of its callers."""
+    result = np.zeros(program.num_instructions, dtype=np.int64)
+    if scatter_copies and program.messages:
+        sizes = [m.bytes if m.primitive == "reduce_scatter" else 0 for m in program.messages]
+        messages = np.flatnonzero(program.kind == Kind.MESSAGE)
+        found = scatter_copies * np.array(sizes, dtype=np.float64)[program.item[messages]]
+        result[messages] = found.astype(np.int64)
+    return result
+
+
+def _unpacked(program: Program) -> NDArray[np.int64]:
+    """Return what is copied out of a message's buffer once it has arrived."""
+    result = np.zeros(program.num_instructions, dtype=np.int64)
+    if program.messages:
+        sizes = np.array([m.bytes if m.is_unpacked else 0 for m in program.messages])
+        messages = np.flatnonzero(program.kind == Kind.MESSAGE)
+        result[messages] = sizes[program.item[messages]]
+    return result
 
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
@@ -45,26 +97,49 @@ def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
 
 
 def _device_memory(
-    program: Program,
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-    instructions: NDArray[np.int64],
+    bytes_: _Bytes,
+    times: tuple[NDArray[np.float64], NDArray[np.float64]],
+    mine: NDArray[np.int64],
     base: int,
 ) -> NDArray[np.float64]:
-    """Sort one device's changes by time and sum them up."""
-    begins, ends = start[instructions], end[instructions]
-    grows = program.allocated[instructions] + program.temporary[instructions]
-    shrinks = -program.freed[instructions] - program.temporary[instructions]
-    lasts = ends > begins
-    # Stable sorting keeps this order at equal times: ends, then starts by index, each start of an
-    # instant instruction followed by its own end.
-    present = np.column_stack([np.ones_like(lasts), ~lasts])
-    times = np.concatenate([ends[lasts], np.column_stack([begins, ends])[present]])
-    changes = np.concatenate([shrinks[lasts], np.column_stack([grows, shrinks])[present]])
-    order = np.argsort(times, kind="stable")
-    alive = base + np.cumsum(changes[order])
-    rows = np.empty((len(times) + 1, 2))
+    """Sum up one device's changes in the order of its host, four to an instruction.
+
+    What is copied out of messages completed before it; what that lets go of; what it brings; what
+    goes with it.
+    """
+    begins, ends = times
+    count = len(mine)
+    freed, held, copied = bytes_.freed[mine], bytes_.held[mine], bytes_.copied[mine]
+    sends = bytes_.sends[mine]
+    own = bytes_.until[mine] == mine
+    completed = 4 * np.searchsorted(mine, bytes_.until[mine])
+    changes = np.zeros(4 * count + 2, dtype=np.int64)
+    changes[2:-2:4] = bytes_.allocated[mine] + held
+    changes[3:-2:4] = -np.where(sends, 0, freed)
+    np.add.at(changes, completed, copied)
+    gone = np.where(own, 4 * np.arange(count) + 3, completed + 1)
+    np.subtract.at(changes, gone, held + copied + np.where(sends, freed, 0))
+    last = ends.max(initial=0.0)
+    moments = np.append(np.column_stack([begins, begins, begins, ends]).reshape(-1), [last, last])
+    seen = np.flatnonzero(changes)
+    rows = np.empty((len(seen) + 1, 2))
     rows[0] = 0.0, base
-    rows[1:, 0] = times[order]
-    rows[1:, 1] = alive
+    rows[1:, 0] = moments[seen]
+    rows[1:, 1] = base + np.cumsum(changes[seen])
     return rows
+
+
+def _host_times(
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    local: NDArray[np.bool_],
+    mine: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return when a device's host begins and ends each of its instructions.
+
+    It stays with what it computes, and issues the rest in passing.
+    """
+    passed = np.maximum.accumulate(np.where(local[mine], end[mine], 0.0))
+    before = np.concatenate([[0.0], passed])[:-1]
+    begins = np.where(local[mine], np.maximum(start[mine], before), before)
+    return begins, np.maximum(begins, passed)

@@ -20,13 +20,14 @@ def simulate(
     seconds: NDArray[np.float64],
     *,
     overlap_slowdown: float = 1.0,
+    scatter_copies: float = 0.0,
     plain: bool = False,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
     ``overlap_slowdown`` is the factor by which a group's instructions stretch while it computes and
     communicates at once (``Cluster.overlap_slowdown``); resources named ``compute...`` compute, all
-    others communicate. ``plain`` uses plain Python instead of compiled kernels, with equal results.
+    others communicate. ``scatter_copies``: see ``Cluster.scatter_copies``. ``plain`` uses plain Python instead of compiled kernels, with equal results.
     Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
@@ -35,7 +36,7 @@ def simulate(
         start, end, cause = run(program, seconds, overlap_slowdown)
     except OSError:  # compiled, but the disk would not keep it (full, say): the twin needs none
         start, end, cause = _plain_times(program, seconds, overlap_slowdown)
-    memory = memory_over_time(program, start, end)
+    memory = memory_over_time(program, start, end, scatter_copies)
     return Timeline(
         source="simulated",
         start=start,

@@ -1,0 +1,76 @@
+"""When a device waits for what it has sent off: where buffers of messages are given back.
+
+The order is the host's, which is index order, not the clock's: a buffer lives from the instruction
+that issues its message to the one that completes it, however fast the wire was. The runtime
+completes exactly here, and the simulator counts bytes by it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.program import Kind, Program
+
+
+def completions(program: Program) -> NDArray[np.int64]:
+    """Return, per message, send or receive, the instruction just before which it is completed.
+
+    The number of instructions stands for the end of the step. A message is completed by the first
+    instruction of its mesh that waits for it; a reduce-scatter that synchronises gradients also by
+    the next one, so that buffers of whole gradients do not pile up until the update; and a send once
+    something has come back that the receiver sent after it had received. By then everything before
+    that instruction can have been run by all devices, so that waiting can neither deadlock nor,
+    transport aside, take long. Entries of other instructions mean nothing. O(n log n).
+    """
+    count = program.num_instructions
+    until = np.full(count, count, dtype=np.int64)
+    waiting = np.repeat(np.arange(count), np.diff(program.offset))
+    awaited = program.predecessor
+    comes = np.isin(program.kind, (Kind.MESSAGE, Kind.RECEIVE))
+    mine = comes[awaited] & (program.group[awaited] == program.group[waiting])
+    np.minimum.at(until, awaited[mine], waiting[mine])
+    for earlier, later in scatter_turns(program):
+        until[earlier] = np.minimum(until[earlier], later)
+    _complete_sends(program, until)
+    return until
+
+
+def scatter_turns(program: Program) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return, per mesh, (gradient reduce-scatters, those which follow them in index order)."""
+    scatters = np.array(
+        [m.primitive == "reduce_scatter" and m.purpose == "synchronise" for m in program.messages],
+        dtype=np.bool_,
+    )
+    if not scatters.any():
+        return []
+    found = np.flatnonzero(program.kind == Kind.MESSAGE)
+    found = found[scatters[program.item[found]]]
+    turns: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    for mesh in range(len(program.meshes)):
+        mine = found[program.group[found] == mesh]
+        turns.append((mine[:-1], mine[1:]))
+    return turns
+
+
+def _complete_sends(program: Program, until: NDArray[np.int64]) -> None:
+    """Fill in sends: what comes back, by the two meshes that it travels between."""
+    received: dict[tuple[int, int], int] = {}
+    for index in np.flatnonzero(program.kind == Kind.RECEIVE).tolist():
+        received[int(program.item[index]), int(program.microbatch[index])] = index
+    crossings: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for index in np.flatnonzero(program.kind == Kind.SEND).tolist():
+        item = int(program.item[index])
+        arrival = received.get((item, int(program.microbatch[index])))
+        if arrival is not None:
+            message = program.messages[item]
+            ends = (message.mesh, message.destination)
+            crossings.setdefault(ends, []).append((index, arrival))
+    for (here, there), sent in crossings.items():
+        back = np.array(crossings.get((there, here), ()), dtype=np.int64).reshape(-1, 2)
+        # Of all that was sent back from some instruction on, what is needed first.
+        first_need = np.minimum.accumulate(until[back[:, 1]][::-1])[::-1]
+        pairs = np.array(sent, dtype=np.int64)
+        after: NDArray[np.int64] = np.searchsorted(back[:, 0], pairs[:, 1], side="right")
+        returns = after < len(back)
+        until[pairs[returns, 0]] = first_need[after[returns]]

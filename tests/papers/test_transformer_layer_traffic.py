@@ -1,0 +1,171 @@
+"""What one whole transformer layer sends, on real ranks and on 64 ranks in one process.
+
+Counted is everything: what a third layer adds to a model of two, on the wire. The layer has separate
+query, key and value projections, biases and two layer norms. Elements sent per rank and step by ring
+algorithms: matrices and activations by the formulas of 1-D (arXiv 1909.08053, 2205.05198), 2-D
+(2104.05343), 2.5-D (2105.14500) and 3-D (2105.14450), whose papers leave out layer norms' way to
+whole rows and vectors; both are added here, each by its own line.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+
+import pytest
+import torch
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import lower
+from shardwright.planner.space.grids import Grid, grid_strategy
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import Captured, capture
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.rehearsal import MemoryWorld, Traffic, rehearse
+from tests import zoo
+from tests.papers.test_tensor_parallel_3d import Wire
+from tests.runtime.equivalence import train_plain
+from tests.runtime.rehearsed import train_rehearsed
+from tests.runtime.world import run_ranks
+
+pytestmark = pytest.mark.torch
+B, S, H = 16, 16, 64
+TOKENS, WEIGHTS = B * S * H, 12 * H * H
+SGD = partial(torch.optim.SGD, lr=1e-3)
+Plan = Seed | Grid
+
+FOUR: tuple[Plan, ...] = (
+    Seed(tensor=4),
+    Seed(tensor=4, sequence=True),
+    Grid(name="summa", sizes=(2, 2)),
+    Grid(name="cube", sizes=(1, 2, 2), keeps=True),
+    Grid(name="cube", sizes=(2, 1, 2), keeps=True),
+)
+EIGHT: tuple[Plan, ...] = (
+    Grid(name="tesseract", sizes=(2, 2, 2)),
+    Grid(name="cube", sizes=(2, 2, 2), keeps=True),
+    Grid(name="cube", sizes=(2, 1, 4), keeps=True),
+)
+SIXTY_FOUR: tuple[Plan, ...] = (
+    Grid(name="tesseract", sizes=(4, 4, 4)),
+    Grid(name="cube", sizes=(4, 4, 4), keeps=True),
+)
+
+
+def ring(ranks: int) -> float:
+    """Elements sent by an all-reduce, per element."""
+    return 2 * (ranks - 1) / ranks
+
+
+def megatron(p: int, *, sequence: bool) -> float:
+    # Biases of row-parallel linears, and with sequence parallelism gains and biases of norms.
+    vectors = (6 if sequence else 2) * H
+    return 4 * ring(p) * TOKENS + ring(p) * vectors
+
+
+def plane(depth: int, q: int) -> float:
+    # Forward gathers inputs and weights; backward scatters both gradients, gathers weights again.
+    matrices = 14 * (q - 1) * TOKENS / depth + 3 * (q - 1) * WEIGHTS
+    norms = 4 * (q - 1) / q * TOKENS / depth
+    over_depth = ring(depth) * WEIGHTS
+    gains, biases = ring(depth * q * q) * 4 * H, ring(depth * q) * 9 * H / q
+    return (matrices + norms + over_depth) / q**2 + gains + biases
+
+
+def cube(p_i: int, p_j: int, p_l: int) -> float:
+    ranks = p_i * p_j * p_l
+    linears = 4 * (p_j - 1) * TOKENS + 12 * (p_l - 1) * TOKENS + (p_i - 1) * WEIGHTS
+    norms = 8 * (p_l - 1) / p_l * TOKENS
+    # Query, key, value and up lie on j, out and down on l; each replicated over the other two axes.
+    biases = ring(p_i * p_l) * 7 * H / p_j + ring(p_i * p_j) * 2 * H / p_l
+    return (2 * linears + norms) / ranks + ring(ranks) * 4 * H + biases
+
+
+def expected(plan: Plan) -> float:
+    if isinstance(plan, Seed):
+        return megatron(plan.tensor, sequence=plan.sequence)
+    if plan.name == "cube":
+        return cube(*plan.sizes)
+    depth, q = (1, plan.sizes[0]) if plan.name == "summa" else plan.sizes[:2]
+    return plane(depth, q)
+
+
+@cache
+def captured(depth: int) -> Captured:
+    return capture(*zoo.gpt(batch=B, length=S, width=H, depth=depth))
+
+
+def strategy_of(graph: OperatorGraph, plan: Plan) -> Strategy:
+    return grid_strategy(graph, plan) if isinstance(plan, Grid) else seed_strategy(graph, plan)
+
+
+def executor_of(plan: Plan, depth: int, world: MemoryWorld | None = None) -> Executor:
+    model = captured(depth)
+    program = lower(model.graph, strategy_of(model.graph, plan))
+    module = zoo.gpt(batch=B, length=S, width=H, depth=depth)[0]
+    return Executor(model, program, module, optimizer=SGD, options=RunOptions(world=world))
+
+
+def sent_for_a_layer(plans: tuple[Plan, ...]) -> list[float]:
+    """Train models of two and three layers on this rank; return by how much they differ."""
+    batch = zoo.gpt(batch=B, length=S, width=H)[1]
+    found: list[float] = []
+    for plan in plans:
+        counts: list[float] = []
+        for depth in (2, 3):
+            executor = executor_of(plan, depth)
+            with Wire() as wire:
+                executor.step(batch)
+            counts.append(wire.elements)
+            executor.close()
+        found.append(counts[1] - counts[0])
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("ranks", "plans"), [(4, FOUR), (8, EIGHT)])
+def test_a_layer_on_real_ranks_sends_what_the_formulas_say(
+    ranks: int, plans: tuple[Plan, ...]
+) -> None:
+    for found in run_ranks(ranks, sent_for_a_layer, plans, timeout=240):
+        assert found == pytest.approx([expected(plan) for plan in plans], rel=1e-12)
+
+
+def elements(traffic: Traffic, rank: int) -> float:
+    """What a rank sent inside the Program, by ring algorithms."""
+    total = 0.0
+    for (sender, primitive, size), sent in traffic.items():
+        factors = {"all_reduce": ring(size), "all_gather": size - 1, "agree": 0.0}
+        if sender == rank:
+            total += sent.elements * factors.get(primitive, (size - 1) / size)
+    return total
+
+
+@pytest.mark.parametrize("plan", SIXTY_FOUR, ids=lambda plan: plan.label)
+def test_a_layer_on_64_ranks_in_one_process_sends_what_the_formulas_say(plan: Grid) -> None:
+    batch = zoo.gpt(batch=B, length=S, width=H)[1]
+    counts: list[list[float]] = []
+    for depth in (2, 3):
+        captured(depth)
+
+        def step(world: MemoryWorld, depth: int = depth) -> None:
+            executor_of(plan, depth, world).step(batch)
+
+        traffic = rehearse(step, math.prod(plan.sizes))[1]
+        counts.append([elements(traffic, rank) for rank in (0, 21, 63)])
+    differences = [more - less for less, more in zip(*counts, strict=True)]
+    assert differences == pytest.approx([expected(plan)] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_products_of_a_plane_and_their_gradients_are_the_dense_ones(q: int) -> None:
+    """Forward is A B, the input's gradient A B^T, the weight's A^T B: one step shows all three."""
+    module, batch = zoo.mlp()
+    model = capture(module, batch)
+    strategy = grid_strategy(model.graph, Grid(name="summa", sizes=(q, q)))
+    plain = train_plain(zoo.mlp, SGD)
+    for run in train_rehearsed(model, strategy, module, batch, SGD)[0]:
+        assert run.losses == pytest.approx(plain.losses, rel=1e-12)
+        for name, parameter in run.parameters.items():
+            torch.testing.assert_close(parameter, plain.parameters[name], rtol=1e-12, atol=1e-13)
