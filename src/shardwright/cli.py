@@ -122,12 +122,15 @@ def profile(
 
 @app.command()
 def plan(
-    model: Model,
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; or see --profile")
+    ] = "",
     cluster: Cluster = "local",
     global_batch: Batch = None,
     seq: Seq = None,
     memory_limit: Annotated[
-        str, typer.Option("--memory-limit", help="Per device, such as '12 GiB'.")
+        str,
+        typer.Option("--memory-limit", "--memory", help="Per device, such as '12 GiB'."),
     ] = "",
     optimizer: Optimizer = "adamw",
     precision: Precision = "auto",
@@ -152,6 +155,27 @@ def plan(
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
+    profile: Annotated[
+        str,
+        typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model."),
+    ] = "",
+    workers: Annotated[
+        str, typer.Option("--workers", help="With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
+    ] = "",
+    bandwidth: Annotated[
+        str,
+        typer.Option("--bandwidth", help="With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'."),
+    ] = "",
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule",
+            help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
+        ),
+    ] = "auto",
+    microbatches: Annotated[
+        int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
+    ] = 0,
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -159,6 +183,18 @@ def plan(
     from shardwright import api, voice
 
     speaker = _voice(json)
+    if api.is_of_profile(model, profile, workers, bandwidth):
+        wanted = api.PipelineRequest(
+            workers=workers,
+            bandwidth=bandwidth,
+            memory_limit=memory_limit,
+            schedule=schedule,
+            microbatches=microbatches,
+        )
+        with speaker.waiting("planning the pipeline"):
+            graph, found = api.plan_profile(profile, wanted)
+        voice.show_pipelines(speaker, graph, found)
+        return
     request = api.Request(
         global_batch=global_batch,
         seq=seq,

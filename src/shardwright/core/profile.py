@@ -120,13 +120,14 @@ class PipelineStage:
 
     ``replicas`` workers per kind take the (micro)batches in turn. ``seconds`` is how long it is
     busy per (micro)batch, or per step where the schedule has a flush. ``receive_bytes`` cross its
-    input cut per (micro)batch, ``in_flight`` is how many (micro)batches a replica holds at most.
+    input cut per (micro)batch, ``forward_seconds`` are part of ``compute_seconds``, ``in_flight`` is how many (micro)batches a replica holds at most.
     """
 
     layers: tuple[int, ...]
     replicas: tuple[int, ...]
     seconds: float
     compute_seconds: float
+    forward_seconds: float
     receive_bytes: float
     parameter_bytes: float
     memory_bytes: float
@@ -168,3 +169,15 @@ class PipelinePlan:
     def gap(self) -> float:
         """How far above the bound, as a share of it."""
         return self.seconds / self.bound - 1 if self.bound > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStudy:
+    """The best pipeline, and what the published planners make of the same problem.
+
+    ``rivals`` found something; ``refusals`` are (planner, why not).
+    """
+
+    best: PipelinePlan
+    rivals: tuple[PipelinePlan, ...]
+    refusals: tuple[tuple[str, str], ...]

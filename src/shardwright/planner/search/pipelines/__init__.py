@@ -7,7 +7,6 @@ one cost model, which ``problem`` states.
 from shardwright.planner.search.pipelines.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
 from shardwright.planner.search.pipelines.compare import (
     EXPLORED,
-    PipelineStudy,
     study_levels,
     study_pipelines,
 )
@@ -23,6 +22,6 @@ from shardwright.planner.search.pipelines.problem import (
 
 __all__ = [
     "EXPLORED", "SCHEDULES", "STREAMING", "SYNCHRONOUS", "Cuts", "Level", "PipelineProblem",
-    "PipelineStudy", "find_cuts", "in_flight", "lower_bound", "measure", "plan_bapipe",
+    "find_cuts", "in_flight", "lower_bound", "measure", "plan_bapipe",
     "plan_exact", "plan_pipedream", "study_levels", "study_pipelines",
 ]  # fmt: skip

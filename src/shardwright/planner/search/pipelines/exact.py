@@ -203,5 +203,5 @@ def _why_nothing_fits(problem: PipelineProblem) -> str:
         f"no pipeline of {problem.num_workers} workers fits {room / 2**30:.4g} GiB each with "
         f"schedule {problem.schedule!r}; a single step of the cuts needs up to "
         f"{max(sizes) / 2**30:.4g} GiB; give more memory or more workers, or choose a schedule "
-        "that keeps less, such as --schedule 1f1b-sno"
+        "that keeps less, such as --microbatches 8 --schedule 1f1b-sno"
     )

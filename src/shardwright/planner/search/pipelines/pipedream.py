@@ -16,6 +16,7 @@ Narayanan et al., SOSP 2019, section 3.1; see docs/papers.md for what differs in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +34,9 @@ from shardwright.planner.search.pipelines.problem import (
 )
 
 Floats = NDArray[np.float64]
-Nested = tuple[int, int, tuple[int, ...]]  # a stage's cuts, its copies at each level
+Table = tuple[Floats, NDArray[np.int64], NDArray[np.int64]]
+# A stage's cuts, and for each level its copies and what divides their message.
+Nested = tuple[int, int, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ def plan_pipedream(problem: PipelineProblem, *, counts_transfers: bool = False) 
     found = nest(problem.cuts, levels, habits)
     pool = [k for k, kind in enumerate(problem.workers) for _ in range(kind.count)]
     stages: list[Placed] = []
-    for _, stop, (replicas,) in found.stages:
+    for _, stop, ((replicas, _),) in found.stages:
         used, pool = pool[:replicas], pool[replicas:]
         stages.append((stop, tuple(used.count(k) for k in range(len(problem.workers)))))
     note = "" if habits.counts_transfers else "its planner ignores transfers"
@@ -96,7 +99,7 @@ def plan_pipedream(problem: PipelineProblem, *, counts_transfers: bool = False) 
 
 
 def plan_levels(
-    problem: PipelineProblem, levels: tuple[Level, ...], habits: Habits, planner: str
+    problem: PipelineProblem, levels: Sequence[Level], habits: Habits, planner: str
 ) -> PipelinePlan:
     """Return the best pipeline of several levels, as the recursion counts.
 
@@ -106,13 +109,14 @@ def plan_levels(
     cuts = problem.cuts
     found = nest(cuts, levels, habits)
     stages: list[PipelineStage] = []
-    behind = sum(math.prod(copies) for _, _, copies in found.stages)
+    behind = sum(math.prod(r for r, _ in copies) for _, _, copies in found.stages)
     for start, stop, copies in found.stages:
         flat = measure(problem, [(start, (1,)), (stop, (1,))] if start else [(stop, (1,))], "")
-        alone, replicas = flat.stages[-1], math.prod(copies)
+        alone, replicas = flat.stages[-1], math.prod(r for r, _ in copies)
         seconds = alone.compute_seconds
-        for level, r in zip(levels, copies, strict=True):
-            seconds = _with_message(habits, seconds, alone.parameter_bytes, level, r)
+        for level, (r, divisor) in zip(levels, copies, strict=True):
+            weights = alone.parameter_bytes / divisor
+            seconds = _with_message(habits, seconds, weights, level, r)
         stages.append(
             replace(
                 alone,
@@ -142,7 +146,7 @@ def _with_message(
     return (seconds + 4 * (replicas - 1) * weights / (level.bandwidth * replicas)) / replicas
 
 
-def nest(cuts: Cuts, levels: tuple[Level, ...], habits: Habits) -> NestedPipeline:
+def nest(cuts: Cuts, levels: Sequence[Level], habits: Habits) -> NestedPipeline:
     """Run the recursion over the levels, innermost first, and read the stages off its tables.
 
     O(cuts^2 * units^2) for the last level, times the cuts for each level inside.
@@ -155,7 +159,7 @@ def nest(cuts: Cuts, levels: tuple[Level, ...], habits: Habits) -> NestedPipelin
     inside[np.repeat(np.arange(count), np.diff(cuts.offset)), cuts.larger] = True
     work = cuts.forward + cuts.backward
     seconds: Floats = np.where(inside, work[None, :] - work[:, None], np.inf)
-    tables: list[tuple[Floats, NDArray[np.int64], NDArray[np.int64]]] = []
+    tables: list[Table] = []
     units = 1
     for number, level in enumerate(levels):
         is_last = number == len(levels) - 1
@@ -178,16 +182,15 @@ def nest(cuts: Cuts, levels: tuple[Level, ...], habits: Habits) -> NestedPipelin
     best = float(tables[-1][0][0, -1, -1])
     if not math.isfinite(best):
         raise NoPlan("PipeDream's planner finds no pipeline whose estimated stash fits the memory")
-    return NestedPipeline(stages=tuple(_read(tables, 0, count - 1)), seconds=best)
+    inner = [1, *(level.count for level in levels[:-1])]
+    return NestedPipeline(stages=tuple(_read(tables, inner, 0, count - 1)), seconds=best)
 
 
-def _read(
-    tables: list[tuple[Floats, NDArray[np.int64], NDArray[np.int64]]], start: int, stop: int
-) -> list[Nested]:
+def _read(tables: list[Table], inner: list[int], start: int, stop: int) -> list[Nested]:
     """Read the stages between two cuts from the tables of a level and those inside it."""
     if not tables:
         return [(start, stop, ())]
-    *inner, (_, split, used) = tables
+    _, split, used = tables[-1]
     radix = used.shape[2] + 1
     stages: list[Nested] = []
     left = used.shape[2]
@@ -195,6 +198,8 @@ def _read(
         begin = int(split[start, stop, left - 1])
         replicas, left = divmod(int(used[start, stop, left - 1]), radix)
         first = start if begin < 0 else begin
-        parts = [(a, b, (*copies, replicas)) for a, b, copies in _read(inner, first, stop)]
-        stages, stop = parts + stages, first
+        here = (replicas, inner[-1] if begin < 0 else 1)
+        within = _read(tables[:-1], inner[:-1], first, stop)
+        stages = [(a, b, (*copies, here)) for a, b, copies in within] + stages
+        stop = first
     return stages

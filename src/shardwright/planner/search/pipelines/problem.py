@@ -227,9 +227,9 @@ def measure(
     for stop, workers in stages:
         replicas = sum(workers)
         used = [kind for kind, n in zip(problem.workers, workers, strict=True) if n]
-        compute = float(
-            cuts.forward[stop] - cuts.forward[start] + cuts.backward[stop] - cuts.backward[start]
-        ) / min(kind.speed for kind in used)
+        speed = min(kind.speed for kind in used)
+        forward = float(cuts.forward[stop] - cuts.forward[start]) / speed
+        compute = forward + float(cuts.backward[stop] - cuts.backward[start]) / speed
         fill += compute + 2 * float(cuts.crossing[start]) / problem.bandwidth
         memory = memory_bytes(problem, start, stop, replicas, from_here)
         fits = fits and memory <= min(kind.memory_bytes for kind in used)
@@ -240,6 +240,7 @@ def measure(
                 replicas=workers,
                 seconds=busy_seconds(problem, start, stop, workers),
                 compute_seconds=compute,
+                forward_seconds=forward,
                 receive_bytes=float(cuts.crossing[start]),
                 parameter_bytes=float(cuts.parameter[stop] - cuts.parameter[start]),
                 memory_bytes=memory,
