@@ -48,6 +48,26 @@ Pick = Annotated[
     typer.Option("--pick", min=0, help="Plan of the frontier to use, not the chosen one."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+LayerProfile = Annotated[
+    str, typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model.")
+]
+Workers = Annotated[
+    str, typer.Option("--workers", help="With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
+]
+Bandwidth = Annotated[
+    str,
+    typer.Option("--bandwidth", help="With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'."),
+]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
+    ),
+]
+Microbatches = Annotated[
+    int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
+]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
 
 
@@ -155,27 +175,11 @@ def plan(
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
-    profile: Annotated[
-        str,
-        typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model."),
-    ] = "",
-    workers: Annotated[
-        str, typer.Option("--workers", help="With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
-    ] = "",
-    bandwidth: Annotated[
-        str,
-        typer.Option("--bandwidth", help="With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'."),
-    ] = "",
-    schedule: Annotated[
-        str,
-        typer.Option(
-            "--schedule",
-            help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
-        ),
-    ] = "auto",
-    microbatches: Annotated[
-        int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
-    ] = 0,
+    profile: LayerProfile = "",
+    workers: Workers = "",
+    bandwidth: Bandwidth = "",
+    schedule: Schedule = "auto",
+    microbatches: Microbatches = 0,
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
