@@ -127,13 +127,13 @@ def busy(problem, forward, backward, weights, transfer, replicas):
         "1f1b-sno": compute + 2 * x,
         "1f1b-as": max(forward, x) + max(backward, x),
     }.get(problem.schedule, max(compute, 2 * x))
-    return (math.ceil(m / replicas) - 1) * each + message
+    return math.ceil(m / replicas) * each + message
 
 
 def price(graph, problem, stages):
     """Seconds of a pipeline, or infinity where a worker's memory is too small."""
     from_here = sum(sum(used) for _, used in stages)
-    done, slowest, passing = frozenset(), 0.0, 0.0
+    done, slowest, step, passed = frozenset(), 0.0, 0.0, 0.0
     for larger, used in stages:
         mine = [graph.layers[i] for i in larger - done]
         kinds = [kind for kind, n in zip(problem.workers, used, strict=True) if n]
@@ -143,18 +143,19 @@ def price(graph, problem, stages):
         weights = sum(layer.parameter_bytes for layer in mine)
         incoming, outgoing = crossing_bytes(graph, done), crossing_bytes(graph, larger)
         replicas = sum(used)
-        slowest = max(
-            slowest,
-            busy(problem, forward, backward, weights, max(incoming, outgoing), replicas),
-        )
-        passing += forward + backward + 2 * incoming / problem.bandwidth
+        mine_busy = busy(problem, forward, backward, weights, max(incoming, outgoing), replicas)
+        slowest = max(slowest, mine_busy)
+        passed += 2 * incoming / problem.bandwidth  # the first microbatch's way here, and back
+        step = max(step, passed + mine_busy)
+        passed += forward + backward
+        step = max(step, passed)
         count = held(problem.schedule, replicas, from_here, problem.microbatches)
         copies = count + 1 if problem.schedule == "pipedream" else 2
         outputs = sum(layer.activation_bytes for layer in mine) + incoming
         if copies * weights + count * outputs > min(kind.memory_bytes for kind in kinds):
             return math.inf
         done, from_here = larger, from_here - replicas
-    return slowest + (passing if problem.microbatches else 0.0)
+    return step if problem.microbatches else slowest
 
 
 def best_price(graph, problem):

@@ -1,10 +1,8 @@
 """The best pipeline of profiled layers under the cost model, with a proof.
 
-``solve`` (kernel.py) tries every pipeline of the kept cuts whose stages are busy for at most a
-limit. Whatever it finds is the optimum among all, since every better one is within the limit too;
-so the limit comes from a cheaper problem, workers in lots, and most of the table is never filled.
-With a flush the objective is passing + busiest: solves walk along the frontier of the
-two until nothing left can be better than the incumbent.
+``solve`` (kernel.py) tries every pipeline of the kept cuts that takes at most a limit. Whatever it
+finds is the optimum among all, since every better one is within the limit too; so the limit comes
+from a cheaper problem, workers in lots, and most of the table is never filled.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 PLANNER = "exact"
 SLACK = 1 + 1e-12
-MOST_SOLVES = 100
 KEEPS: dict[ScheduleKind, int] = {
     "pipedream": 0, "gpipe": 1, "1f1b-so": 2, "fbp-as": 3, "1f1b-sno": 4, "1f1b-as": 4,
 }  # fmt: skip
@@ -48,15 +45,6 @@ class _Tables:
     mixtures: Mixtures
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """Stages, the busiest one's seconds, and the seconds of one microbatch through all."""
-
-    stages: tuple[Placed, ...]
-    busiest: float
-    passing: float
-
-
 def plan_exact(problem: PipelineProblem) -> PipelinePlan:
     """Return the best pipeline; ``bound`` is below every pipeline of the graph, and equal to its
     seconds when all cuts were tried.
@@ -64,28 +52,30 @@ def plan_exact(problem: PipelineProblem) -> PipelinePlan:
     Ties: fewest workers, then the earliest cuts. Raises NoPlan when no pipeline fits the memory.
     """
     tables = _prepare(problem)
-    best = _least_bottleneck(problem, tables)
+    limit = math.inf
+    for lots in (8, 16):  # some fifty times cheaper than single workers
+        if problem.num_workers >= 2 * lots:
+            found = _run(problem, _in_lots(problem, tables, lots), limit)
+            limit = found.seconds * SLACK if found is not None else limit
+    best = _run(problem, tables, limit)
     if best is None:
         raise NoPlan(_why_nothing_fits(problem))
-    proved = math.inf
-    if problem.microbatches:
-        best, proved = _least_step(problem, tables, best)
-    plan = measure(problem, best.stages, PLANNER)
-    is_proved = problem.cuts.is_complete
-    bound = min(proved, plan.seconds) if is_proved else lower_bound(problem, tables.mixtures)
-    return replace(plan, bound=bound)
+    if problem.cuts.is_complete:
+        return replace(best, bound=best.seconds)
+    return replace(best, bound=lower_bound(problem, tables.mixtures))
 
 
 def lower_bound(problem: PipelineProblem, mixtures: Mixtures | None = None) -> float:
     """Return seconds that no pipeline of the graph beats, whatever its cuts.
 
     All compute spread as evenly as any mixture of workers can, without a message; with a flush also
-    the first microbatch's way through the fastest worker.
+    a microbatch's way through the fastest worker.
     """
     mixtures = mixtures or tabulate_mixtures(problem)
     work = problem.cuts.work
+    busiest = work / float(mixtures.capacity[-1])
     passing = work / float(mixtures.speed[1:].max()) if problem.microbatches else 0.0
-    return work / float(mixtures.capacity[-1]) + passing
+    return max(busiest, passing)
 
 
 def _prepare(problem: PipelineProblem) -> _Tables:
@@ -94,14 +84,12 @@ def _prepare(problem: PipelineProblem) -> _Tables:
     cuts, mixtures = problem.cuts, tabulate_mixtures(problem)
     rules = Rules(
         limit=math.inf,
-        longest=0.0,
         bandwidth=problem.bandwidth,
         microbatches=problem.microbatches,
         is_paper=problem.formula == "paper",
         overlap=OVERLAPS.get(problem.schedule, 0),
         keeps=KEEPS[problem.schedule],
         fastest=float(mixtures.speed[1:].max()),
-        adds=False,
     )
     columns = Columns(
         cuts.forward, cuts.backward, cuts.activation, cuts.parameter, cuts.crossing,
@@ -112,19 +100,6 @@ def _prepare(problem: PipelineProblem) -> _Tables:
         mixtures.part_offset, mixtures.part,
     )  # fmt: skip
     return _Tables(rules, columns, pools, mixtures)
-
-
-def _least_bottleneck(problem: PipelineProblem, tables: _Tables) -> _Found | None:
-    """Solve with workers in large lots, then in smaller ones: each result limits the next.
-
-    In lots of an eighth a solve is some fifty times cheaper than in single workers.
-    """
-    limit = math.inf
-    for lots in (8, 16):
-        if problem.num_workers >= 2 * lots:
-            found = _run(problem, _in_lots(problem, tables, lots), limit)
-            limit = found.busiest * SLACK if found is not None else limit
-    return _run(problem, tables, limit)
 
 
 def _in_lots(problem: PipelineProblem, tables: _Tables, lots: int) -> _Tables:
@@ -138,18 +113,14 @@ def _in_lots(problem: PipelineProblem, tables: _Tables, lots: int) -> _Tables:
     return replace(tables, pools=pools._replace(part_offset=offset, part=pools.part[kept]))
 
 
-def _run(
-    problem: PipelineProblem, tables: _Tables, limit: float, longest: float = 0.0
-) -> _Found | None:
-    """Solve under a limit and read the stages off the tables. With ``longest`` the least passing
-    time is wanted, and only if it is below."""
+def _run(problem: PipelineProblem, tables: _Tables, limit: float) -> PipelinePlan | None:
+    """Solve under a limit and read the stages off the tables."""
     from shardwright.planner.search.pipelines.kernel import solve
 
-    rules = tables.rules._replace(limit=limit, longest=longest, adds=longest > 0)
+    rules = tables.rules._replace(limit=limit)
     table: Table = solve(rules, tables.columns, tables.pools)
     best, ends, uses = table
-    values = best[1:, 0]
-    order = np.lexsort((tables.mixtures.replicas[1:], values))
+    order = np.lexsort((tables.mixtures.replicas[1:], best[1:, 0]))
     mixture = int(order[0]) + 1
     if not np.isfinite(best[mixture, 0]):
         return None
@@ -159,35 +130,7 @@ def _run(
         used, stop = int(uses[mixture, cut]), int(ends[mixture, cut])
         stages.append((stop, tuple(int(n) for n in tables.mixtures.vectors[used])))
         mixture, cut = mixture - used, stop
-    return _weigh(problem, tuple(stages))
-
-
-def _weigh(problem: PipelineProblem, stages: tuple[Placed, ...]) -> _Found:
-    plan = measure(problem, stages, PLANNER)
-    return _Found(stages=stages, busiest=plan.bottleneck, passing=plan.seconds - plan.bottleneck)
-
-
-def _least_step(problem: PipelineProblem, tables: _Tables, least: _Found) -> tuple[_Found, float]:
-    """Minimise passing + busiest; also return what is proved.
-
-    Walks the frontier of the two from the least passing time to the least bottleneck: each solve
-    finds the least passing time among pipelines with a smaller bottleneck than the last one's, so
-    what is left is at least that plus the least bottleneck. Ends when that reaches the incumbent.
-    """
-    low = least.busiest
-    best = _run(problem, tables, low * SLACK, least.passing * SLACK) or least
-    limit = best.busiest + best.passing - problem.cuts.work / tables.rules.fastest
-    proved = low + problem.cuts.work / tables.rules.fastest
-    for _ in range(MOST_SOLVES):
-        incumbent = best.busiest + best.passing
-        found = _run(problem, tables, limit, incumbent - low) if limit > low else None
-        if found is None:
-            return best, incumbent
-        if found.busiest + found.passing < incumbent:
-            best = found
-        proved = min(low + found.passing, best.busiest + best.passing)
-        limit = min(found.busiest * (2 - SLACK), best.busiest + best.passing - found.passing)
-    return best, proved
+    return measure(problem, stages, PLANNER)
 
 
 def _why_nothing_fits(problem: PipelineProblem) -> str:

@@ -35,18 +35,16 @@ def _compiled(function: Kernel) -> Kernel:
 
 
 class Rules(NamedTuple):
-    """The problem's scalars: bytes per second, microbatches, how time and memory are counted, how
-    long a stage may be busy, and how long a microbatch may take from end to end (``adds`` only)."""
+    """The problem's scalars: the longest a pipeline may take, bytes per second, microbatches, how
+    time and memory are counted, and the speed of the fastest worker."""
 
     limit: float
-    longest: float
     bandwidth: float
     microbatches: int
     is_paper: bool
     overlap: int
     keeps: int
     fastest: float
-    adds: bool
 
 
 class Columns(NamedTuple):
@@ -100,7 +98,7 @@ def _busy(
         if rules.is_paper:
             return max((forward + backward) / replicas, message / replicas, 2 * send)
         return max((forward + backward + message) / replicas, 2 * send / replicas)
-    rounds = -(-rules.microbatches // replicas) - 1
+    rounds = -(-rules.microbatches // replicas)
     if rules.overlap == EXPOSED:
         each = forward + backward + 2 * send
     elif rules.overlap == STREAMED:
@@ -149,8 +147,9 @@ def _extend(
         else:
             high = middle
     least = state.best[mixture, start]
-    if rules.adds:
-        least = min(least, (rules.longest - state.work[start] / rules.fastest) * SLACK)
+    most = rules.limit
+    if rules.microbatches:  # what is before takes its time for the first microbatch
+        most = min(most, rules.limit * SLACK - state.work[start] / rules.fastest)
     for place in range(low, end):
         stop = columns.larger[place]
         if state.work[stop] > longest:
@@ -158,13 +157,13 @@ def _extend(
         after = state.best[left, stop]
         if after >= least:
             continue
-        busy = _busy(rules, columns, start, stop, replicas, speed)
-        if busy > rules.limit:
-            continue
-        value = max(after, busy)
-        if rules.adds:
+        value = max(after, _busy(rules, columns, start, stop, replicas, speed))
+        if rules.microbatches:
             passing = (state.work[stop] - state.work[start]) / speed
-            value = after + passing + 2 * columns.crossing[start] / rules.bandwidth
+            send = 2 * columns.crossing[stop] / rules.bandwidth
+            value = max(value, passing + send + after)
+        if value > most:
+            continue
         if value >= least:
             continue
         if _bytes(rules, columns, start, stop, replicas, total) > pools.memory[used]:
@@ -177,13 +176,12 @@ def _extend(
 
 @_compiled
 def solve(rules: Rules, columns: Columns, pools: Pools) -> Table:
-    """Fill best[mixture, cut]: the best way of doing all layers outside the cut with exactly these
-    workers, no stage busier than the limit.
+    """Fill best[mixture, cut]: the fewest seconds in which exactly these workers do all layers
+    outside the cut, if not above the limit.
 
-    Best is the least bottleneck, or where ``rules.adds`` the least time of one microbatch. Also the
-    cut at which the first such stage ends, and its mixture (-1: none). O(pairs of cuts * pairs of
-    mixtures), less what the limit prunes: a pair (cut, mixture) is dropped when the layers outside
-    exceed what the mixture can do within the limit, or those inside what the others can.
+    Also the cut at which the first such stage ends, and its mixture (-1: none). O(pairs of cuts *
+    pairs of mixtures), less what the limit prunes: a pair (cut, mixture) is dropped when the layers
+    outside exceed what the mixture can do within the limit, or those inside what the others can.
     """
     cuts, mixtures = len(columns.forward), len(pools.replicas)
     work = columns.forward + columns.backward

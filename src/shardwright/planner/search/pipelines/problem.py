@@ -8,15 +8,17 @@ A stage of r replicas takes every r-th (micro)batch on each (PipeDream's 1F1B-RR
 seconds per minibatch: C is its compute time on its slowest worker, w its weights, a the bytes that
 cross its cuts, B the bandwidth of a worker. "code" is the formula of PipeDream's published
 optimizer with transfers counted, "paper" that of its paper. With a flush every M microbatches the
-weights' message S is paid once, and a replica's ceil(M / r) microbatches follow each other at
+weights' message S is paid once, and a replica's ceil(M / r) microbatches each take
 
     1f1b-so, gpipe, fbp-as:  max(C, 2x)      transfers of x = max(a_in, a_out) / B hidden
     1f1b-sno:                C + 2x          transfers exposed (in full; the closed form of equal
                                              stages has the share 1 - 1/N of it)
     1f1b-as:                 max(F, x) + max(B, x)   hidden inside forward and backward
 
-so a step takes sum(C + 2 a_in / B) + max over stages of (ceil(M / r) - 1) * that + S: the first
-microbatch passes through, the busiest stage does the rest. See docs/guides/pipelines.md.
+A step is not over before any stage has waited for its first microbatch, done its own share, and the
+last one has gone back: step(s) = max(ceil(M / r) * that + S, C + 2 a_out / B + step(s + 1)). That is
+the closed form of equal stages, and without transfers never more than any schedule takes. See
+docs/guides/pipelines.md.
 """
 
 from __future__ import annotations
@@ -143,8 +145,7 @@ def tabulate_mixtures(problem: PipelineProblem) -> Mixtures:
     unit = np.zeros(count)
     for t in range(1, count):
         if problem.microbatches:
-            rounds = -(-problem.microbatches // int(replicas[t])) - 1
-            unit[t] = speed[t] / rounds if rounds else np.inf
+            unit[t] = speed[t] / -(-problem.microbatches // int(replicas[t]))
         else:
             unit[t] = speed[t] * replicas[t]
     parts: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
@@ -175,8 +176,8 @@ def weights_message(problem: PipelineProblem, replicas: int, parameter_bytes: fl
 
 
 def busy_seconds(problem: PipelineProblem, start: int, stop: int, workers: Replicas) -> float:
-    """Return how long a stage is busy: per minibatch, or, with a flush, per step after its first
-    microbatch. The formulas are in the module's text."""
+    """Return how long a stage is busy: per minibatch, or, with a flush, per step. The formulas are
+    in the module's text."""
     cuts, replicas = problem.cuts, sum(workers)
     speed = min(kind.speed for kind, n in zip(problem.workers, workers, strict=True) if n)
     forward = float(cuts.forward[stop] - cuts.forward[start]) / speed
@@ -189,7 +190,7 @@ def busy_seconds(problem: PipelineProblem, start: int, stop: int, workers: Repli
         if problem.formula == "code":
             return max((forward + backward + message) / replicas, 2 * send / replicas)
         return max((forward + backward) / replicas, message / replicas, 2 * send)
-    rounds = -(-problem.microbatches // replicas) - 1
+    rounds = -(-problem.microbatches // replicas)
     if problem.schedule == "1f1b-sno":
         each = forward + backward + 2 * send
     elif problem.schedule == "1f1b-as":
@@ -223,14 +224,13 @@ def measure(
     cuts = problem.cuts
     from_here = sum(sum(workers) for _, workers in stages)
     found: list[PipelineStage] = []
-    start, fill, fits = 0, 0.0, True
+    start, fits = 0, True
     for stop, workers in stages:
         replicas = sum(workers)
         used = [kind for kind, n in zip(problem.workers, workers, strict=True) if n]
         speed = min(kind.speed for kind in used)
         forward = float(cuts.forward[stop] - cuts.forward[start]) / speed
         compute = forward + float(cuts.backward[stop] - cuts.backward[start]) / speed
-        fill += compute + 2 * float(cuts.crossing[start]) / problem.bandwidth
         memory = memory_bytes(problem, start, stop, replicas, from_here)
         fits = fits and memory <= min(kind.memory_bytes for kind in used)
         mask = cuts.masks[stop] & ~cuts.masks[start]
@@ -249,7 +249,12 @@ def measure(
         )
         start, from_here = stop, from_here - replicas
     bottleneck = max(stage.seconds for stage in found)
-    seconds = bottleneck + (fill if problem.microbatches else 0.0)
+    seconds = bottleneck
+    if problem.microbatches:
+        seconds, sent = 0.0, 0.0
+        for stage in reversed(found):
+            seconds = max(stage.seconds, stage.compute_seconds + sent + seconds)
+            sent = 2 * stage.receive_bytes / problem.bandwidth
     return PipelinePlan(
         planner=planner,
         schedule=problem.schedule,
