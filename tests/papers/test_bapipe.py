@@ -198,7 +198,7 @@ def test_it_picks_among_its_schedules_by_time_and_memory():
             backward_seconds=2.0,
             activation_bytes=1.0,
             parameter_bytes=10.0,
-        )  # fmt: skip
+        )
         for i in range(4)
     )
     graph = LayerGraph(name="chain", layers=layers, edges=((0, 1), (1, 2), (2, 3)))

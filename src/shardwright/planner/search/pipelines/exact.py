@@ -1,8 +1,9 @@
 """The best pipeline of profiled layers under the cost model, with a proof.
 
 ``solve`` (kernel.py) tries every pipeline of the kept cuts that takes at most a limit. Whatever it
-finds is the optimum among all, since every better one is within the limit too; so the limit comes
-from a cheaper problem, workers in lots, and most of the table is never filled.
+finds is the optimum among all, since every better one is within the limit too. So limits begin
+little above a lower bound and grow up to what a cheaper problem attains, workers in lots: most of
+the table is never filled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PLANNER = "exact"
 SLACK = 1 + 1e-12
+GROWTH = (1.1, 1.3, 1.6, 2.0)  # of the lower bound; a solve that finds nothing is cheap
 KEEPS: dict[ScheduleKind, int] = {
     "pipedream": 0, "gpipe": 1, "1f1b-so": 2, "fbp-as": 3, "1f1b-sno": 4, "1f1b-as": 4,
 }  # fmt: skip
@@ -52,17 +54,19 @@ def plan_exact(problem: PipelineProblem) -> PipelinePlan:
     Ties: fewest workers, then the earliest cuts. Raises NoPlan when no pipeline fits the memory.
     """
     tables = _prepare(problem)
-    limit = math.inf
+    floor, most = lower_bound(problem, tables.mixtures), math.inf
     for lots in (8, 16):  # some fifty times cheaper than single workers
         if problem.num_workers >= 2 * lots:
-            found = _run(problem, _in_lots(problem, tables, lots), limit)
-            limit = found.seconds * SLACK if found is not None else limit
-    best = _run(problem, tables, limit)
+            found = _run(problem, _in_lots(problem, tables, lots), most)
+            most = found.seconds * SLACK if found is not None else most
+    best = None
+    for limit in (*(floor * factor for factor in GROWTH if floor * factor < most), most):
+        best = _run(problem, tables, limit)
+        if best is not None:
+            break
     if best is None:
         raise NoPlan(_why_nothing_fits(problem))
-    if problem.cuts.is_complete:
-        return replace(best, bound=best.seconds)
-    return replace(best, bound=lower_bound(problem, tables.mixtures))
+    return replace(best, bound=best.seconds if problem.cuts.is_complete else floor)
 
 
 def lower_bound(problem: PipelineProblem, mixtures: Mixtures | None = None) -> float:

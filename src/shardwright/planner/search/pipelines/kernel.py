@@ -137,6 +137,8 @@ def _extend(
     """Try every stage from ``start`` on the workers ``used``."""
     left, total = mixture - used, pools.replicas[mixture]
     replicas, speed = pools.replicas[used], pools.speed[used]
+    if _busy(rules, columns, start, start, replicas, speed) > rules.limit:
+        return  # the input alone takes too long
     longest = state.work[start] + pools.unit[used] * rules.limit * SLACK
     low, end = columns.offset[start], columns.offset[start + 1]
     high = end
