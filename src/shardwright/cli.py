@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from shardwright.verbs.pipelines import PipelineRequest
     from shardwright.voice import Voice
 
 app = typer.Typer(
@@ -195,9 +196,7 @@ def plan(
             schedule=schedule,
             microbatches=microbatches,
         )
-        with speaker.waiting("planning the pipeline"):
-            graph, found = api.plan_profile(profile, wanted)
-        voice.show_pipelines(speaker, graph, found)
+        _plan_profile(speaker, profile, wanted)
         return
     request = api.Request(
         global_batch=global_batch,
@@ -215,6 +214,16 @@ def plan(
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
     voice.show_study(speaker, study, api.save_plan(study, out))
+
+
+def _plan_profile(speaker: Voice, profile: str, wanted: PipelineRequest) -> None:
+    from shardwright import api
+    from shardwright.report.pipelines import pipeline_tables, pipeline_values
+
+    with speaker.waiting("planning the pipeline"):
+        graph, found = api.plan_profile(profile, wanted)
+    speaker.say(pipeline_tables(graph, found))
+    speaker.emit(**pipeline_values(graph, found))
 
 
 @app.command()

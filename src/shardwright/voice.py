@@ -21,8 +21,6 @@ from rich.text import Text
 from shardwright.core.codec import dumps, encode
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.core.profile import LayerGraph, PipelineStudy
-from shardwright.report.pipelines import pipeline_tables, pipeline_values
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
 from shardwright.report.text import (
     chosen_lines,
@@ -191,12 +189,6 @@ def show_profile(voice: Voice, found: Profile) -> None:
         voice.say(Text(f"{name.replace('_', ' ')}: {text}", style="dim"))
     voice.emit(measured=found.num_measured, known=found.num_known, cluster=found.cluster.name)
     voice.next("`shardwright plan MODEL` plans with these numbers")
-
-
-def show_pipelines(voice: Voice, graph: LayerGraph, study: PipelineStudy) -> None:
-    """Print the best pipeline of a profile, and the other planners'."""
-    voice.say(pipeline_tables(graph, study))
-    voice.emit(**pipeline_values(graph, study))
 
 
 def show_study(voice: Voice, study: Study, path: Path) -> None:
