@@ -28,6 +28,7 @@ COMMANDS = (
     "report",
     "export",
 )
+PROFILED = ("plan", "--profile", "graph.txt")
 MODEL = """
 import torch
 from torch import nn
@@ -108,7 +109,11 @@ def test_doctor_speaks_json(tmp_path: Path) -> None:
         (["simulate", "missing.json"], "cannot read missing.json"),
         (["init", "."], "exists and is kept"),
         (["run", "missing.json", "hf:gpt2", "--resume"], "--checkpoint-dir"),
-        (["plan"], "Missing argument"),
+        (["plan"], "plan needs either a MODEL or --profile"),
+        (["plan", "hf:gpt2", "--profile", "graph.txt"], "not both 'hf:gpt2' and 'graph.txt'"),
+        (["plan", "hf:gpt2", "--workers", "4"], "a MODEL takes --cluster"),
+        (["plan", "--profile", "graph.txt"], "needs --workers and --bandwidth"),
+        ([*PROFILED, "--workers", "4", "--bandwidth", "1e9"], "graph.txt cannot be read"),
         (["plan", "hf:gpt2", "--global-batch", "0"], "greater than or equal to 1"),
         (["frobnicate"], "No such command"),
     ],
@@ -122,6 +127,49 @@ def test_bad_input_gives_one_message_and_code_two(
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+LAYER = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=1000.0, parameter_size=8.0"
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> Path:
+    lines = [f"node{i} -- Layer({i}) -- {LAYER}" for i in range(6)]
+    lines += [f"\tnode{i} -- node{i + 1}" for i in range(5)]
+    (tmp_path / "graph.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_a_profile_is_planned_beside_the_published_planners(profiled: Path) -> None:
+    words = (*PROFILED, "--workers", "3", "--bandwidth", "1 GB/s")
+    done = shardwright(*words, "--json", folder=profiled)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["plan"]["seconds"] == pytest.approx(0.006)
+    assert answer["plan"]["bound_seconds"] == answer["plan"]["seconds"]
+    assert [len(stage["layers"]) for stage in answer["plan"]["stages"]] == [2, 2, 2]
+    assert {rival["planner"] for rival in answer["rivals"]} >= {"pipedream", "bapipe"}
+    shown = shardwright(*words, "--microbatches", "4", "--memory", "1 MB", folder=profiled)
+    assert shown.returncode == 0, shown.stderr
+    assert "Optimal" in shown.stdout
+    assert "node5" in shown.stdout
+    assert "Replayed operation by operation" in shown.stdout
+    assert [path.name for path in profiled.glob("*.json")] == []
+
+
+def test_a_profile_is_planned_for_hosts_and_for_kinds_of_workers(profiled: Path) -> None:
+    for workers, bandwidth in (("2x2", "1e9,1e10"), ("1,2@0.5", "1e9")):
+        words = (*PROFILED, "--workers", workers, "--bandwidth", bandwidth, "--json")
+        done = shardwright(*words, folder=profiled)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["plan"]["fits"]
+    refused = shardwright(*PROFILED, "--workers", "2x2", "--bandwidth", "1e9", folder=profiled)
+    assert refused.returncode == 2
+    assert "equally many levels" in refused.stderr.replace("\n", " ")
+    short = ("--workers", "2", "--bandwidth", "1e9", "--memory", "1 kB")
+    nothing = shardwright(*PROFILED, *short, folder=profiled)
+    assert nothing.returncode == 1
+    assert "give more memory or more workers" in nothing.stderr.replace("\n", " ")
 
 
 @pytest.mark.torch

@@ -32,6 +32,7 @@ from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.narrate import tell, with_process
+from shardwright.verbs.pipelines import PipelineRequest, is_of_profile, plan_profile
 from shardwright.verbs.request import Job, Request, Trial, Watch
 from shardwright.verbs.results import (
     Check,
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
     from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
-    "Job", "Request", "Trial", "Watch", "Wish", "build", "capture", "compare", "coverage", "diff", "doctor",
-    "explain",
-    "export", "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run",
+    "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
+    "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "init",
+    "is_of_profile", "plan", "plan_profile", "profile", "read_frontier", "report", "run",
     "save_graph", "save_plan", "save_trace", "simulate", "study", "verify", "why_not",
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from shardwright.verbs.pipelines import PipelineRequest
     from shardwright.voice import Voice
 
 app = typer.Typer(
@@ -48,6 +49,26 @@ Pick = Annotated[
     typer.Option("--pick", min=0, help="Plan of the frontier to use, not the chosen one."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+LayerProfile = Annotated[
+    str, typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model.")
+]
+Workers = Annotated[
+    str, typer.Option("--workers", help="With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
+]
+Bandwidth = Annotated[
+    str,
+    typer.Option("--bandwidth", help="With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'."),
+]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
+    ),
+]
+Microbatches = Annotated[
+    int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
+]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
 
 
@@ -122,12 +143,15 @@ def profile(
 
 @app.command()
 def plan(
-    model: Model,
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; or see --profile")
+    ] = "",
     cluster: Cluster = "local",
     global_batch: Batch = None,
     seq: Seq = None,
     memory_limit: Annotated[
-        str, typer.Option("--memory-limit", help="Per device, such as '12 GiB'.")
+        str,
+        typer.Option("--memory-limit", "--memory", help="Per device, such as '12 GiB'."),
     ] = "",
     optimizer: Optimizer = "adamw",
     precision: Precision = "auto",
@@ -152,6 +176,11 @@ def plan(
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
+    profile: LayerProfile = "",
+    workers: Workers = "",
+    bandwidth: Bandwidth = "",
+    schedule: Schedule = "auto",
+    microbatches: Microbatches = 0,
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -159,6 +188,16 @@ def plan(
     from shardwright import api, voice
 
     speaker = _voice(json)
+    if api.is_of_profile(model, profile, workers, bandwidth):
+        wanted = api.PipelineRequest(
+            workers=workers,
+            bandwidth=bandwidth,
+            memory_limit=memory_limit,
+            schedule=schedule,
+            microbatches=microbatches,
+        )
+        _plan_profile(speaker, profile, wanted)
+        return
     request = api.Request(
         global_batch=global_batch,
         seq=seq,
@@ -175,6 +214,16 @@ def plan(
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
     voice.show_study(speaker, study, api.save_plan(study, out))
+
+
+def _plan_profile(speaker: Voice, profile: str, wanted: PipelineRequest) -> None:
+    from shardwright import api
+    from shardwright.report.pipelines import pipeline_tables, pipeline_values
+
+    with speaker.waiting("planning the pipeline"):
+        graph, found = api.plan_profile(profile, wanted)
+    speaker.say(pipeline_tables(graph, found))
+    speaker.emit(**pipeline_values(graph, found))
 
 
 @app.command()

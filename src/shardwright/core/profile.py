@@ -1,0 +1,183 @@
+"""A profiled model as a graph of layers, and a pipeline cut out of it.
+
+PipeDream's profiler writes such graphs. They know times and sizes but no shapes, so a pipeline of
+them can be compared and studied; it cannot be run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.errors import InputError
+
+ScheduleKind = Literal["pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as"]
+CostFormula = Literal["code", "paper"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One profiled layer, for one (micro)batch on one device.
+
+    Times in seconds. ``activation_bytes`` is its output, kept until its backward.
+    """
+
+    name: str
+    description: str = ""
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    activation_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in (
+            "forward_seconds",
+            "backward_seconds",
+            "activation_bytes",
+            "parameter_bytes",
+        ):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(
+                    f"layer {self.name!r}: {field.replace('_', ' ')} must be a finite number, "
+                    f"0 or more, not {value}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGraph:
+    """Layers and which output feeds which: a directed graph without cycles.
+
+    ``edges`` are (producer, consumer) positions in ``layers``. Raises InputError for a cycle, a
+    layer that feeds itself, or no layer at all.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.layers)
+        if not count:
+            raise InputError(f"profile {self.name!r} has no layers; profile a model first")
+        if any(not (0 <= a < count and 0 <= b < count) for a, b in self.edges):
+            raise InputError(f"profile {self.name!r} has an edge to a layer that it does not have")
+        if len(self.order()) != count:
+            stuck = sorted(set(range(count)).difference(self.order()))
+            names = ", ".join(self.layers[i].name for i in stuck[:4])
+            raise InputError(
+                f"profile {self.name!r} has a cycle through {names}; a layer cannot wait for itself"
+            )
+
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """Per layer, the layers that read its output, each once, ascending."""
+        found: list[set[int]] = [set() for _ in self.layers]
+        for producer, consumer in self.edges:
+            found[producer].add(consumer)
+        return tuple(tuple(sorted(each)) for each in found)
+
+    def order(self) -> tuple[int, ...]:
+        """One topological order, depth first, so that a branch stays together. Shorter than the
+        graph where there is a cycle."""
+        consumers = self.consumers()
+        waiting = [0] * len(self.layers)
+        for targets in consumers:
+            for target in targets:
+                waiting[target] += 1
+        ready = [i for i in reversed(range(len(self.layers))) if not waiting[i]]
+        order: list[int] = []
+        while ready:
+            layer = ready.pop()
+            order.append(layer)
+            for target in reversed(consumers[layer]):
+                waiting[target] -= 1
+                if not waiting[target]:
+                    ready.append(target)
+        return tuple(order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKind:
+    """``count`` equal workers. ``speed`` is relative to the profiled device."""
+
+    count: int
+    speed: float = 1.0
+    memory_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InputError(f"workers: a kind needs at least 1 worker, not {self.count}")
+        if not (self.speed > 0 and math.isfinite(self.speed)):
+            raise InputError(f"workers: a speed must be positive and finite, not {self.speed}")
+        if not self.memory_bytes > 0:
+            raise InputError(f"workers: memory must be positive, not {self.memory_bytes} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """A stage and what it costs.
+
+    ``replicas`` workers per kind take the (micro)batches in turn. ``seconds`` is how long it is
+    busy per (micro)batch, or per step where the schedule has a flush. ``receive_bytes`` cross its
+    input cut per (micro)batch, ``forward_seconds`` are part of ``compute_seconds``, ``in_flight`` is how many (micro)batches a replica holds at most.
+    """
+
+    layers: tuple[int, ...]
+    replicas: tuple[int, ...]
+    seconds: float
+    compute_seconds: float
+    forward_seconds: float
+    receive_bytes: float
+    parameter_bytes: float
+    memory_bytes: float
+    in_flight: int
+
+    @property
+    def num_replicas(self) -> int:
+        """How many workers the stage has."""
+        return sum(self.replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """Stages in order, and what the pipeline costs.
+
+    ``seconds`` is what planners minimise: the bottleneck stage's seconds per minibatch, or, with a
+    flush, the seconds of a step. ``bottleneck`` is the busiest stage's seconds. ``bound`` is below
+    every pipeline of the model (0: not known). ``simulated_seconds`` is a step with a flush, in
+    the event simulation.
+    """
+
+    planner: str
+    schedule: ScheduleKind
+    stages: tuple[PipelineStage, ...]
+    seconds: float
+    bottleneck: float
+    inputs_per_second: float
+    bound: float = 0.0
+    fits: bool = True
+    simulated_seconds: float | None = None
+    note: str = ""
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers are used."""
+        return sum(stage.num_replicas for stage in self.stages)
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound, as a share of it."""
+        return self.seconds / self.bound - 1 if self.bound > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStudy:
+    """The best pipeline, and what the published planners make of the same problem.
+
+    ``rivals`` found something; ``refusals`` are (planner, why not).
+    """
+
+    best: PipelinePlan
+    rivals: tuple[PipelinePlan, ...]
+    refusals: tuple[tuple[str, str], ...]

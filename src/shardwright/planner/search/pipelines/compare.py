@@ -1,0 +1,103 @@
+"""The exact planner beside PipeDream's and BaPipe's, all judged by one cost model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from shardwright.core.profile import PipelinePlan, PipelineStudy, ScheduleKind
+from shardwright.errors import InputError, NoPlan
+from shardwright.planner.search.pipelines.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
+from shardwright.planner.search.pipelines.events import StageTimes, replay
+from shardwright.planner.search.pipelines.exact import plan_exact
+from shardwright.planner.search.pipelines.pipedream import (
+    OURS,
+    Habits,
+    Level,
+    plan_levels,
+    plan_pipedream,
+)
+from shardwright.planner.search.pipelines.problem import PipelineProblem, weights_message
+
+# Tried when no schedule is named: those of devices that run one operation at a time.
+EXPLORED: tuple[ScheduleKind, ...] = (*SYNCHRONOUS, "gpipe")
+
+
+def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
+    """Add the seconds of a replayed step, where the schedule has a flush and can be replayed."""
+    if plan.schedule in ("pipedream", "fbp-as"):
+        return plan
+    stages = [
+        StageTimes(
+            forward=stage.forward_seconds,
+            backward=stage.compute_seconds - stage.forward_seconds,
+            receive=stage.receive_bytes / problem.bandwidth,
+            message=weights_message(problem, stage.num_replicas, stage.parameter_bytes),
+            replicas=stage.num_replicas,
+        )
+        for stage in plan.stages
+    ]
+    found = replay(stages, plan.schedule, problem.microbatches)
+    return dataclasses.replace(plan, simulated_seconds=found.seconds)
+
+
+def study_pipelines(
+    problem: PipelineProblem, schedules: tuple[ScheduleKind, ...] = ()
+) -> PipelineStudy:
+    """Plan with all planners; of ``schedules`` (none: the problem's) each takes its fastest.
+
+    Equal times: the earlier schedule. Raises NoPlan when nothing fits under any schedule.
+    """
+    schedules = schedules or (problem.schedule,)
+    best: PipelinePlan | None = None
+    refused: NoPlan | None = None
+    for schedule in schedules:
+        try:
+            found = plan_exact(dataclasses.replace(problem, schedule=schedule))
+        except NoPlan as error:
+            refused = error
+            continue
+        best = found if best is None or found.seconds < best.seconds else best
+    if best is None:
+        raise refused or NoPlan("no schedule was named")
+    judged = dataclasses.replace(problem, schedule=best.schedule)
+    rivals: list[PipelinePlan] = []
+    refusals: list[tuple[str, str]] = []
+    bapipe: tuple[ScheduleKind, ...] = tuple(
+        s for s in schedules if s in SYNCHRONOUS or s in STREAMING
+    ) or (best.schedule,)
+    for name, plan in (
+        ("pipedream", lambda: plan_pipedream(judged, counts_transfers=True)),
+        ("pipedream, transfers ignored", lambda: plan_pipedream(judged)),
+        ("bapipe", lambda: plan_bapipe(judged, bapipe)),
+    ):
+        try:
+            rivals.append(replayed(judged, dataclasses.replace(plan(), planner=name)))
+        except NoPlan as error:
+            refusals.append((name, str(error)))
+    return PipelineStudy(
+        best=replayed(judged, best), rivals=tuple(rivals), refusals=tuple(refusals)
+    )
+
+
+def study_levels(problem: PipelineProblem, levels: Sequence[Level]) -> PipelineStudy:
+    """Plan for workers in groups of groups, innermost level first, by PipeDream's recursion.
+
+    Raises InputError for what the recursion cannot express: kinds of workers, or a flush.
+    """
+    if len(problem.workers) > 1 or problem.microbatches:
+        raise InputError(
+            "workers in levels must be equal and run without a flush; give one number of workers "
+            "and one bandwidth, or leave kinds and --microbatches out"
+        )
+    memory = min(kind.memory_bytes for kind in problem.workers)
+    common = Habits(counts_transfers=True, memory_bytes=memory, formula=problem.formula)
+    ours = dataclasses.replace(OURS, memory_bytes=memory, formula=problem.formula)
+    best = plan_levels(problem, levels, ours, "exact")
+    if problem.cuts.is_complete:
+        best = dataclasses.replace(best, bound=best.seconds)
+    try:
+        rival = plan_levels(problem, levels, common, "pipedream")
+    except NoPlan as error:
+        return PipelineStudy(best=best, rivals=(), refusals=(("pipedream", str(error)),))
+    return PipelineStudy(best=best, rivals=(rival,), refusals=())

@@ -1,0 +1,236 @@
+"""Where a graph of layers may be cut: sets of layers closed under "what it reads".
+
+A pipeline is a growing chain of such sets, each stage the difference of two (PipeDream's antichain
+states are the same sets, named by their last layers). A chain of n layers has n + 1 of them, a
+graph with branches may have exponentially many; then a part of them is kept, and said so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.profile import LayerGraph
+
+MOST_CUTS = 1000
+Floats = NDArray[np.float64]
+Masks = set[int]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cuts:
+    """The cuts by ascending work; the first is empty, the last has every layer.
+
+    Columns are sums over a cut's layers, ``crossing`` the bytes of outputs that layers outside
+    read. Cut ``i`` is inside the cuts ``larger[offset[i] : offset[i + 1]]``, ascending.
+    ``is_complete``: every cut of the graph is here.
+    """
+
+    masks: tuple[int, ...]
+    forward: Floats
+    backward: Floats
+    activation: Floats
+    parameter: Floats
+    crossing: Floats
+    offset: NDArray[np.int64]
+    larger: NDArray[np.int64]
+    is_complete: bool
+
+    @property
+    def num_cuts(self) -> int:
+        """How many cuts there are, the empty and the full one included."""
+        return len(self.masks)
+
+    @property
+    def work(self) -> float:
+        """Compute seconds of one (micro)batch through all layers."""
+        return float(self.forward[-1] + self.backward[-1])
+
+
+def find_cuts(graph: LayerGraph, most: int = MOST_CUTS) -> Cuts:
+    """Enumerate the cuts, all of them where there are at most ``most``.
+
+    Else those of the graph with free layers merged into a neighbour, or with the runs of layers
+    inside branches merged too, whichever first has few enough; and always those of two topological
+    orders. O(cuts * layers) plus O(cuts^2 * layers) multiply-adds for what is inside what.
+    """
+    everything = tuple(1 << i for i in range(len(graph.layers)))
+    masks = _closed_sets(graph, everything, most)
+    is_complete = masks is not None
+    if masks is None:
+        groups = _merge(graph, everything, _free(graph))
+        masks = _closed_sets(graph, groups, most)
+        if masks is None:
+            groups = _merge(graph, groups, _beside_others(graph))
+            masks = _closed_sets(graph, groups, most) or set()
+        masks |= _prefixes(graph.order()) | _prefixes(_breadth_first(graph))
+    return _tabulate(graph, masks, is_complete)
+
+
+def _prefixes(order: tuple[int, ...]) -> Masks:
+    found, mask = {0}, 0
+    for layer in order:
+        mask |= 1 << layer
+        found.add(mask)
+    return found
+
+
+def _breadth_first(graph: LayerGraph) -> tuple[int, ...]:
+    """Order the layers by the longest path that leads to them."""
+    depth = [0] * len(graph.layers)
+    consumers = graph.consumers()
+    for layer in graph.order():
+        for target in consumers[layer]:
+            depth[target] = max(depth[target], depth[layer] + 1)
+    return tuple(sorted(range(len(depth)), key=depth.__getitem__))
+
+
+def _closed_sets(graph: LayerGraph, groups: tuple[int, ...], most: int) -> Masks | None:
+    """Enumerate the closed sets made of whole groups (masks of layers), or None beyond ``most``."""
+    home = {layer: g for g, mask in enumerate(groups) for layer in _members(mask)}
+    consumers: list[set[int]] = [set() for _ in groups]
+    needs = [0] * len(groups)
+    for a, b in graph.edges:
+        if home[a] != home[b]:
+            consumers[home[a]].add(home[b])
+            needs[home[b]] |= groups[home[a]]
+    found = {0: tuple(g for g in range(len(groups)) if not needs[g])}
+    level = [0]
+    while level:
+        following: list[int] = []
+        for mask in level:
+            for group in found[mask]:
+                larger = mask | groups[group]
+                if larger in found:
+                    continue
+                ready = [g for g in found[mask] if g != group]
+                ready += [g for g in consumers[group] if needs[g] & ~larger == 0]
+                found[larger] = tuple(ready)
+                following.append(larger)
+            if len(found) > most:
+                return None
+        level = following
+    return set(found)
+
+
+def _members(mask: int) -> list[int]:
+    found: list[int] = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def _free(graph: LayerGraph) -> set[int]:
+    """Layers without time and weights: concatenations, items of tuples, views."""
+    return {
+        i
+        for i, layer in enumerate(graph.layers)
+        if not (layer.forward_seconds or layer.backward_seconds or layer.parameter_bytes)
+    }
+
+
+def _beside_others(graph: LayerGraph) -> set[int]:
+    """Layers inside a branch: neither before nor after some other layer."""
+    before = [0] * len(graph.layers)
+    consumers = graph.consumers()
+    for layer in graph.order():
+        for target in consumers[layer]:
+            before[target] |= before[layer] | 1 << layer
+    related = list(before)
+    for layer, mask in enumerate(before):
+        for other in _members(mask):
+            related[other] |= 1 << layer
+    full = (1 << len(before)) - 1
+    return {i for i, mask in enumerate(related) if mask | 1 << i != full}
+
+
+def _merge(graph: LayerGraph, groups: tuple[int, ...], which: set[int]) -> tuple[int, ...]:
+    """Merge a group into the one that it alone reads, or that alone reads it, both or one in
+    ``which``: no other path joins the two, so no cycle can arise."""
+    home = {layer: g for g, mask in enumerate(groups) for layer in _members(mask)}
+    merged = list(groups)
+    mergeable = [all(i in which for i in _members(mask)) for mask in groups]
+    producers: list[set[int]] = [set() for _ in groups]
+    consumers: list[set[int]] = [set() for _ in groups]
+    for a, b in graph.edges:
+        if home[a] != home[b]:
+            producers[home[b]].add(home[a])
+            consumers[home[a]].add(home[b])
+    free = _free(graph)
+    for group in range(len(groups)):
+        is_free = all(i in free for i in _members(groups[group]))
+        if not mergeable[group]:
+            continue
+        for mine, theirs in ((producers, consumers), (consumers, producers)):
+            if len(mine[group]) != 1:
+                continue
+            (into,) = mine[group]
+            joins = len(theirs[into]) == 1 and mergeable[into]
+            if is_free or joins:
+                _absorb(group, into, merged, producers, consumers)
+                mergeable[into] = mergeable[into] and mergeable[group]
+                break
+    return tuple(mask for mask in merged if mask)
+
+
+def _absorb(
+    group: int,
+    into: int,
+    merged: list[int],
+    producers: list[set[int]],
+    consumers: list[set[int]],
+) -> None:
+    merged[into] |= merged[group]
+    merged[group] = 0
+    for ends, back in ((producers, consumers), (consumers, producers)):
+        for other in ends[group]:
+            back[other].discard(group)
+            if other != into:
+                back[other].add(into)
+                ends[into].add(other)
+        ends[into].discard(group)
+        ends[group] = set()
+
+
+def _tabulate(graph: LayerGraph, masks: Masks, is_complete: bool) -> Cuts:
+    count = len(graph.layers)
+    columns = np.array(
+        [
+            (v.forward_seconds, v.backward_seconds, v.activation_bytes, v.parameter_bytes)
+            for v in graph.layers
+        ]
+    )
+    raw = list(masks)
+    width = (count + 7) // 8
+    packed = np.frombuffer(b"".join(m.to_bytes(width, "little") for m in raw), dtype=np.uint8)
+    has = np.unpackbits(packed.reshape(len(raw), width), axis=1, bitorder="little")[:, :count]
+    # The sort key must be a linear extension, so work that rounding reorders is told apart by size.
+    seconds = columns[:, 0] + columns[:, 1]
+    work = has @ np.round(seconds / (seconds.sum() or 1.0) * 2.0**53).astype(np.int64)
+    order = sorted(range(len(raw)), key=lambda i: (int(work[i]), raw[i].bit_count(), raw[i]))
+    has = has[order].astype(np.float32)
+    inside = (has @ (1 - has).T) == 0
+    np.fill_diagonal(inside, val=False)
+    crossing = np.zeros(len(raw))
+    for layer, consumers in enumerate(graph.consumers()):
+        if consumers:
+            waits = (has[:, layer] > 0) & (has[:, list(consumers)].min(axis=1) == 0)
+            crossing += waits * graph.layers[layer].activation_bytes
+    sums = has.astype(np.float64) @ columns
+    offset = np.zeros(len(raw) + 1, dtype=np.int64)
+    np.cumsum(inside.sum(axis=1), out=offset[1:])
+    return Cuts(
+        masks=tuple(raw[i] for i in order),
+        forward=sums[:, 0].copy(),
+        backward=sums[:, 1].copy(),
+        activation=sums[:, 2].copy(),
+        parameter=sums[:, 3].copy(),
+        crossing=crossing,
+        offset=offset,
+        larger=np.nonzero(inside)[1].astype(np.int64),
+        is_complete=is_complete,
+    )

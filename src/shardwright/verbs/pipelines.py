@@ -1,0 +1,114 @@
+"""Planning a pipeline from a profile: no model and no cluster file, only layers and workers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy, ScheduleKind
+from shardwright.errors import InputError
+from shardwright.files.layergraph import read_layer_graph
+from shardwright.files.units import read_quantity
+from shardwright.files.workers import read_bandwidths, read_levels, read_workers
+
+AUTO = "auto"
+FORMULAS = ("code", "paper")
+MOST_NESTED_CUTS = 450
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRequest:
+    """What a pipeline is wanted for, as text with units.
+
+    ``workers``: 16, 2x8 (hosts x workers, with one bandwidth each), or kinds ``8,8@0.5@16GiB``.
+    ``microbatches`` 0: no flush, PipeDream's asynchronous pipeline. ``schedule`` auto: that, or with
+    microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
+    PipeDream's published optimizer (``code``) or by its paper.
+    """
+
+    workers: str
+    bandwidth: str
+    memory_limit: str = ""
+    schedule: str = AUTO
+    microbatches: int = 0
+    formula: str = "code"
+
+    def __post_init__(self) -> None:
+        if not self.workers or not self.bandwidth:
+            raise InputError(
+                "planning from a profile needs --workers and --bandwidth, such as --workers 16 "
+                "--bandwidth '1 GB/s'"
+            )
+        if self.formula not in FORMULAS:
+            raise InputError(f"the formula is 'code' or 'paper', not {self.formula[:40]!r}")
+        if not 0 <= self.microbatches <= 2**20:
+            raise InputError(
+                f"microbatches must be 0 (no flush) to {2**20}, not {self.microbatches}"
+            )
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes per worker, infinite where not limited."""
+        try:
+            return read_quantity(self.memory_limit, "bytes") if self.memory_limit else math.inf
+        except InputError as error:
+            raise InputError(f"the memory limit {error}") from error
+
+
+def is_of_profile(model: str, profile: str, workers: str, bandwidth: str) -> bool:
+    """Tell whether a profile is to be planned, not a model. Raises InputError for a mixture."""
+    if bool(model) == bool(profile):
+        raise InputError(
+            "plan needs either a MODEL or --profile graph.txt"
+            + (f", not both {model[:60]!r} and {profile[:60]!r}" if model else "")
+        )
+    if model and (workers or bandwidth):
+        raise InputError("--workers and --bandwidth go with --profile; a MODEL takes --cluster")
+    return bool(profile)
+
+
+def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph, PipelineStudy]:
+    """Read a profile and plan it with every planner.
+
+    Raises InputError for a malformed profile or request, NoPlan when nothing fits.
+    """
+    from shardwright.planner.search.pipelines import (
+        EXPLORED,
+        SCHEDULES,
+        Level,
+        PipelineProblem,
+        find_cuts,
+        study_levels,
+        study_pipelines,
+    )
+
+    graph = read_layer_graph(path)
+    counts, bandwidths = read_levels(request.workers), read_bandwidths(request.bandwidth)
+    is_nested = len(counts) > 1
+    if len(bandwidths) != max(len(counts), 1):
+        raise InputError(
+            f"workers {request.workers!r} and bandwidth {request.bandwidth!r} must have equally "
+            "many levels, outermost first, such as 2x8 and '1 GB/s,10 GB/s'"
+        )
+    if request.schedule not in (AUTO, *SCHEDULES):
+        raise InputError(
+            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(SCHEDULES)}"
+        )
+    schedules = (cast(ScheduleKind, request.schedule),)
+    if request.schedule == AUTO:
+        schedules = EXPLORED if request.microbatches else (SCHEDULES[0],)
+    workers = "1" if is_nested else request.workers
+    problem = PipelineProblem(
+        cuts=find_cuts(graph, MOST_NESTED_CUTS) if is_nested else find_cuts(graph),
+        workers=read_workers(workers, request.memory_bytes),
+        bandwidth=bandwidths[0],
+        schedule=schedules[0],
+        microbatches=request.microbatches,
+        formula=cast(CostFormula, request.formula),
+    )
+    if is_nested:
+        levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]
+        return graph, study_levels(problem, levels[::-1])
+    return graph, study_pipelines(problem, schedules)

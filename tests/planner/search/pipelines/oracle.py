@@ -1,0 +1,166 @@
+"""Small random profiles, and every pipeline of them tried one by one.
+
+Written from docs/guides/pipelines.md alone, with sets and loops.
+"""
+
+import itertools
+import math
+import random
+
+from shardwright.core.profile import Layer, LayerGraph, WorkerKind
+from shardwright.planner.search.pipelines import PipelineProblem, find_cuts
+
+SCHEDULES = ("pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as")
+
+
+def random_graph(rng, most_layers=6, chain=False):
+    count = rng.randint(1, most_layers)
+    layers = tuple(
+        Layer(
+            name=f"layer{i}",
+            forward_seconds=rng.choice([0.0, 1.0, 2.0, rng.random() * 3]),
+            backward_seconds=rng.choice([0.0, 2.0, rng.random() * 5]),
+            activation_bytes=rng.choice([0.0, 1.0, rng.random() * 8]),
+            parameter_bytes=rng.choice([0.0, 0.0, 1.0, rng.random() * 8]),
+        )
+        for i in range(count)
+    )
+    if chain:
+        edges = tuple((i, i + 1) for i in range(count - 1))
+    else:
+        pairs = itertools.combinations(range(count), 2)
+        edges = tuple(pair for pair in pairs if rng.random() < 0.5)
+    names = list(range(count))
+    rng.shuffle(names)  # positions in the file say nothing about the order of work
+    moved = sorted(range(count), key=names.__getitem__)
+    return LayerGraph(
+        name="random",
+        layers=tuple(layers[i] for i in moved),
+        edges=tuple((names[a], names[b]) for a, b in edges),
+    )
+
+
+def random_problem(rng, most_layers=6, most_workers=4, chain=False):
+    """A graph and a problem about it; half of them limit the memory, a third mix two kinds."""
+    graph = random_graph(rng, most_layers, chain)
+    kinds = 1 if rng.random() < 0.67 else 2
+    workers = tuple(
+        WorkerKind(
+            count=rng.randint(1, most_workers // kinds),
+            speed=rng.choice([1.0, 1.0, 0.5, 2.0]),
+            memory_bytes=rng.choice([math.inf, rng.uniform(2, 60)]),
+        )
+        for _ in range(kinds)
+    )
+    schedule = rng.choice(("pipedream", *SCHEDULES))
+    return graph, PipelineProblem(
+        cuts=find_cuts(graph),
+        workers=workers,
+        bandwidth=rng.choice([0.5, 2.0, 10.0, 1e6]),
+        schedule=schedule,
+        microbatches=0 if schedule == "pipedream" else rng.randint(1, 9),
+        formula=rng.choice(("code", "paper")),
+    )
+
+
+def closed_sets(graph):
+    """Every set of layers that has what its layers read."""
+    for bits in itertools.product((False, True), repeat=len(graph.layers)):
+        if all(bits[a] or not bits[b] for a, b in graph.edges):
+            yield frozenset(i for i, bit in enumerate(bits) if bit)
+
+
+def every_pipeline(graph, workers):
+    """Every (set of layers, workers of each kind) list with growing sets, ending with all layers."""
+    sets = list(closed_sets(graph))
+    everything = frozenset(range(len(graph.layers)))
+
+    def go_on(done, left):
+        if done == everything:
+            yield []
+            return
+        for larger in sets:
+            if done < larger:
+                for used in itertools.product(*(range(n + 1) for n in left)):
+                    if any(used):
+                        rest = tuple(n - u for n, u in zip(left, used, strict=True))
+                        for tail in go_on(larger, rest):
+                            yield [(larger, used), *tail]
+
+    return go_on(frozenset(), tuple(kind.count for kind in workers))
+
+
+def crossing_bytes(graph, done):
+    return sum(
+        layer.activation_bytes
+        for i, layer in enumerate(graph.layers)
+        if i in done and any(a == i and b not in done for a, b in graph.edges)
+    )
+
+
+def held(schedule, replicas, from_here, microbatches):
+    ahead = (from_here - 1) // replicas
+    most = math.ceil(microbatches / replicas)
+    return {
+        "pipedream": ahead + 1,
+        "gpipe": most,
+        "1f1b-sno": min(most, ahead + 1),
+        "1f1b-as": min(most, ahead + 1),
+        "1f1b-so": min(most, 2 * ahead + 1),
+        "fbp-as": min(most, 2 * ahead + 2),
+    }[schedule]
+
+
+def busy(problem, forward, backward, weights, transfer, replicas):
+    """Busy seconds of a stage; ``transfer``: bytes that cross its larger cut."""
+    bandwidth, m = problem.bandwidth, problem.microbatches
+    compute, x = forward + backward, transfer / problem.bandwidth
+    if problem.formula == "code":
+        message = 4 * (replicas - 1) * weights / (replicas * bandwidth)
+    else:
+        message = 2 * (replicas - 1) * weights / bandwidth
+    if problem.schedule == "pipedream" and problem.formula == "code":
+        return max((compute + message) / replicas, 2 * x / replicas)
+    if problem.schedule == "pipedream":
+        return max(compute / replicas, message / replicas, 2 * x)
+    each = {
+        "1f1b-sno": compute + 2 * x,
+        "1f1b-as": max(forward, x) + max(backward, x),
+    }.get(problem.schedule, max(compute, 2 * x))
+    return math.ceil(m / replicas) * each + message
+
+
+def price(graph, problem, stages):
+    """Seconds of a pipeline, or infinity where a worker's memory is too small."""
+    from_here = sum(sum(used) for _, used in stages)
+    done, slowest, step, passed = frozenset(), 0.0, 0.0, 0.0
+    for larger, used in stages:
+        mine = [graph.layers[i] for i in larger - done]
+        kinds = [kind for kind, n in zip(problem.workers, used, strict=True) if n]
+        speed = min(kind.speed for kind in kinds)
+        forward = sum(layer.forward_seconds for layer in mine) / speed
+        backward = sum(layer.backward_seconds for layer in mine) / speed
+        weights = sum(layer.parameter_bytes for layer in mine)
+        incoming, outgoing = crossing_bytes(graph, done), crossing_bytes(graph, larger)
+        replicas = sum(used)
+        mine_busy = busy(problem, forward, backward, weights, max(incoming, outgoing), replicas)
+        slowest = max(slowest, mine_busy)
+        passed += 2 * incoming / problem.bandwidth  # the first microbatch's way here, and back
+        step = max(step, passed + mine_busy)
+        passed += forward + backward
+        step = max(step, passed)
+        count = held(problem.schedule, replicas, from_here, problem.microbatches)
+        copies = count + 1 if problem.schedule == "pipedream" else 2
+        outputs = sum(layer.activation_bytes for layer in mine) + incoming
+        if copies * weights + count * outputs > min(kind.memory_bytes for kind in kinds):
+            return math.inf
+        done, from_here = larger, from_here - replicas
+    return step if problem.microbatches else slowest
+
+
+def best_price(graph, problem):
+    return min(price(graph, problem, each) for each in every_pipeline(graph, problem.workers))
+
+
+def seeds(count, start=0):
+    return [random.Random(seed) for seed in range(start, start + count)]
