@@ -16,8 +16,8 @@ from torch import Tensor
 from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.rules.examples.notation import Call, Drawn
 from shardwright.runtime.capture import operators
-from tests.planner.space.rule_examples import Call, Drawn
 
 Named = dict[str, Any]  # arguments by schema name; lists of tensors as lists
 

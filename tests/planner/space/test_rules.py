@@ -10,6 +10,8 @@ from torch import Tensor
 
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import KIND, has_rule
+from shardwright.planner.space.rules.examples import EXAMPLES
+from shardwright.planner.space.rules.examples.notation import Call, Drawn
 from tests.planner.space.pieces import (
     Case,
     draw,
@@ -19,8 +21,6 @@ from tests.planner.space.pieces import (
     shapes_of_piece,
     whole,
 )
-from tests.planner.space.rule_examples import Call, Drawn
-from tests.planner.space.rule_examples_layers import EXAMPLES
 
 pytestmark = pytest.mark.torch
 

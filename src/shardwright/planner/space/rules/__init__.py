@@ -2,8 +2,9 @@
 
 ``KIND`` is the whole of it. To teach Shardwright an operator, add a word to a family's list or a
 line such as ``"aten.mm.default": equation("self n k, mat2 k m -> n m")``, and an example call to
-``tests/planner/space``, which then runs it in pieces against running it whole. A rule may only
-offer what the local kernel gives exactly; an operator without one runs replicated.
+the file of the same name in ``examples``; ``shardwright verify-rules`` then runs it in pieces and
+whole. A rule may only offer what the local kernel gives exactly; an operator without one runs
+replicated.
 """
 
 from __future__ import annotations
