@@ -126,6 +126,37 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCheck:
+    """One kind of operator, run in pieces against whole.
+
+    ``num_cases`` counts calls, ``num_splits`` all splits of all calls; ``difference`` is the largest,
+    in units of the tolerance (1e-10 of a tensor's largest element in float64). ``problem`` says, with
+    shapes and split, why the rule is wrong, and is empty where it is not.
+    """
+
+    kind: str
+    rule: str
+    num_cases: int
+    num_splits: int
+    difference: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleChecks:
+    """All rules that were checked; ``is_complete`` is false when it was stopped before the last."""
+
+    rows: tuple[RuleCheck, ...]
+    seed: int
+    is_complete: bool = True
+
+    @property
+    def wrong(self) -> tuple[RuleCheck, ...]:
+        """The rules that do not hold."""
+        return tuple(row for row in self.rows if row.problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The files a report consists of."""
 

@@ -51,6 +51,7 @@ def equation(text: str, *, offset: str = "") -> Rule:
         is_offset = any(dim.name == offset for dim in iteration.dims)
         return replace(iteration, offset=offset) if is_offset else iteration
 
+    rule.__name__ = f'equation("{text}")'
     return rule
 
 

@@ -6,6 +6,7 @@ written here and at random ones. A rule without an example is refused by both.
 
 from __future__ import annotations
 
+from shardwright.core.example import Call
 from shardwright.planner.space.rules.examples import (
     algebra,
     convolution,
@@ -18,7 +19,6 @@ from shardwright.planner.space.rules.examples import (
     sequences,
     views,
 )
-from shardwright.planner.space.rules.examples.notation import Call
 
 EXAMPLES: dict[str, tuple[Call, ...]] = {
     **pointwise.EXAMPLES,

@@ -9,25 +9,11 @@ size another one, everywhere it stands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A tensor argument to be drawn at random; ``given`` ones hold their values as ``shape``."""
-
-    draw: str
-    shape: tuple[int, ...]
-    high: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Arguments of one call."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+from shardwright.core.example import Call, Drawn
 
 
 def F(*shape: int) -> Drawn:
@@ -68,6 +54,11 @@ def L(*values: int) -> Drawn:
 def call(*args: Any, **kwargs: Any) -> Call:
     """Write down one call."""
     return Call(args, kwargs)
+
+
+def fixed(sizes: Sequence[int], one: Call) -> Call:
+    """Keep some sizes of a call: where kernels read beyond the end instead of refusing shapes."""
+    return replace(one, fixed=tuple(sizes))
 
 
 def every(names: str, *calls: Call) -> dict[str, tuple[Call, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import B, F, call, every
+from shardwright.planner.space.rules.examples.notation import B, F, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -16,35 +16,47 @@ EXAMPLES = {
     ),
     **every(
         "lstm.input",
-        call(
-            F(4, 6, 3),
-            [F(1, 4, 2), F(1, 4, 2)],
-            [F(8, 3), F(8, 2), F(8), F(8)],
-            True,
-            1,
-            0.0,
-            True,
-            False,
-            True,
+        fixed(
+            (2, 3, 8),
+            call(
+                F(4, 6, 3),
+                [F(1, 4, 2), F(1, 4, 2)],
+                [F(8, 3), F(8, 2), F(8), F(8)],
+                True,
+                1,
+                0.0,
+                True,
+                False,
+                True,
+            ),
         ),
-        call(
-            F(6, 4, 3),
-            [F(2, 4, 2), F(2, 4, 2)],
-            [F(8, 3), F(8, 2), F(8, 3), F(8, 2)],
-            False,
-            1,
-            0.0,
-            True,
-            True,
-            False,
+        fixed(
+            (2, 3, 8),
+            call(
+                F(6, 4, 3),
+                [F(2, 4, 2), F(2, 4, 2)],
+                [F(8, 3), F(8, 2), F(8, 3), F(8, 2)],
+                False,
+                1,
+                0.0,
+                True,
+                True,
+                False,
+            ),
         ),
     ),
     **every(
         "gru.input",
-        call(F(4, 6, 3), F(1, 4, 2), [F(6, 3), F(6, 2)], False, 1, 0.0, True, False, True),
+        fixed(
+            (2, 3, 6),
+            call(F(4, 6, 3), F(1, 4, 2), [F(6, 3), F(6, 2)], False, 1, 0.0, True, False, True),
+        ),
     ),
     **every(
         "rnn_tanh.input rnn_relu.input",
-        call(F(6, 4, 3), F(1, 4, 2), [F(2, 3), F(2, 2)], False, 1, 0.0, True, False, False),
+        fixed(
+            (2, 3),
+            call(F(6, 4, 3), F(1, 4, 2), [F(2, 3), F(2, 2)], False, 1, 0.0, True, False, False),
+        ),
     ),
 }
