@@ -6,7 +6,7 @@ few functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,9 @@ from shardwright.verbs.results import (
     Check,
     Comparison,
     Profile,
+    Proposal,
     Report,
+    RuleChecks,
     Study,
     TrainingRun,
     Verification,
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job", "Request", "Trial", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
-    "export", "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run",
-    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
+    "export", "find_cluster", "find_rules", "init", "plan", "profile", "read_frontier", "report", "run",
+    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify", "verify_rules",
 ]  # fmt: skip
 
 
@@ -209,6 +211,34 @@ def verify(
     if not trial.model:
         trial = replace(trial, model=_model_of(document))
     return verification.verify(chosen, document.origin, trial, watch or Watch())
+
+
+def verify_rules(
+    kinds: Sequence[str] = (),
+    *,
+    cases: int | None = None,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> RuleChecks:
+    """Run operators in pieces against whole, at ``cases`` random shapes per rule (None: 8)."""
+    from shardwright.verbs import rules
+
+    return rules.verify_rules(kinds, cases=cases or rules.CASES, seed=seed, watch=watch)
+
+
+def find_rules(
+    kinds: Sequence[str] = (),
+    model: str = "",
+    *,
+    cases: int | None = None,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> tuple[Proposal, ...]:
+    """Propose rules for kinds, or for all operators of a model that have none. Uses none of
+    them."""
+    from shardwright.verbs import finder, rules
+
+    return finder.find_rules(kinds, model, cases=cases or rules.CASES, seed=seed, watch=watch)
 
 
 def report(

@@ -297,6 +297,40 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command("verify-rules")
+def verify_rules(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND]...", help="Such as aten.softmax.int; all, if none."),
+    ] = None,
+    find: Annotated[
+        bool, typer.Option("--find", help="Propose rules for operators that have none.")
+    ] = False,
+    model: Annotated[str, typer.Option("--model", help="Whose operators; " + MODEL_HELP)] = "",
+    cases: Annotated[int, typer.Option("--cases", min=1, help="Random shapes per rule.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything drawn at random.")] = 0,
+    json: Json = False,
+) -> None:
+    """Run operators in pieces against whole: are the rules right?"""
+    from shardwright import api, voice_rules
+    from shardwright.errors import InputError
+
+    speaker = _voice(json)
+    if model and not find:
+        raise InputError("--model says where --find looks; add --find, or leave it out")
+    with speaker.progress(stoppable=True) as watch:
+        if find:
+            proposals = api.find_rules(kinds or (), model, cases=cases, seed=seed, watch=watch)
+        else:
+            checks = api.verify_rules(kinds or (), cases=cases, seed=seed, watch=watch)
+    if find:
+        return voice_rules.show_proposals(speaker, proposals)
+    voice_rules.show_rules(speaker, checks)
+    if checks.wrong or not checks.is_complete:
+        raise typer.Exit(1)
+    return None
+
+
 @app.command()
 def report(
     plan: PlanPath,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Draw = Literal["float", "unit", "constant", "integer", "boolean", "complex", "given"]
 
@@ -38,9 +38,13 @@ class Call:
         return f"({', '.join([*positional, *named])})"
 
 
+def as_list(value: Any) -> list[Any] | None:
+    """Return an argument that is a list, else None."""
+    return cast("list[Any]", value) if isinstance(value, list) else None
+
+
 def _text(value: Any) -> str:
     if isinstance(value, Drawn):
         return f"{value.draw}{list(value.shape)}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
-    return repr(value)
+    items = as_list(value)
+    return repr(value) if items is None else f"[{', '.join(map(_text, items))}]"

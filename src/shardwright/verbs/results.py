@@ -157,6 +157,21 @@ class RuleChecks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Lines for the rules' table that held in all tests: evidence, not proof.
+
+    ``num_unexplained`` of the ``num_examples`` calls are covered by none of the lines.
+    """
+
+    kind: str
+    lines: tuple[str, ...]
+    num_cases: int
+    num_splits: int
+    num_examples: int
+    num_unexplained: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The files a report consists of."""
 

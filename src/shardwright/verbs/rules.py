@@ -89,13 +89,13 @@ def check_kind(
 
 
 def calls(
-    kind: str, examples: Sequence[Call], cases: int, random: Random
+    kind: str, examples: Sequence[Call], cases: int, random: Random, *, distinct: bool = False
 ) -> Iterator[tuple[Case, Call]]:
     """Yield the examples as they are written, then as many at random sizes."""
     for at in range(len(examples) + cases):
         example = examples[at % len(examples)]
         for _ in range(1 if at < len(examples) else TRIES):
-            call = example if at < len(examples) else resized(example, random)
+            call = example if at < len(examples) else resized(example, random, distinct=distinct)
             if at >= len(examples) and not is_small(call):
                 continue
             case = draw(kind, call, random.getrandbits(32))

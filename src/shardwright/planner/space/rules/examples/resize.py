@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any, cast
+from typing import Any
 
-from shardwright.core.example import Call, Drawn
+from shardwright.core.example import Call, Drawn, as_list
 
 SIZES = (2, 3, 4, 6, 8, 9, 12)
 MOST_ELEMENTS = 2**13  # of a tensor
@@ -48,12 +48,9 @@ def resized(call: Call, random: Random, *, distinct: bool = False) -> Call:
 
 def is_small(call: Call) -> bool:
     """Whether all tensors, and those that lists of integers ask for, are quickly worked on."""
-    shapes = [
-        value.shape if isinstance(value, Drawn) else _integers(value)
-        for value in (*_leaves(call), *call.args, *call.kwargs.values())
-        if isinstance(value, Drawn | list)
-    ]
-    return all(math.prod(shape) <= MOST_ELEMENTS for shape in shapes)
+    shapes = [value.shape for value in _leaves(call) if isinstance(value, Drawn)]
+    listed = [tuple(_integers(value)) for value in (*call.args, *call.kwargs.values())]
+    return all(math.prod(shape) <= MOST_ELEMENTS for shape in (*shapes, *listed))
 
 
 def _change(value: Any, new: Mapping[int, int], random: Random) -> Any:
@@ -63,14 +60,16 @@ def _change(value: Any, new: Mapping[int, int], random: Random) -> Any:
             return value
         shape = tuple(new.get(size, size) for size in value.shape)
         return Drawn(value.draw, shape, new.get(value.high, value.high))
-    if isinstance(value, list) and any(isinstance(item, Drawn) for item in value):
-        return [_change(item, new, random) for item in value]
+    items = as_list(value)
+    if items is not None and any(isinstance(item, Drawn) for item in items):
+        return [_change(item, new, random) for item in items]
     return _map(value, new) if random.random() < 0.5 else value
 
 
 def _map(value: Any, new: Mapping[int, int]) -> Any:
-    if isinstance(value, list):
-        return [_map(item, new) for item in value]
+    items = as_list(value)
+    if items is not None:
+        return [_map(item, new) for item in items]
     return new.get(value, value) if type(value) is int else value
 
 
@@ -86,11 +85,10 @@ def _factors(size: int, known: set[int]) -> Iterator[tuple[int, int]]:
 
 def _integers(value: Any) -> list[int]:
     """Return the sizes in a list of integers, such as a shape."""
-    if not isinstance(value, list):
-        return []
-    return [item for item in cast("list[Any]", value) if type(item) is int and item > 1]
+    return [item for item in as_list(value) or () if type(item) is int and item > 1]
 
 
 def _leaves(call: Call) -> Iterator[Any]:
     for value in (*call.args, *call.kwargs.values()):
-        yield from value if isinstance(value, list) else (value,)
+        items = as_list(value)
+        yield from (value,) if items is None else items
