@@ -6,6 +6,7 @@ users compare against them.
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
+
+VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +75,10 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages)
-    dims_of = {"data": {i: data_dim(graph, samples, it, i) for i, it in enumerate(iterations)}}
+    dims_of = {"data": _data_parallel(graph, iterations, samples, seed.data)}
     if seed.context > 1:
-        dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
+        sequences = _sequences(graph)
+        dims_of["context"] = _follow(graph, iterations, samples, seed.context, sequences)
     if seed.tensor > 1:
         dims_of["tensor"] = _tensor_parallel(graph, iterations, samples, seed)
     configs: list[OperatorConfig] = []
@@ -204,19 +208,41 @@ def use_layout(
     return placements(iterations[readers[0]], configs[readers[0]].dims).inputs[position].value
 
 
-def _context_parallel(
+def _data_parallel(
     graph: OperatorGraph, iterations: list[Iteration], samples: Samples, pieces: int
 ) -> dict[int, str]:
-    """Follow the sequence dim from the batch's tokens, or vectors of tokens, as far as it splits.
+    """Split samples. Where the model mixes them, follow them on: what was summed is all-reduced."""
+    if not samples.blocker:
+        return {i: data_dim(graph, samples, it, i) for i, it in enumerate(iterations)}
+    batches = {tensor: 0 for tensor in graph.inputs if samples.tensor_dim[tensor] == 0}
+    return _follow(graph, iterations, samples, pieces, batches, samples.operator_dim)
 
-    Attention splits queries; its keys and values lack that dim and are gathered. The loss over
-    tokens leaves partial sums, which pass on as those over samples do.
+
+def _sequences(graph: OperatorGraph) -> dict[int, int]:
+    """Return the sequence dim of the batch's tensors that have one."""
+    shapes = {tensor: graph.tensors[tensor] for tensor in graph.inputs}
+    return {
+        tensor: 1
+        for tensor, spec in shapes.items()
+        if len(spec.shape) == (3 if "float" in spec.dtype else 2)
+    }
+
+
+def _follow(
+    graph: OperatorGraph,
+    iterations: list[Iteration],
+    samples: Samples,
+    pieces: int,
+    lying: dict[int, int],
+    known: tuple[str, ...] = (),
+) -> dict[int, str]:
+    """Follow a dim from the batch's tensors (``lying``: tensor to dim) as far as it splits.
+
+    Attention splits queries; its keys and values lack that dim and are gathered. A loss leaves
+    partial sums, which pass on as those over samples do. ``known`` names the dims of operators where
+    that is already clear.
     """
-    lying: dict[int, int] = {}  # tensor -> its sequence dim
-    for tensor in graph.inputs:
-        spec = graph.tensors[tensor]
-        if len(spec.shape) == (3 if "float" in spec.dtype else 2):
-            lying[tensor] = 1
+    lying = dict(lying)
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
@@ -225,7 +251,7 @@ def _context_parallel(
             for position, tensor in enumerate(operator.inputs)
             if tensor in lying
         ]
-        name = next((name for name in found if name), "")
+        name = next((name for name in (*known[index : index + 1], *found) if name), "")
         if not name or iteration.dim(name).size % pieces:
             is_loss = not found and samples.operator_dim[index] == ""
             dims[index] = data_dim(graph, samples, iteration, index) if is_loss else ""
@@ -260,7 +286,25 @@ def _tensor_parallel(
         for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
             if name in names:
                 sharded[tensor] = names.index(name)
+        _split_view_of_weight(graph, iterations, dims, index)
     return dims
+
+
+def _split_view_of_weight(
+    graph: OperatorGraph, iterations: list[Iteration], dims: dict[int, str], index: int
+) -> None:
+    """Let what turns a weight round for a product (``x @ weight.T``) be split as the product is."""
+    for tensor, names in zip(graph.operators[index].inputs, iterations[index].inputs, strict=True):
+        view = graph.tensors[tensor].producer
+        if view not in dims and dims[index] in names and _is_view_of_weight(graph, tensor):
+            dims[view] = iterations[view].outputs[0][names.index(dims[index])]
+
+
+def _is_view_of_weight(graph: OperatorGraph, tensor: int) -> bool:
+    view = graph.tensors[tensor].producer
+    if view < 0 or graph.operators[view].kind not in VIEWS_OF_WEIGHTS:
+        return False
+    return graph.tensors[graph.operators[view].inputs[0]].role == "parameter"
 
 
 def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
@@ -274,44 +318,64 @@ def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
 def _opening_linears(
     graph: OperatorGraph, iterations: list[Iteration], pieces: int
 ) -> dict[int, str]:
-    """Find linears whose split output can stay split until another linear or attention takes it."""
+    """Find linears whose split output can stay split until another linear takes it."""
     found: dict[int, str] = {}
-    for index, operator in enumerate(graph.operators):
-        if operator.kind != "aten.linear.default":
+    for index in range(len(graph.operators)):
+        if not _is_linear(graph, index):
             continue
         name = iterations[index].outputs[0][-1]
         if name and iterations[index].dim(name).size % pieces == 0:
-            start = {operator.outputs[0]: len(iterations[index].outputs[0]) - 1}
+            start = {graph.operators[index].outputs[0]: len(iterations[index].outputs[0]) - 1}
             if _stays_split(graph, iterations, start, pieces):
                 found[index] = name
     return found
 
 
+def _is_linear(graph: OperatorGraph, index: int) -> bool:
+    """Whether an operator is a linear layer, however it is written: with a weight on its right."""
+    operator = graph.operators[index]
+    if operator.kind == "aten.linear.default":
+        return True
+    places = {"aten.addmm.default": 2, "aten.mm.default": 1, "aten.matmul.default": 1}
+    if operator.kind not in places:
+        return False
+    weight = operator.inputs[places[operator.kind]]
+    return graph.tensors[weight].role == "parameter" or _is_view_of_weight(graph, weight)
+
+
 def _stays_split(
     graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
 ) -> bool:
-    """Follow a split activation; true if every path ends at a reduction of the split dim."""
-    pending = list(sharded)
+    """Follow a split activation; true if every path ends at a reduction of the split dim.
+
+    Readers are visited in the order of the graph, so that all split inputs of one are known.
+    """
+    pending = sorted({reader for tensor in sharded for reader in graph.consumers[tensor]})
     closed = False
     while pending:
-        tensor = pending.pop()
-        for reader in graph.consumers[tensor]:
-            operator, iteration = graph.operators[reader], iterations[reader]
-            names = iteration.inputs[operator.inputs.index(tensor)]
-            name = names[sharded[tensor]] if names else ""
-            if not name or iteration.dim(name).size % pieces:
+        reader = heapq.heappop(pending)
+        if pending and pending[0] == reader:
+            continue
+        operator, iteration = graph.operators[reader], iterations[reader]
+        split = {
+            names[sharded[tensor]]
+            for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
+            if tensor in sharded
+        }
+        name = split.pop()
+        if split or not name or iteration.dim(name).size % pieces:
+            return False
+        if _is_linear(graph, reader):
+            closed = True
+            continue
+        if _meets_residual(graph, operator.kind, operator.inputs, sharded):
+            return False
+        for output, names in zip(operator.outputs, iteration.outputs, strict=True):
+            if name not in names:
                 return False
-            if operator.kind == "aten.linear.default":
-                closed = True
-                continue
-            if _meets_residual(graph, operator.kind, operator.inputs, sharded):
-                return False
-            for output, out_names in zip(operator.outputs, iteration.outputs, strict=True):
-                if name not in out_names:
-                    return False
-                if output not in sharded:
-                    sharded[output] = out_names.index(name)
-                    pending.append(output)
+            sharded[output] = names.index(name)
+            for other in graph.consumers[output]:
+                heapq.heappush(pending, other)
     return closed
 
 
