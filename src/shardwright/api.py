@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job", "Request", "Trial", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
-    "export", "find_cluster", "find_rules", "init", "plan", "profile", "read_frontier", "report", "run",
+    "export", "find_cluster", "find_rules", "init", "plan", "profile", "read_frontier", "read_origin", "report", "run",
     "save_graph", "save_plan", "save_trace", "simulate", "study", "verify", "verify_rules",
 ]  # fmt: skip
 
@@ -291,6 +291,11 @@ def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -
     frontier = _document(plan).frontier
     _picked(frontier, pick)
     return frontier if pick is None else Frontier(plans=frontier.plans, chosen=pick)
+
+
+def read_origin(plan: str | Path) -> Origin:
+    """Return what a plan file was made for, and what of its model no rule splits."""
+    return read_plan_file(plan).origin
 
 
 def export(checkpoint: str | Path, out: str | Path) -> Path:

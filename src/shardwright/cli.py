@@ -88,12 +88,14 @@ def capture(
     json: Json = False,
 ) -> None:
     """Capture a model and say which operators can be split."""
-    from shardwright import api, voice
+    from shardwright import api, voice, voice_rules
 
     speaker = _voice(json)
     with speaker.waiting("capturing the model"):
         graph = api.capture(model, global_batch=global_batch, seq=seq, precision=precision).graph
-    voice.show_graph(speaker, graph, api.coverage(graph), api.save_graph(graph, out))
+    coverage = api.coverage(graph)
+    voice_rules.show_unruled(speaker, coverage.replicated, model)
+    voice.show_graph(speaker, graph, coverage, api.save_graph(graph, out))
 
 
 @app.command()
@@ -156,7 +158,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Find the best plans in step time, memory and money."""
-    from shardwright import api, voice
+    from shardwright import api, voice, voice_rules
 
     speaker = _voice(json)
     request = api.Request(
@@ -174,6 +176,7 @@ def plan(
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
+    voice_rules.show_unruled(speaker, study.origin.unruled, model)
     voice.show_study(speaker, study, api.save_plan(study, out))
 
 
@@ -233,7 +236,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Train on this machine, one process per device."""
-    from shardwright import api, voice
+    from shardwright import api, voice, voice_rules
 
     speaker = _voice(json)
     job = api.Job(
@@ -245,6 +248,7 @@ def run(
         checkpoint_every=checkpoint_every,
         resume=resume,
     )
+    voice_rules.show_unruled(speaker, api.read_origin(plan).unruled, model)
     with speaker.training(steps) as watch:
         done = api.run(plan, job, watch, pick=pick)
     voice.show_training(speaker, done, job)

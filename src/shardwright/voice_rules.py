@@ -1,4 +1,5 @@
-"""How the checks of rules sound: a table, one clear message for a wrong rule, lines to paste."""
+"""How rules sound: their checks, one clear message for a wrong one, lines to paste, and what has
+none."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from shardwright.report.text import plain_table
+from shardwright.files.planfile import Unruled
+from shardwright.report.text import plain_table, unruled_lines
 from shardwright.verbs.results import Proposal, RuleChecks
 from shardwright.voice import Voice
 
@@ -48,6 +50,11 @@ def show_rules(voice: Voice, found: RuleChecks) -> None:
     )
     if found.wrong:
         voice.next("correct the rule in planner/space/rules; docs/guides/add-an-operator.md")
+
+
+def show_unruled(voice: Voice, rows: Sequence[Unruled], model: str) -> None:
+    """Say, before anything runs, what of a model no rule splits, and what it costs."""
+    voice.say(*unruled_lines([(one.kind, one.count, one.share) for one in rows], model))
 
 
 def show_proposals(voice: Voice, found: Sequence[Proposal]) -> None:

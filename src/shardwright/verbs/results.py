@@ -9,7 +9,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.files.planfile import Origin
+from shardwright.files.planfile import Origin, Unruled
 from shardwright.report.story import Difference, PlanStory
 
 
@@ -35,7 +35,7 @@ class Coverage:
 
     num_operators: int
     num_with_rule: int
-    replicated: tuple[tuple[str, int], ...]
+    replicated: tuple[Unruled, ...]
     replicated_share: float = 0.0
 
 

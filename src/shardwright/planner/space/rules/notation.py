@@ -32,7 +32,7 @@ def equation(text: str, *, offset: str = "", mean: str = "", linear: str = "") -
     left, _, right = text.partition("->")
     arguments: dict[str, Names] = {}
     added: list[str] = []
-    for term in left.split(","):
+    for term in filter(str.strip, left.split(",")):
         name, *names = term.split()
         if name.startswith("+"):
             name = name[1:]
