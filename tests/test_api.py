@@ -101,7 +101,9 @@ def test_coverage_counts_every_operator() -> None:
     graph = shardwright.capture(module, batch, precision="float64").graph
     coverage = api.coverage(graph)
     assert coverage.num_operators == len(graph.operators)
-    assert coverage.num_with_rule + sum(n for _, n in coverage.replicated) == len(graph.operators)
+    assert coverage.num_with_rule + sum(one.count for one in coverage.replicated) == len(
+        graph.operators
+    )
 
 
 def test_a_module_needs_an_example_batch() -> None:

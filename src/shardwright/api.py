@@ -6,7 +6,7 @@ few functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,9 @@ from shardwright.verbs.results import (
     Check,
     Comparison,
     Profile,
+    Proposal,
     Report,
+    RuleChecks,
     Study,
     TrainingRun,
     Verification,
@@ -53,9 +55,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
-    "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "init",
-    "is_of_profile", "plan", "plan_profile", "profile", "read_frontier", "report", "run",
-    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify", "why_not",
+    "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
+    "init", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier", "read_origin",
+    "report", "run", "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
+    "verify_rules", "why_not",
 ]  # fmt: skip
 
 
@@ -260,6 +263,34 @@ def verify(
     return verification.verify(chosen, document.origin, trial, watch or Watch())
 
 
+def verify_rules(
+    kinds: Sequence[str] = (),
+    *,
+    cases: int | None = None,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> RuleChecks:
+    """Run operators in pieces against whole, at ``cases`` random shapes per rule (None: 8)."""
+    from shardwright.verbs import rules
+
+    return rules.verify_rules(kinds, cases=cases or rules.CASES, seed=seed, watch=watch)
+
+
+def find_rules(
+    kinds: Sequence[str] = (),
+    model: str = "",
+    *,
+    cases: int | None = None,
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> tuple[Proposal, ...]:
+    """Propose rules for kinds, or for all operators of a model that have none. Uses none of
+    them."""
+    from shardwright.verbs import finder, rules
+
+    return finder.find_rules(kinds, model, cases=cases or rules.CASES, seed=seed, watch=watch)
+
+
 def report(
     plan: Plan | Frontier | str | Path,
     model: str | nn.Module = "",
@@ -309,6 +340,11 @@ def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -
     frontier = _document(plan).frontier
     _picked(frontier, pick)
     return frontier if pick is None else Frontier(plans=frontier.plans, chosen=pick)
+
+
+def read_origin(plan: str | Path) -> Origin:
+    """Return what a plan file was made for, and what of its model no rule splits."""
+    return read_plan_file(plan).origin
 
 
 def export(checkpoint: str | Path, out: str | Path) -> Path:

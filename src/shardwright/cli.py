@@ -109,12 +109,14 @@ def capture(
     json: Json = False,
 ) -> None:
     """Capture a model and say which operators can be split."""
-    from shardwright import api, voice
+    from shardwright import api, voice, voice_rules
 
     speaker = _voice(json)
     with speaker.waiting("capturing the model"):
         graph = api.capture(model, global_batch=global_batch, seq=seq, precision=precision).graph
-    voice.show_graph(speaker, graph, api.coverage(graph), api.save_graph(graph, out))
+    coverage = api.coverage(graph)
+    voice_rules.show_unruled(speaker, coverage.replicated, model)
+    voice.show_graph(speaker, graph, coverage, api.save_graph(graph, out))
 
 
 @app.command()
@@ -185,7 +187,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Find the best plans in step time, memory and money."""
-    from shardwright import api, voice
+    from shardwright import api, voice, voice_rules
 
     speaker = _voice(json)
     if api.is_of_profile(model, profile, workers, bandwidth):
@@ -213,6 +215,7 @@ def plan(
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
+    voice_rules.show_unruled(speaker, study.origin.unruled, model)
     voice.show_study(speaker, study, api.save_plan(study, out))
 
 
@@ -336,7 +339,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Train on this machine, one process per device."""
-    from shardwright import api, voice
+    from shardwright import api, voice, voice_rules
 
     speaker = _voice(json)
     job = api.Job(
@@ -348,6 +351,7 @@ def run(
         checkpoint_every=checkpoint_every,
         resume=resume,
     )
+    voice_rules.show_unruled(speaker, api.read_origin(plan).unruled, model)
     with speaker.training(steps) as watch:
         done = api.run(plan, job, watch, pick=pick)
     voice.show_training(speaker, done, job)
@@ -398,6 +402,40 @@ def verify(
     voice.show_verification(speaker, found)
     if not found.is_equal:
         raise typer.Exit(1)
+
+
+@app.command("verify-rules")
+def verify_rules(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND]...", help="Such as aten.softmax.int; all, if none."),
+    ] = None,
+    find: Annotated[
+        bool, typer.Option("--find", help="Propose rules for operators that have none.")
+    ] = False,
+    model: Annotated[str, typer.Option("--model", help="Whose operators; " + MODEL_HELP)] = "",
+    cases: Annotated[int, typer.Option("--cases", min=1, help="Random shapes per rule.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything drawn at random.")] = 0,
+    json: Json = False,
+) -> None:
+    """Run operators in pieces against whole: are the rules right?"""
+    from shardwright import api, voice_rules
+    from shardwright.errors import InputError
+
+    speaker = _voice(json)
+    if model and not find:
+        raise InputError("--model says where --find looks; add --find, or leave it out")
+    with speaker.progress(stoppable=True) as watch:
+        if find:
+            proposals = api.find_rules(kinds or (), model, cases=cases, seed=seed, watch=watch)
+        else:
+            checks = api.verify_rules(kinds or (), cases=cases, seed=seed, watch=watch)
+    if find:
+        return voice_rules.show_proposals(speaker, proposals)
+    voice_rules.show_rules(speaker, checks)
+    if checks.wrong or not checks.is_complete:
+        raise typer.Exit(1)
+    return None
 
 
 @app.command()

@@ -168,16 +168,18 @@ def show_graph(voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Pat
     )
     for name, value in rows:
         table.add_row(name, Text(value))
-    for kind, count in coverage.replicated:
-        table.add_row("runs replicated", Text(f"{kind} ({count})"))
-    voice.say(table, *(Text(f"Note: {note}", style="dim") for note in graph.notes))
+    voice.say(
+        table,
+        *(Text(f"Note: {note}", style="dim") for note in graph.notes),
+    )
     voice.emit(
         model=graph.name,
         fingerprint=graph.fingerprint,
         num_parameters=graph.num_parameters,
         num_operators=coverage.num_operators,
         num_with_rule=coverage.num_with_rule,
-        replicated=dict(coverage.replicated),
+        replicated={one.kind: one.count for one in coverage.replicated},
+        replicated_shares={one.kind: one.share for one in coverage.replicated},
         replicated_share=coverage.replicated_share,
         notes=graph.notes,
         file=str(path) if path else None,

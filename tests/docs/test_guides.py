@@ -105,3 +105,13 @@ def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
                 rank.communicate()
     assert len(losses) == 1
     assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_the_guide_on_operators_verifies_and_finds_rules(workplace):
+    page = (ROOT / "docs/guides/add-an-operator.md").read_text()
+    lines = re.findall(r"^shardwright (.*)$", page, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        done = finished(workplace, "shardwright.cli", *line.split())
+        assert done.returncode == 0, done.stderr
+    assert "holds" in done.stdout

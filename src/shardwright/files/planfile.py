@@ -31,14 +31,29 @@ MAX_FILE_BYTES = 64 * 2**20
 AGAIN = "write the file again with `shardwright plan`"
 
 
+class Unruled(BaseModel):
+    """A kind of operator that no rule splits: how many there are, and their share of the modelled
+    time of all operators (0 to 1)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    kind: str = Field(max_length=4096)
+    count: int = Field(ge=1, le=2**31)
+    share: float = Field(ge=0.0, le=1.0)
+
+
 class Origin(BaseModel):
-    """Which model and batch the file was made for, so that a command can build them again."""
+    """Which model and batch the file was made for, so that a command can build them again.
+
+    ``unruled`` is what of the model runs replicated, or as an opaque block, for want of a rule.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: str = Field(default="", max_length=4096)
     seq: int | None = Field(default=None, ge=1, le=2**31)
     optimizer: str = Field(default="adamw", max_length=64)
+    unruled: list[Unruled] = Field(default_factory=list[Unruled], max_length=10_000)
 
 
 class Header(BaseModel):
@@ -77,10 +92,14 @@ def write_plan(
 ) -> Path:
     """Write a plan or a frontier, whole or not at all. Raises InputError when the disk refuses."""
     kind = "frontier" if isinstance(plans, Frontier) else "plan"
-    body: dict[str, Any] = {"origin": (origin or Origin()).model_dump()}
+    body: dict[str, Any] = {"origin": _origin(origin or Origin())}
     if cluster is not None:
         body["cluster"] = encode(cluster)
     return _write(path, kind, plans, body)
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    return origin.model_dump(exclude=None if origin.unruled else {"unruled"})
 
 
 def write_graph(path: str | Path, graph: OperatorGraph) -> Path:

@@ -30,6 +30,19 @@ from shardwright.report.units import (
 BAR = 24  # letters of the longest bar
 
 
+def unruled_lines(rows: Sequence[tuple[str, int, float]], model: str) -> list[Text]:
+    """Say what runs whole for want of a rule, (kind, count, share of modelled time) each, and what
+    to do about it."""
+    if not rows:
+        return []
+    lines = [f"{kind} ({count}), {share:.1%} of the modelled time" for kind, count, share in rows]
+    listed = "\n".join(f"  {line}" for line in lines)
+    return [
+        Text(f"No rule splits these; every device runs them whole:\n{listed}", style="yellow"),
+        Text(f"`shardwright verify-rules --find --model {model or 'MODEL'}` looks for rules."),
+    ]
+
+
 def frontier_table(
     frontier: Frontier, spreads: Sequence[float] = (), capacity: float = 0.0
 ) -> Table:

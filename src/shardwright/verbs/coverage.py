@@ -15,6 +15,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Precision, Strategy
 from shardwright.errors import RunError
 from shardwright.files.clusterfile import parse_cluster
+from shardwright.files.planfile import Unruled
 from shardwright.planner.cost import Rates, operator_cost
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, choices, find_samples, has_rule, iterate, seed_strategy
@@ -52,10 +53,19 @@ def coverage(graph: OperatorGraph) -> Coverage:
     """Say which operators can be split, and which will run replicated, with their cost."""
     missing = Counter(op.kind for op in graph.operators if not has_rule(op.kind))
     total = len(graph.operators)
+    seconds = operator_seconds(graph)
+    spent = dict.fromkeys(missing, 0.0)
+    for operator, one in zip(graph.operators, seconds, strict=True):
+        if operator.kind in spent:
+            spent[operator.kind] += one
+    unruled = [
+        Unruled(kind=kind, count=count, share=min(1.0, spent[kind] / (sum(seconds) or 1.0)))
+        for kind, count in missing.items()
+    ]
     return Coverage(
         num_operators=total,
         num_with_rule=total - sum(missing.values()),
-        replicated=tuple(sorted(missing.items(), key=lambda item: (-item[1], item[0]))),
+        replicated=tuple(sorted(unruled, key=lambda one: (-one.share, -one.count, one.kind))),
         replicated_share=cost_share(graph, lambda index: not iterate(graph, index).dims),
     )
 

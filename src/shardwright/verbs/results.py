@@ -9,7 +9,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.files.planfile import Origin
+from shardwright.files.planfile import Origin, Unruled
 from shardwright.report.story import Difference, PlanStory
 
 
@@ -35,7 +35,7 @@ class Coverage:
 
     num_operators: int
     num_with_rule: int
-    replicated: tuple[tuple[str, int], ...]
+    replicated: tuple[Unruled, ...]
     replicated_share: float = 0.0
 
 
@@ -129,6 +129,52 @@ class Verification:
     def is_equal(self) -> bool:
         """Whether nothing is further apart than the tolerance."""
         return all(row.difference <= self.tolerance for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCheck:
+    """One kind of operator, run in pieces against whole.
+
+    ``num_cases`` counts calls, ``num_splits`` all splits of all calls; ``difference`` is the largest,
+    in units of the tolerance (1e-10 of a tensor's largest element in float64). ``problem`` says, with
+    shapes and split, why the rule is wrong, and is empty where it is not.
+    """
+
+    kind: str
+    rule: str
+    num_cases: int
+    num_splits: int
+    difference: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleChecks:
+    """All rules that were checked; ``is_complete`` is false when it was stopped before the last."""
+
+    rows: tuple[RuleCheck, ...]
+    seed: int
+    is_complete: bool = True
+
+    @property
+    def wrong(self) -> tuple[RuleCheck, ...]:
+        """The rules that do not hold."""
+        return tuple(row for row in self.rows if row.problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Lines for the rules' table that held in all tests: evidence, not proof.
+
+    ``num_unexplained`` of the ``num_examples`` calls are covered by none of the lines.
+    """
+
+    kind: str
+    lines: tuple[str, ...]
+    num_cases: int
+    num_splits: int
+    num_examples: int
+    num_unexplained: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from shardwright.files.planfile import Origin
 from shardwright.planner.search import Goal, Limits, Progress, Training, best_of, curve, search
 from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
+from shardwright.verbs.coverage import coverage
 from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
 from shardwright.verbs.results import Study
@@ -92,6 +93,7 @@ def study(
             model=model if isinstance(model, str) else "",
             seq=request.seq,
             optimizer=request.optimizer,
+            unruled=list(coverage(graph).replicated),
         ),
         spreads=spreads,
         curve=points,

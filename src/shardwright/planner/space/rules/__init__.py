@@ -2,8 +2,9 @@
 
 ``KIND`` is the whole of it. To teach Shardwright an operator, add a word to a family's list or a
 line such as ``"aten.mm.default": equation("self n k, mat2 k m -> n m")``, and an example call to
-``tests/planner/space``, which then runs it in pieces against running it whole. A rule may only
-offer what the local kernel gives exactly; an operator without one runs replicated.
+the file of the same name in ``examples``; ``shardwright verify-rules`` then runs it in pieces and
+whole. A rule may only offer what the local kernel gives exactly; an operator without one runs
+replicated.
 """
 
 from __future__ import annotations
@@ -40,22 +41,24 @@ KIND: dict[str, Rule] = {
 }
 
 
-def iterate(graph: OperatorGraph, index: int) -> Iteration:
-    """Return the iteration space of an operator. Equal calls share one answer."""
+def iterate(graph: OperatorGraph, index: int, rule: Rule | None = None) -> Iteration:
+    """Return the iteration space of an operator, by its kind's rule or another one.
+
+    Equal calls share one answer.
+    """
     operator = graph.operators[index]
     tensors = [graph.tensors[tensor] for tensor in operator.inputs]
     results = [graph.tensors[tensor] for tensor in operator.outputs]
-    return _iterate(
-        Signature(
-            kind=operator.kind,
-            names=operator.input_names,
-            inputs=tuple([tensor.shape for tensor in tensors]),
-            outputs=tuple([tensor.shape for tensor in results]),
-            attributes=operator.attributes,
-            dtypes=tuple([tensor.dtype for tensor in (*tensors, *results)]),
-            are_parameters=tuple([tensor.role == "parameter" for tensor in tensors]),
-        )
+    call = Signature(
+        kind=operator.kind,
+        names=operator.input_names,
+        inputs=tuple([tensor.shape for tensor in tensors]),
+        outputs=tuple([tensor.shape for tensor in results]),
+        attributes=operator.attributes,
+        dtypes=tuple([tensor.dtype for tensor in (*tensors, *results)]),
+        are_parameters=tuple([tensor.role == "parameter" for tensor in tensors]),
     )
+    return _iterate(call) if rule is None else _ask(rule, call)
 
 
 def has_rule(kind: str) -> bool:
@@ -65,7 +68,10 @@ def has_rule(kind: str) -> bool:
 
 @lru_cache(maxsize=16384)
 def _iterate(call: Signature) -> Iteration:
-    rule = _rule(call.kind)
+    return _ask(_rule(call.kind), call)
+
+
+def _ask(rule: Rule | None, call: Signature) -> Iteration:
     if rule is None or not call.outputs:
         return whole(call)
     try:

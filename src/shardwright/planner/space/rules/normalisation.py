@@ -54,6 +54,9 @@ def weight_norm(call: Signature) -> Iteration:
     return space(call, [names, names], [names])
 
 
+# Splits that change the result on purpose: each piece of the samples has its own statistics.
+LOCAL_STATISTICS = frozenset({("aten.batch_norm.default", "n")})
+
 RULES: dict[str, Rule] = {
     "aten.layer_norm.default": layer_norm,
     "aten.native_layer_norm.default": layer_norm,

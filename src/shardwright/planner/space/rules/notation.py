@@ -23,12 +23,16 @@ from shardwright.planner.space.rules.signature import (
 )
 
 
-def equation(text: str, *, offset: str = "") -> Rule:
-    """Turn one line of the notation into a rule. ``offset`` is as in ``Iteration``."""
+def equation(text: str, *, offset: str = "", mean: str = "", linear: str = "") -> Rule:
+    """Turn one line of the notation into a rule.
+
+    ``offset``, ``mean`` (names of dims) and ``linear`` (names of arguments) are as in ``Iteration``,
+    several names separated by spaces.
+    """
     left, _, right = text.partition("->")
     arguments: dict[str, Names] = {}
     added: list[str] = []
-    for term in left.split(","):
+    for term in filter(str.strip, left.split(",")):
         name, *names = term.split()
         if name.startswith("+"):
             name = name[1:]
@@ -47,10 +51,14 @@ def equation(text: str, *, offset: str = "") -> Rule:
         tensors = [_expand(names, len(shape)) for names, shape in pairs]
         inputs, outputs = tensors[: len(call.inputs)], tensors[len(call.inputs) :]
         once = tuple(index for index, name in enumerate(call.names) if name in added)
-        iteration = space(call, inputs, outputs, once=once)
+        passing = tuple(index for index, name in enumerate(call.names) if name in linear.split())
+        iteration = space(call, inputs, outputs, once=once, mean=mean.split(), linear=passing)
         is_offset = any(dim.name == offset for dim in iteration.dims)
         return replace(iteration, offset=offset) if is_offset else iteration
 
+    options = {"offset": offset, "mean": mean, "linear": linear}
+    written = [f'"{text}"', *(f'{key}="{value}"' for key, value in options.items() if value)]
+    rule.__name__ = f"equation({', '.join(written)})"
     return rule
 
 

@@ -1,0 +1,56 @@
+"""Example calls of indexing, gathering and scattering."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.rules.examples.notation import B, F, I, K, L, U, call, every
+
+EXAMPLES = {
+    **every(
+        "embedding.default",
+        call(F(12, 6), I(4, 8, high=12)),
+        call(F(12, 6), I(8, high=12), 0),
+        call(F(12, 6), I(4, high=12), -1, True),
+        call(F(12, 6), I(high=12)),
+    ),
+    **every(
+        "gather.default",
+        call(F(4, 6), 1, I(4, 8)),
+        call(F(4, 6), 0, I(8, 6, high=4)),
+        call(F(8, 6), 1, I(4, 6)),
+        call(F(2, 4, 6), 1, I(2, 2, 6, high=4)),
+    ),
+    **every("scatter.src", call(F(4, 6), 1, I(4, 2), F(4, 2)), call(F(4, 6), 1, I(2, 2), F(2, 2))),
+    **every("scatter_reduce.two", call(F(4, 6), 1, I(4, 2), F(4, 2), "amax")),
+    **every("bucketize.Tensor", call(F(4, 6), L(-1, 0, 1))),
+    **every("grid_sampler.default", call(F(2, 4, 5, 5), U(2, 6, 8, 2), 0, 0, False)),
+    **every("scatter.reduce", call(K(4, 6), 1, I(4, 2), K(4, 2), reduce="add")),
+    **every("scatter.value_reduce", call(K(4, 6), 1, I(4, 2), 1.5, reduce="add")),
+    **every("index_fill.int_Tensor", call(F(4, 6), 1, I(2), K())),
+    **every("scatter.value", call(F(4, 6), 1, I(4, 2), 1.5)),
+    **every(
+        "scatter_add.default",
+        call(F(4, 6), 1, I(4, 8), F(4, 8)),
+        call(F(4, 6), 0, I(2, 2, high=4), F(2, 2)),
+    ),
+    **every("index_select.default", call(F(4, 6), 1, I(8)), call(F(6, 4, 2), 0, I(8))),
+    **every("index_add.default", call(F(4, 6), 1, I(8), F(4, 8))),
+    **every("index_copy.default", call(F(4, 6), 1, L(0, 2), F(4, 2))),
+    **every("index_fill.int_Scalar", call(F(4, 6), 1, I(2), 0.5)),
+    **every(
+        "index.Tensor",
+        call(F(6, 4), [I(8)]),
+        call(F(4, 6, 8), [None, I(2, 1), I(4)]),
+        call(F(6, 4, 6), [I(8), None, I(8)]),
+        call(F(6, 6), [I(4, 1), I(1, 2)]),
+        call(F(4, 6), [B(4, 6)]),
+        call(F(4, 6, 2), [None, I(8), None]),
+    ),
+    **every(
+        "index_put.default",
+        call(F(6, 4), [I(8)], F(8, 4), True),
+        call(F(6, 4), [L(0, 2, 3)], F(4)),
+        call(F(4, 6), [None, L(0, 1)], F(2)),
+        call(F(6, 6, 4), [I(8), I(8)], F(1, 4), True),
+    ),
+    **every("one_hot.default", call(I(4, 6), 5), call(I(4, 6))),
+}

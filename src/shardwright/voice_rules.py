@@ -1,0 +1,87 @@
+"""How rules sound: their checks, one clear message for a wrong one, lines to paste, and what has
+none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from shardwright.files.planfile import Unruled
+from shardwright.report.text import plain_table, unruled_lines
+from shardwright.verbs.results import Proposal, RuleChecks
+from shardwright.voice import Voice
+
+EVIDENCE = (
+    "Each line held in all these tests, which is evidence and no proof: read it against what the "
+    "operator means before you paste it."
+)
+
+
+def show_rules(voice: Voice, found: RuleChecks) -> None:
+    """Print one line per kind, then what is wrong."""
+    table = plain_table(f"Operators in pieces against whole, seed {found.seed}")
+    for name in ("kind", "rule", "cases", "splits", "difference", "verdict"):
+        table.add_column(name, overflow="fold", justify="left" if len(name) != 6 else "right")
+    for row in found.rows:
+        style = "bold red" if row.problem else ""
+        table.add_row(
+            Text(row.kind),
+            Text(row.rule),
+            str(row.num_cases),
+            str(row.num_splits),
+            Text(f"{row.difference:.1e}" if row.difference else "0"),
+            Text("wrong" if row.problem else "holds", style=style),
+        )
+    splits = sum(row.num_splits for row in found.rows)
+    verdict = (
+        Text("\n".join(row.problem for row in found.wrong), style="bold red")
+        if found.wrong
+        else Text(f"All {len(found.rows)} rules hold in {splits} splits.", style="green")
+    )
+    note = Text("difference: in units of the tolerance; more than 1 is wrong", style="dim")
+    stopped = [] if found.is_complete else [Text("Stopped before the last rule.", style="yellow")]
+    voice.say(table, note, *stopped, verdict)
+    voice.emit(
+        holds=not found.wrong,
+        complete=found.is_complete,
+        seed=found.seed,
+        rules=list(found.rows),
+    )
+    if found.wrong:
+        voice.next("correct the rule in planner/space/rules; docs/guides/add-an-operator.md")
+
+
+def show_unruled(voice: Voice, rows: Sequence[Unruled], model: str) -> None:
+    """Say, before anything runs, what of a model no rule splits, and what it costs."""
+    voice.say(*unruled_lines([(one.kind, one.count, one.share) for one in rows], model))
+
+
+def show_proposals(voice: Voice, found: Sequence[Proposal]) -> None:
+    """Print lines to paste, and how often each was tested."""
+    for one in found:
+        tested = f"# held for {one.num_cases} calls in {one.num_splits} splits"
+        unexplained = f"{one.num_unexplained} of {one.num_examples} calls"
+        if not one.lines:
+            voice.say(Text(f"{one.kind}: no way to cut it was found; it runs replicated."))
+            continue
+        voice.say(Text("\n".join([tested, *one.lines])))
+        if one.num_unexplained:
+            voice.say(Text(f"No line was found for {unexplained}.", style="yellow"))
+        if len(one.lines) > 1:
+            voice.say(
+                Text(
+                    "Several lines: which one holds depends on the arguments, so this kind needs a "
+                    "function that looks at them (planner/space/rules/signature.py).",
+                    style="yellow",
+                )
+            )
+    if not found:
+        voice.say(Text("Every operator of the model has a rule.", style="green"))
+    elif any(one.lines for one in found):
+        voice.say(Text(EVIDENCE, style="dim"))
+    voice.emit(proposals=list(found))
+    if any(one.lines for one in found):
+        voice.next(
+            "paste into planner/space/rules with an example; then `shardwright verify-rules`"
+        )
