@@ -30,6 +30,7 @@ from shardwright.report.contrast import Contrast, contrast
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
+from shardwright.verbs.coverage import coverage
 from shardwright.verbs.narrate import tell, with_process
 from shardwright.verbs.request import Job, Request, Trial, Watch
 from shardwright.verbs.results import (
@@ -42,7 +43,7 @@ from shardwright.verbs.results import (
     Verification,
 )
 from shardwright.verbs.study import study
-from shardwright.verbs.subject import Batch, capture, coverage, find_cluster
+from shardwright.verbs.subject import Batch, capture, find_cluster
 
 if TYPE_CHECKING:
     from torch import nn

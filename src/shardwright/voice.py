@@ -164,6 +164,7 @@ def show_graph(voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Pat
             ),
         ),
         ("can be split", f"{coverage.num_with_rule} of {coverage.num_operators} operators"),
+        ("cannot, share of time", f"{coverage.replicated_share:.1%} (modelled)"),
     )
     for name, value in rows:
         table.add_row(name, Text(value))
@@ -177,6 +178,7 @@ def show_graph(voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Pat
         num_operators=coverage.num_operators,
         num_with_rule=coverage.num_with_rule,
         replicated=dict(coverage.replicated),
+        replicated_share=coverage.replicated_share,
         notes=graph.notes,
         file=str(path) if path else None,
     )

@@ -65,12 +65,17 @@ def exact_module(source: ModelSource) -> nn.Module:
 
 def without_dropout(module: nn.Module, captured: Captured) -> tuple[Captured, int]:
     """Set the dropout rates of a module and of its capture to zero; return how many there were."""
-    count = sum(_without_dropout(part) for part in _parts(module))
+    count = switch_off_dropout(module)
     calls: list[CapturedCall] = []
     for call in captured.calls:
         args, kwargs = with_settings(call.target, call.args, call.kwargs, NO_DROPOUT)
         calls.append(replace(call, args=args, kwargs=kwargs))
     return replace(captured, calls=tuple(calls)), count
+
+
+def switch_off_dropout(module: nn.Module) -> int:
+    """Set all dropout rates of a module to zero; return how many there were."""
+    return sum(_without_dropout(part) for part in _parts(module))
 
 
 def _parts(module: nn.Module) -> Iterator[object]:

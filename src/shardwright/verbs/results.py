@@ -26,11 +26,17 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Which operators of a graph can be split: those with a rule; others run replicated."""
+    """Which operators of a graph can be split: those with a rule; others run replicated.
+
+    ``replicated`` counts operators without a rule by kind. ``replicated_share`` is the share of one
+    step's modelled seconds on one device in all operators that cannot be split along any dim, for
+    want of a rule or because their rule says so (see ``verbs.coverage``).
+    """
 
     num_operators: int
     num_with_rule: int
     replicated: tuple[tuple[str, int], ...]
+    replicated_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

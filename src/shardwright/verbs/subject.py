@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.graph import OperatorGraph
 from shardwright.errors import InputError
 from shardwright.files import clusterfile
-from shardwright.planner.space import has_rule
 from shardwright.verbs.request import Watch
-from shardwright.verbs.results import Coverage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,20 +57,6 @@ def capture(
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
     return capture_module(model, batch, global_batch=global_batch, precision=own, batch_norm=over)
-
-
-def coverage(graph: OperatorGraph) -> Coverage:
-    """Say which operators can be split, and which will run replicated for want of a rule."""
-    missing: dict[str, int] = {}
-    for operator in graph.operators:
-        if not has_rule(operator.kind):
-            missing[operator.kind] = missing.get(operator.kind, 0) + 1
-    total = len(graph.operators)
-    return Coverage(
-        num_operators=total,
-        num_with_rule=total - sum(missing.values()),
-        replicated=tuple(sorted(missing.items(), key=lambda item: (-item[1], item[0]))),
-    )
 
 
 def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:

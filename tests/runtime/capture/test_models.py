@@ -64,7 +64,7 @@ def test_a_factory_in_a_file_gives_a_module_and_a_batch_of_any_size(
         ("{file}:absent", "has no function 'absent'.*pair"),
         ("no.such.package:build", "importing no.such.package failed"),
         ("gpt2", "hf:gpt2"),
-        ("hf:gpt17", "known names are gpt2"),
+        ("hf:gpt17", "known names nearest to it are gpt2"),
     ],
 )
 def test_a_model_that_does_not_exist_is_refused(file: Path, spec: str, message: str) -> None:

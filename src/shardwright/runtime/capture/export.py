@@ -24,6 +24,7 @@ from shardwright.runtime.capture.prepare import (
     Batch,
     LossOnly,
     eager_masks,
+    eager_paths,
     fake_batch,
     fake_copy,
     find_loss,
@@ -71,7 +72,13 @@ def capture(
             raise
         except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
             reason = first_line(error)
-        return _fall_back(job, named, reason)
+        with eager_paths():
+            try:
+                return _export(job)
+            except CaptureError:
+                raise
+            except Exception:  # noqa: BLE001 - what was wrong at first is what the user should hear
+                return _fall_back(job, named, reason)
 
 
 @dataclass(frozen=True)

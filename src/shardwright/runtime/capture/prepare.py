@@ -204,6 +204,39 @@ def eager_masks(batch: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def eager_paths() -> Iterator[None]:
+    """Let Hugging Face models take the path of an eager run where they ask whether they are traced.
+
+    Some leave out a default mask while they are traced and then fail for want of it.
+    """
+    name = "is_torchdynamo_compiling"
+    asking = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("transformers.models.") and name in vars(module)
+    ]
+    before = [getattr(module, name) for module in asking]
+    try:
+        for module in asking:
+            setattr(module, name, lambda: False)
+        yield
+    finally:
+        for module, value in zip(asking, before, strict=True):
+            setattr(module, name, value)
+
+
+# Functions whose written backward is the derivative of their forward, which autograd finds as well.
+PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
+
+
+class _NoContext:
+    """Stands for the context of a function whose backward is not used."""
+
+    def save_for_backward(self, *_: Tensor) -> None:
+        """Keep nothing."""
+
+
+@contextlib.contextmanager
 def no_custom_gradients() -> Iterator[None]:
     """Refuse ``torch.autograd.Function``: export would keep its forward and lose its backward."""
 
@@ -213,6 +246,8 @@ def no_custom_gradients() -> Iterator[None]:
         # The wrapper torch itself puts around a custom operator: export keeps it whole.
         if cls.__name__.startswith("GeneratedBackwardFor_"):
             return original.__func__(cls, *args, **kwargs)
+        if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
+            return cls.forward(_NoContext(), *args, **kwargs)  # type: ignore[attr-defined]
         raise Unsupported(f"the custom gradient of {cls.__name__}")
 
     torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment]

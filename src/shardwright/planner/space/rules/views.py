@@ -189,12 +189,18 @@ def repeat(call: Signature) -> Iteration:
 
 
 def repeat_interleave(call: Signature) -> Iteration:
-    """Split any dim: copies stay next to their original. Without ``dim`` the tensor is flat."""
-    if call.attribute("output_size") is not None:
-        raise NotUnderstood("the output size is fixed")
+    """Split any dim: copies stay next to their original. Without ``dim`` the tensor is flat.
+
+    Where the output's size along ``dim`` is an argument, that dim stays whole.
+    """
     names = numbered(len(call.inputs[0]))
-    after = names if call.attribute("dim") is not None else names[:1]
-    before = names if call.attribute("dim") is not None else names[:1] + ("",) * len(names[1:])
+    is_flat = call.attribute("dim") is None
+    if call.attribute("output_size") is not None:
+        if is_flat:
+            raise NotUnderstood("the output size is fixed")
+        names = blank(names, {call.tensor_dim("dim")})
+    after = names[:1] if is_flat else names
+    before = names[:1] + ("",) * len(names[1:]) if is_flat else names
     return space(call, [before], [after], linear=(0,))
 
 

@@ -1,0 +1,191 @@
+"""Models of transformers, from a known name or a config file, with a batch for what they learn."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import InputError
+from shardwright.runtime.capture.source import ModelSource
+from shardwright.runtime.capture.tasks import KNOWN_CONFIGS, TASK_ENDINGS, TASKS
+
+DEFAULT_SEQ = 128
+DEFAULT_SOUND = 16000  # one second, as the models of speech are fed
+
+
+def hugging_face(spec: str) -> ModelSource:
+    """Return a model built from a known name or a config file."""
+    name = spec.removeprefix("hf:")
+    fields = KNOWN_CONFIGS.get(name) or _read_config(name, spec)
+    try:
+        from transformers import AutoConfig  # the "models" extra, and seconds to import
+    except ImportError as error:
+        raise InputError(
+            f"model {spec!r} needs the package transformers; install shardwright[models]"
+        ) from error
+    kind = fields["model_type"]
+    try:
+        rest = {key: value for key, value in fields.items() if key != "model_type"}
+        config = AutoConfig.for_model(kind, **copy.deepcopy(rest))
+    except Exception as error:
+        raise InputError(f"model {spec!r}: the config is refused: {error}") from error
+    config.use_cache = False
+    task, batch = TASKS.get(kind, ("AutoModelForCausalLM", "tokens"))
+    for architecture in fields.get("architectures") or ():
+        task, batch = _task_of(architecture, kind, task, batch)
+    title = Path(name).stem if name.endswith(".json") else name
+    return ModelSource(
+        title, partial(_from_config, spec, task, config), partial(MAKERS[batch], config)
+    )
+
+
+def _task_of(architecture: str, kind: str, task: str, batch: str) -> tuple[str, str]:
+    """Return the task that an architecture's class name tells (``BertForMaskedLM``)."""
+    if TASKS.get(kind, ("", ""))[1] in ("spectrograms", "captions"):
+        return task, batch  # its one task has a name that means another for models of text
+    found = (value for end, value in TASK_ENDINGS.items() if architecture.endswith(end))
+    return next(found, (task, batch))
+
+
+def _read_config(name: str, spec: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, KNOWN_CONFIGS, 5, 0.0)
+        raise InputError(
+            f"model {spec!r} is neither a known name nor a config file; the known names nearest to "
+            f"it are {', '.join(near)}, all are in docs/reference/coverage.md"
+        )
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"model {spec!r}: {path} is not readable JSON: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise InputError(
+            f"model {spec!r}: a config must be an object with a model_type; see {path}"
+        )
+    return fields
+
+
+def _from_config(spec: str, task: str, config: Any) -> nn.Module:
+    import transformers
+
+    chosen = getattr(transformers, task)
+    build = getattr(chosen, "from_config", None) or chosen._from_config
+    try:
+        try:  # building writes into the config, so each attempt has its own
+            module = build(copy.deepcopy(config), attn_implementation="sdpa")
+        except ValueError:  # a model without attention refuses the choice
+            module = build(copy.deepcopy(config))
+    except Exception as error:
+        raise InputError(
+            f"model {spec!r} cannot be built: {type(error).__name__}: {error}; check the config"
+        ) from error
+    if task == "AutoModel":  # a loss has to be asked for
+        module.forward = partial(module.forward, return_loss=True)
+    return module
+
+
+# -- example batches --------------------------------------------------------------------------------
+
+
+def _draw(shape: tuple[int, ...], high: int, seed: int) -> Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _noise(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def _length(config: Any, seq: int | None) -> int:
+    names = ("max_position_embeddings", "n_positions", "max_target_positions", "context_length")
+    limit = next((found for name in names if (found := getattr(config, name, None))), None)
+    chosen = seq or min(DEFAULT_SEQ, limit or DEFAULT_SEQ)
+    if limit and chosen > limit and config.model_type != "t5":
+        raise InputError(f"seq {chosen} is longer than the model's {limit} positions; lower it")
+    return chosen
+
+
+def _tokens(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    tokens = _draw((batch_size, _length(config, seq)), config.vocab_size, 1)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _pairs(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    shape = (batch_size, _length(config, seq))
+    return {
+        "input_ids": _draw(shape, config.vocab_size, 1),
+        "labels": _draw(shape, config.vocab_size, 2),
+    }
+
+
+def _pixels(config: Any, batch_size: int, seq: int | None) -> Tensor:
+    if seq is not None:
+        raise InputError(
+            f"seq does not apply to {config.model_type}, a model of images; leave it out"
+        )
+    return _noise((batch_size, config.num_channels, *_image_size(config)))
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", 224)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return height, width
+
+
+def _images(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    labels = _draw((batch_size,), config.num_labels, 1)
+    return {"pixel_values": _pixels(config, batch_size, seq), "labels": labels}
+
+
+def _maps(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    labels = _draw((batch_size, *_image_size(config)), config.num_labels, 1)
+    return {"pixel_values": _pixels(config, batch_size, seq), "labels": labels}
+
+
+def _sounds(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    """Sounds of ``seq`` numbers, of which the model's convolutions must leave at least one frame."""
+    least = 1
+    for kernel, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
+        least = (least - 1) * stride + kernel
+    length = seq or DEFAULT_SOUND
+    if length < least:
+        raise InputError(
+            f"seq counts the samples of a sound, of which {config.model_type} needs at least "
+            f"{least}, not {length}; raise it"
+        )
+    labels = _draw((batch_size,), config.num_labels, 1)
+    return {"input_values": _noise((batch_size, length)), "labels": labels}
+
+
+def _spectrograms(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    frames = 2 * config.max_source_positions  # halved by the first convolutions
+    return {
+        "input_features": _noise((batch_size, config.num_mel_bins, frames)),
+        "labels": _draw((batch_size, _length(config, seq)), config.vocab_size, 1),
+    }
+
+
+def _captions(config: Any, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+    text, vision = config.text_config, config.vision_config
+    tokens = _draw((batch_size, _length(text, seq)), text.vocab_size, 1)
+    return {"input_ids": tokens, "pixel_values": _pixels(vision, batch_size, None)}
+
+
+MAKERS = {
+    "tokens": _tokens,
+    "pairs": _pairs,
+    "images": _images,
+    "maps": _maps,
+    "sounds": _sounds,
+    "spectrograms": _spectrograms,
+    "captions": _captions,
+}

@@ -1,0 +1,60 @@
+"""What a model's name stands for: how to build it, and how to feed it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import InputError
+
+HELD_OUT_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that can be built and fed.
+
+    ``make_module`` builds it under whatever device is current. ``make_batch`` takes batch size and
+    sequence length (None: the model's own choice) and makes an example batch.
+    """
+
+    name: str
+    make_module: Callable[[], nn.Module]
+    make_batch: Callable[[int, int | None], dict[str, Tensor]]
+    make_batches: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
+    make_held_out: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
+
+    def build(self, device: str = "meta") -> nn.Module:
+        """Build the module; on ``meta`` without storage, or on the CPU where it resists that."""
+        if device != "meta":
+            with torch.device(device):
+                return self.make_module()
+        try:
+            with torch.device("meta"):
+                return self.make_module()
+        except InputError:
+            return self.make_module()
+
+    def example(self, batch_size: int, seq: int | None = None) -> dict[str, Tensor]:
+        """Make a batch of ``batch_size`` samples (of ``seq`` tokens, where that applies)."""
+        if batch_size < 1 or (seq is not None and seq < 1):
+            raise InputError(f"batch size and seq must be at least 1, not {batch_size} and {seq}")
+        return self.make_batch(batch_size, seq)
+
+    def batches(
+        self, batch_size: int, seq: int | None = None, start: int = 0
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield training batches from step ``start`` on; the example for ever where there is no data."""
+        if self.make_batches is not None:
+            return self.make_batches(batch_size, seq, start)
+        return itertools.repeat(self.example(batch_size, seq))
+
+    def held_out(self, batch_size: int, seq: int | None = None) -> list[dict[str, Tensor]]:
+        """Return a few batches that training never sees; none where there is no such data."""
+        if self.make_held_out is None:
+            return []
+        return list(itertools.islice(self.make_held_out(batch_size, seq, 0), HELD_OUT_BATCHES))

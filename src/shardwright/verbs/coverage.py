@@ -1,0 +1,158 @@
+"""How much of a model can be split: by rules, by cost, and by trying it.
+
+Costs are modelled on one published device, whole operators, forward and backward; only their ratios
+matter here. What a plan really costs is for the search and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Strategy
+from shardwright.files.clusterfile import parse_cluster
+from shardwright.planner.cost import Rates, operator_cost
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, choices, find_samples, has_rule, iterate, seed_strategy
+from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.seeds import parameter_config
+from shardwright.verbs.results import Coverage
+
+DEVICE = "1x2xH100"  # the device on which costs are modelled
+BATCH = 4  # samples of a trial
+
+Splits = Callable[[OperatorGraph], Strategy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How one strategy trained on two ranks, beside plain PyTorch.
+
+    ``split_share`` is the share of modelled cost in operators that the strategy splits.
+    ``difference`` is that of the worst tensor or loss, relative; ``tolerance`` says how far rounding
+    may take it: further where the model itself computes in float32.
+    """
+
+    split_share: float
+    difference: float
+    tolerance: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it trained as one process does."""
+        return self.difference <= self.tolerance
+
+
+def coverage(graph: OperatorGraph) -> Coverage:
+    """Say which operators can be split, and which will run replicated, with their cost."""
+    missing = Counter(op.kind for op in graph.operators if not has_rule(op.kind))
+    total = len(graph.operators)
+    return Coverage(
+        num_operators=total,
+        num_with_rule=total - sum(missing.values()),
+        replicated=tuple(sorted(missing.items(), key=lambda item: (-item[1], item[0]))),
+        replicated_share=cost_share(graph, lambda index: not iterate(graph, index).dims),
+    )
+
+
+def cost_share(graph: OperatorGraph, counts: Callable[[int], bool]) -> float:
+    """Return the share of modelled cost in the operators that count, between 0 and 1."""
+    seconds = operator_seconds(graph)
+    total = sum(seconds)
+    return sum(one for i, one in enumerate(seconds) if counts(i)) / total if total else 0.0
+
+
+def operator_seconds(graph: OperatorGraph) -> list[float]:
+    """Return the modelled seconds of every operator, whole, forward and backward, without launches.
+
+    A launch takes as long for a number as for a small tensor, and says nothing about splitting.
+    """
+    rates = Rates(cluster=parse_cluster(DEVICE), precision="float32")
+    launch = rates.kind.launch_seconds
+
+    def seconds(index: int) -> float:
+        operator = graph.operators[index]
+        inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
+        outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
+        phases = [
+            operator_cost(graph, index, inputs, outputs, phase, rates).seconds
+            for phase in ("forward", "backward")
+        ]
+        return sum(max(0.0, phase - launch) for phase in phases)
+
+    return [seconds(index) for index in range(len(graph.operators))]
+
+
+# -- strategies to try -------------------------------------------------------------------------------
+
+
+def data_parallel(graph: OperatorGraph) -> Strategy:
+    """Two devices, each half of the samples."""
+    return seed_strategy(graph, Seed(data=2))
+
+
+def tensor_parallel(graph: OperatorGraph) -> Strategy:
+    """Two devices, each half of the columns and rows that Megatron's pattern finds."""
+    return seed_strategy(graph, Seed(tensor=2))
+
+
+def random_splits(graph: OperatorGraph) -> Strategy:
+    """Two devices; every operator split along a dim of its own, drawn at random."""
+    return random_strategy(graph, 1)
+
+
+def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
+    """Return data parallelism with the dim of every operator replaced by a random legal one."""
+    random, samples = Random(seed), find_samples(graph)
+    base = data_parallel(graph)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    sizes = base.meshes[0].sizes
+    configs = [
+        # Partial sums could only be passed on where they are made.
+        replace(config, dims=random.choice([c for c in legal if PLUS not in c]))
+        for config, legal in (
+            (config, choices(iterations[i], sizes, samples.operator_dim[i]))
+            for i, config in enumerate(base.configs)
+        )
+    ]
+    parameters = tuple(
+        parameter_config(graph, tensor, configs, iterations, base.meshes[0], 0)
+        for tensor in graph.parameters
+    )
+    return replace(base, configs=tuple(configs), parameters=parameters, label="random splits")
+
+
+def try_training(model: str, splits: Splits, steps: int = 2, seq: int | None = None) -> Proof:
+    """Train a model on two ranks of this process, and beside it with plain PyTorch, in float64.
+
+    Dropout is off: masks depend on who draws them. Batch norm takes its statistics over the whole
+    batch. Raises what capture, lowering or training raise.
+    """
+    from shardwright.runtime import verify
+    from shardwright.runtime.capture import capture, load_model
+
+    source = load_model(model)
+    module = verify.exact_module(source)
+    verify.switch_off_dropout(module)
+    batches = verify.exact_batches(source, BATCH, seq, steps)
+    captured, _ = verify.without_dropout(
+        module, capture(module, batches[0], batch_norm="synchronised")
+    )
+    strategy = splits(captured.graph)
+    program = lower(captured.graph, strategy)
+
+    def ignore(_: int) -> None:
+        """Nobody watches."""
+
+    yardstick = verify.train_plainly(module, batches, clips=False, tell=ignore)
+    ranks = verify.train_here(captured, program, module, batches, ignore)
+    worst = verify.gaps(ranks, yardstick, captured)[0]
+    exact = verify.is_exact(captured)
+    return Proof(
+        split_share=cost_share(captured.graph, lambda index: any(strategy.configs[index].dims)),
+        difference=worst.difference,
+        tolerance=verify.TOLERANCE if exact else verify.SINGLE_TOLERANCE,
+    )
