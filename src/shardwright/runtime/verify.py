@@ -143,6 +143,11 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def in_single(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch in float32."""
+    return {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
+
+
 def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tell) -> Trained:
     """Train a copy of a module with plain PyTorch in this process."""
     module = copy.deepcopy(module)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Precision, Strategy
+from shardwright.errors import RunError
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.cost import Rates, operator_cost
 from shardwright.planner.lower import lower
@@ -22,7 +23,7 @@ from shardwright.planner.space.seeds import parameter_config
 from shardwright.verbs.results import Coverage
 
 DEVICE = "1x2xH100"  # the device on which costs are modelled
-BATCH = 4  # samples of a trial
+BATCH, STEPS = 4, 2  # of a proof
 
 Splits = Callable[[OperatorGraph], Strategy]
 
@@ -36,6 +37,7 @@ class Proof:
     may take it: further where the model itself computes in float32.
     """
 
+    precision: Precision
     split_share: float
     difference: float
     tolerance: float
@@ -125,34 +127,46 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
     return replace(base, configs=tuple(configs), parameters=parameters, label="random splits")
 
 
-def try_training(model: str, splits: Splits, steps: int = 2, seq: int | None = None) -> Proof:
+def try_training(model: str, splits: Splits, seq: int | None = None) -> Proof:
     """Train a model on two ranks of this process, and beside it with plain PyTorch, in float64.
 
-    Dropout is off: masks depend on who draws them. Batch norm takes its statistics over the whole
-    batch. Raises what capture, lowering or training raise.
+    In float32 where the model cannot train in float64. Dropout is off: masks depend on who draws
+    them. Batch norm takes its statistics over the whole batch. Raises what capture, lowering or
+    training raise.
     """
+    try:
+        return _train_beside(model, splits, seq, "float64")
+    except (RuntimeError, RunError):  # a kernel without float64, or a model that changes dtypes
+        return _train_beside(model, splits, seq, "float32")
+
+
+def _train_beside(model: str, splits: Splits, seq: int | None, precision: Precision) -> Proof:
     from shardwright.runtime import verify
     from shardwright.runtime.capture import capture, load_model
 
     source = load_model(model)
     module = verify.exact_module(source)
+    batches = verify.exact_batches(source, BATCH, seq, STEPS)
+    if precision == "float32":
+        module.float()
+        batches = [verify.in_single(batch) for batch in batches]
     verify.switch_off_dropout(module)
-    batches = verify.exact_batches(source, BATCH, seq, steps)
     captured, _ = verify.without_dropout(
         module, capture(module, batches[0], batch_norm="synchronised")
     )
     strategy = splits(captured.graph)
     program = lower(captured.graph, strategy)
-
-    def ignore(_: int) -> None:
-        """Nobody watches."""
-
-    yardstick = verify.train_plainly(module, batches, clips=False, tell=ignore)
-    ranks = verify.train_here(captured, program, module, batches, ignore)
+    yardstick = verify.train_plainly(module, batches, clips=False, tell=_ignore)
+    ranks = verify.train_here(captured, program, module, batches, _ignore)
     worst = verify.gaps(ranks, yardstick, captured)[0]
     exact = verify.is_exact(captured)
     return Proof(
+        precision=precision,
         split_share=cost_share(captured.graph, lambda index: any(strategy.configs[index].dims)),
         difference=worst.difference,
         tolerance=verify.TOLERANCE if exact else verify.SINGLE_TOLERANCE,
     )
+
+
+def _ignore(_: int) -> None:
+    """Nobody watches."""

@@ -62,7 +62,7 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     prepared = fake_batch(mode, named, global_batch, dtype)
     twin = fake_copy(mode, module, dtype)
-    wrapper = LossOnly(twin, prepared.constants).train()
+    wrapper = LossOnly(twin, prepared.tensors, prepared.constants).train()
     synchronised = batch_norm == "synchronised"
     job = _Job(module, twin, wrapper, prepared, name or type(module).__name__, synchronised)
     with quiet(), eager_masks(prepared.tensors):
@@ -96,7 +96,8 @@ class _Job:
 def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     """Export the wrapped copy and translate its graph."""
     with no_custom_gradients():
-        program = torch.export.export(job.wrapper, (), dict(job.batch.tensors), strict=False)
+        arguments = dict(zip(job.wrapper.names, job.batch.tensors.values(), strict=True))
+        program = torch.export.export(job.wrapper, (), arguments, strict=False)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
     entries = _Entries(job, recorder)
@@ -140,7 +141,7 @@ class _Entries:
         """Return the variable of one placeholder."""
         kind = spec.kind.name
         if kind == "USER_INPUT":
-            return self.input(spec.arg.name)
+            return self.input(self.job.wrapper.names[spec.arg.name])
         path = spec.target.removeprefix(PREFIX)
         if kind in ("PARAMETER", "BUFFER"):
             return self.owned(path)
@@ -261,7 +262,10 @@ def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
     except Unsupported:
         dtype = next(parameter.dtype for parameter in job.twin.parameters())
     call = call_whole(
-        job.wrapper, [PREFIX + name for name in names], batch_names, type(job.module).__name__
+        job.wrapper,
+        [PREFIX + name for name in names],
+        tuple(job.wrapper.names),
+        type(job.module).__name__,
     )
     batch = [entries.input(name).value for name in batch_names]
     state = [entries.owned(name).value for name in names]

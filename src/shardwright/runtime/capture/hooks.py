@@ -25,7 +25,7 @@ from shardwright.errors import CaptureError
 from shardwright.runtime.capture.record import Slot, Unsupported
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
-LARGEST_REAL_MODEL = 200_000_000
+LARGEST_REAL_MODEL = 500_000_000
 
 _operators = Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")

@@ -10,7 +10,7 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,21 @@ from shardwright.runtime.capture.record import Unsupported
 
 
 class LossOnly(nn.Module):
-    """Wraps a module so that only its loss leaves, and adds the constant arguments."""
+    """Wraps a module so that only its loss leaves, and adds the constant arguments.
 
-    def __init__(self, module: nn.Module, constants: dict[str, Any]) -> None:
+    Its own arguments are ``batch_0, batch_1, ...``, by the order of ``names``: export writes the
+    names of a graph's inputs anew where they have capitals or are not plain words.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str], constants: dict[str, Any]) -> None:
         super().__init__()
         self.module = module
+        self.names = {f"batch_{index}": name for index, name in enumerate(names)}
         self.constants = constants
 
     def forward(self, **batch: Tensor) -> Tensor:
-        return find_loss(self.module(**batch, **self.constants))
+        named = {self.names[key]: tensor for key, tensor in batch.items()}
+        return find_loss(self.module(**named, **self.constants))
 
 
 def find_loss(output: Any) -> Tensor:
@@ -70,6 +76,14 @@ def named_batch(module: nn.Module, batch: Mapping[str, Any] | tuple[Any, ...]) -
         raise CaptureError(
             f"forward of {type(module).__name__} has no signature: {error}"
         ) from error
+    unnamed = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
+    if unnamed and not (
+        unnamed[0].kind is inspect.Parameter.VAR_POSITIONAL and isinstance(batch, Mapping)
+    ):
+        raise CaptureError(
+            f"forward must take its batch by name, but takes {', '.join(map(str, unnamed))} by "
+            f"position; drop the / or the *, or wrap the module"
+        )
     named = (
         dict(batch) if isinstance(batch, Mapping) else dict(zip(parameters, batch, strict=False))
     )
@@ -109,7 +123,11 @@ def fake_batch(
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     sizes = [tensor.shape[0] for tensor in tensors.values() if tensor.dim()]
     if not sizes:
-        raise CaptureError("a batch must hold at least one tensor with a batch dim; it has none")
+        kinds = ", ".join(f"{name} ({type(value).__name__})" for name, value in named.items())
+        raise CaptureError(
+            f"a batch must hold at least one tensor with a batch dim, but it has {kinds or 'nothing'}"
+            "; pass tensors by name (wrap the module where it takes lists or dicts of them)"
+        )
     example, size = sizes[0], global_batch or sizes[0]
     if size < 1:
         raise CaptureError(f"the global batch must be at least 1, not {size}")
@@ -207,7 +225,8 @@ def eager_masks(batch: Mapping[str, Tensor]) -> Iterator[None]:
 def eager_paths() -> Iterator[None]:
     """Let Hugging Face models take the path of an eager run where they ask whether they are traced.
 
-    Some leave out a default mask while they are traced and then fail for want of it.
+    Some leave out a default mask while they are traced and then fail for want of it, others convert
+    a layer to the dtype that it has, which traced parameters do not allow.
     """
     name = "is_torchdynamo_compiling"
     asking = [
@@ -215,12 +234,19 @@ def eager_paths() -> Iterator[None]:
         for path, module in list(sys.modules.items())
         if path.startswith("transformers.models.") and name in vars(module)
     ]
-    before = [getattr(module, name) for module in asking]
+    before, convert = [getattr(module, name) for module in asking], nn.Module.to
+
+    def to(layer: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        changes = kwargs or any({t.dtype for t in layer.parameters()} - {arg} for arg in args)
+        return convert(layer, *args, **kwargs) if changes else layer
+
     try:
+        nn.Module.to = to  # type: ignore[method-assign]
         for module in asking:
             setattr(module, name, lambda: False)
         yield
     finally:
+        nn.Module.to = convert  # type: ignore[method-assign]
         for module, value in zip(asking, before, strict=True):
             setattr(module, name, value)
 
