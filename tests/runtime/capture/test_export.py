@@ -270,6 +270,44 @@ def test_a_batch_that_does_not_match_forward_is_refused() -> None:
         capture(NoLoss(), {"z": torch.randn(8, 4)})
 
 
+class Named(nn.Module):
+    """Takes its batch by any name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).double()
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        return sum(
+            self.linear(x).pow(2).mean() * place for place, x in enumerate(batch.values(), 1)
+        )
+
+
+@pytest.mark.parametrize(
+    "names", [("X",), ("Input_IDs", "input_ids"), ("x_BLD", "batch_0"), ("class", "a.b", "größe")]
+)
+def test_arguments_of_forward_may_have_any_names(names: tuple[str, ...]) -> None:
+    batch = {name: torch.randn(8, 4, dtype=torch.float64) for name in names}
+    captured = check(Named(), batch)
+    assert [captured.graph.tensors[index].name for index in captured.graph.inputs] == list(names)
+    assert not any(op.kind.startswith("opaque") for op in captured.graph.operators)
+
+
+class ByPosition(nn.Module):
+    """Takes its batch by position only."""
+
+    def forward(self, x: Tensor, /) -> Tensor:
+        return x.mean()
+
+
+def test_a_batch_that_cannot_be_given_by_name_is_refused_with_the_remedy() -> None:
+    with pytest.raises(CaptureError, match=r"by name, but takes x: .*by position; drop the /"):
+        capture(ByPosition(), {"x": torch.randn(8, 4)})
+    nested = {"x": {"tokens": torch.randn(8, 4)}}
+    with pytest.raises(CaptureError, match=r"it has x \(dict\); pass tensors by name"):
+        capture(Named(), nested)
+
+
 def test_a_batch_of_the_wrong_shape_is_refused() -> None:
     module, batch = zoo.mlp()
     with pytest.raises(CaptureError, match="must run on its example batch"):

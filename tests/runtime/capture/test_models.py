@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from shardwright.errors import InputError
 from shardwright.runtime.capture import capture, load_model
+from shardwright.runtime.capture.tasks import KNOWN_CONFIGS
 
 pytestmark = pytest.mark.torch
 
@@ -109,3 +111,36 @@ def test_a_config_file_builds_the_model_it_describes(tmp_path: Path) -> None:
 def test_a_sequence_longer_than_the_model_is_refused() -> None:
     with pytest.raises(InputError, match="longer than the model's 128 positions"):
         load_model("hf:gpt2-tiny").example(2, 500)
+
+
+@pytest.mark.parametrize("name", KNOWN_CONFIGS)
+def test_every_known_name_has_a_config_and_a_batch(name: str) -> None:
+    source = load_model(f"hf:{name}")
+    assert source.name == name
+    batch = source.example(3)
+    assert all(tensor.shape[0] == 3 for tensor in batch.values())
+
+
+def test_every_architecture_has_a_miniature_and_a_usual_size() -> None:
+    names: dict[str, list[bool]] = {}
+    for name, fields in KNOWN_CONFIGS.items():
+        names.setdefault(fields["model_type"], []).append(name.endswith("-tiny"))
+    assert len(names) >= 24
+    assert all(sum(tiny) == 1 and len(tiny) > 1 for tiny in names.values())
+
+
+def test_a_config_file_of_each_task_gets_the_batch_of_its_task(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for name, entries in (
+        ("whisper-tiny", {"input_features", "labels"}),
+        ("clip-tiny", {"input_ids", "pixel_values"}),
+        ("wav2vec2-tiny", {"input_values", "labels"}),
+        ("segformer-tiny", {"pixel_values", "labels"}),
+    ):
+        path.write_text(json.dumps(KNOWN_CONFIGS[name]))
+        assert set(load_model(f"hf:{path}").example(2)) == entries
+
+
+def test_a_sound_too_short_for_the_convolutions_is_refused() -> None:
+    with pytest.raises(InputError, match="needs at least 400, not 100"):
+        load_model("hf:wav2vec2-tiny").example(2, 100)

@@ -1,0 +1,138 @@
+"""Architectures of every kind are captured whole, can be split, and train split as they do whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, has_rule, seed_strategy
+from shardwright.runtime import verify
+from shardwright.runtime.capture import Captured, capture, load_model
+from shardwright.verbs.coverage import (
+    cost_share,
+    coverage,
+    data_parallel,
+    random_splits,
+    tensor_parallel,
+    try_training,
+)
+from tests import zoo
+
+pytestmark = pytest.mark.torch
+
+Statistics = Literal["local", "synchronised"]
+LARGEST_SHARE = 0.05  # of modelled cost in operators that cannot be split
+# One architecture of each kind, at the sequence lengths that keep the test short.
+CHOSEN = {
+    "bert-tiny": 16, "llama-tiny": 16, "t5-tiny": 16, "swin-tiny": None, "wav2vec2-tiny": 2000,
+    "mixtral-tiny": 16, "mamba2-tiny": 16, "clip-tiny": 16,
+}  # fmt: skip
+
+
+def captured_whole(name: str, seq: int | None, over: Statistics = "local") -> Captured:
+    source = load_model(f"hf:{name}")
+    return capture(source.build(), source.example(4, seq), batch_norm=over, name=name)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_an_architecture_is_captured_whole_and_hardly_anything_stays_whole(name: str) -> None:
+    graph = captured_whole(name, CHOSEN[name]).graph
+    assert all(has_rule(operator.kind) for operator in graph.operators)
+    found = coverage(graph)
+    assert found.num_with_rule == found.num_operators
+    assert found.replicated_share < LARGEST_SHARE
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_an_architecture_split_at_random_trains_as_one_process_does(name: str) -> None:
+    proof = try_training(f"hf:{name}", random_splits, CHOSEN[name])
+    assert proof.is_equal, proof
+    assert proof.split_share > 0.3
+
+
+@pytest.mark.parametrize("name", ["mixtral-tiny", "clip-tiny"])
+def test_architectures_that_mix_samples_train_data_parallel(name: str) -> None:
+    proof = try_training(f"hf:{name}", data_parallel, CHOSEN[name])
+    assert proof.is_equal, proof
+    assert proof.split_share > 0.6
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "falcon-tiny"])
+def test_layers_written_as_products_with_a_weight_are_tensor_parallel_too(name: str) -> None:
+    proof = try_training(f"hf:{name}", tensor_parallel, 16)
+    assert proof.is_equal, proof
+    assert proof.split_share > 0.25
+
+
+def test_samples_are_split_on_behind_statistics_of_the_whole_batch() -> None:
+    graph = captured_whole("resnet-tiny", None, "synchronised").graph
+    configs = data_parallel(graph).configs
+    assert cost_share(graph, lambda index: any(configs[index].dims)) > 0.99
+
+
+def test_shares_of_cost_add_up_to_one() -> None:
+    module, batch = zoo.mlp()
+    graph = capture(module, batch).graph
+    linears = cost_share(graph, lambda index: "linear" in graph.operators[index].kind)
+    others = cost_share(graph, lambda index: "linear" not in graph.operators[index].kind)
+    assert linears > others > 0
+    assert linears + others == pytest.approx(1.0)
+
+
+class Square(torch.autograd.Function):
+    """A gradient of its own, which makes the layer around it opaque."""
+
+    @staticmethod
+    def forward(context: object, x: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x)  # type: ignore[attr-defined]
+        return x * x
+
+    @staticmethod
+    def backward(context: object, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * context.saved_tensors[0] * gradient  # type: ignore[attr-defined]
+
+
+class Opaque(torch.nn.Module):
+    """A layer that export cannot see into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Square.apply(self.inner(x))
+
+
+class Around(torch.nn.Module):
+    """An opaque layer and a plain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque, self.plain = Opaque(), torch.nn.Linear(4, 4)
+
+    def forward(self, Input_X: torch.Tensor) -> torch.Tensor:
+        return self.plain(self.opaque(Input_X)).pow(2).mean()
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_an_opaque_layer_trains_under_zero(zero: int) -> None:
+    module = Around().double()
+    batch = {"Input_X": torch.randn(4, 4, dtype=torch.float64)}
+    captured = capture(module, batch)
+    assert [op.kind for op in captured.graph.operators if not has_rule(op.kind)] == [
+        "opaque.Opaque"
+    ]
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed(data=2, zero=zero)))
+    plain = verify.train_plainly(module, [batch], clips=False, tell=lambda _: None)
+    ranks = verify.train_here(captured, program, module, [batch], lambda _: None)
+    assert verify.gaps(ranks, plain, captured)[0].difference < verify.TOLERANCE
+
+
+def test_a_model_of_a_file_is_tried_like_a_known_one(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("from tests import zoo\ndef build():\n    return zoo.mlp()\n")
+    assert try_training(f"{path}:build", random_splits).is_equal
