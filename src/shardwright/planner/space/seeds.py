@@ -31,6 +31,8 @@ from shardwright.planner.space.samples import Samples, State, find_samples
 
 # Activations times a weight; Hugging Face's GPT-2 writes its linears as addmm.
 PRODUCTS = ("aten.linear.default", "aten.addmm.default", "aten.mm.default")
+# Falcon turns its weights round and multiplies: x @ weight.T.
+TURNS = ("aten.transpose.int", "aten.t.default", "aten.numpy_T.default")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +312,10 @@ def _tensor_parallel(
         for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
             if name in names:
                 sharded[tensor] = names.index(name)
+        for tensor, names in zip(operator.inputs, iteration.inputs, strict=True):
+            view = graph.tensors[tensor].producer
+            if name in names and view not in dims and _is_turned_weight(graph, tensor):
+                dims[view] = iterations[view].outputs[0][names.index(name)]
     return dims
 
 
@@ -327,7 +333,7 @@ def _opening_linears(
     """Find linears whose split output can stay split until another linear or attention takes it."""
     found: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
-        if operator.kind not in PRODUCTS:
+        if not _is_linear(graph, index):
             continue
         name = iterations[index].outputs[0][-1]
         if name and iterations[index].dim(name).splits(pieces):
@@ -335,6 +341,21 @@ def _opening_linears(
             if _stays_split(graph, iterations, start, pieces):
                 found[index] = name
     return found
+
+
+def _is_linear(graph: OperatorGraph, index: int) -> bool:
+    """Whether an operator is a linear layer, however it is written."""
+    operator = graph.operators[index]
+    if operator.kind == "aten.matmul.default":
+        return _is_turned_weight(graph, operator.inputs[1])
+    return operator.kind in PRODUCTS
+
+
+def _is_turned_weight(graph: OperatorGraph, tensor: int) -> bool:
+    view = graph.tensors[tensor].producer
+    if view < 0 or graph.operators[view].kind not in TURNS:
+        return False
+    return graph.tensors[graph.operators[view].inputs[0]].role == "parameter"
 
 
 def _stays_split(
@@ -352,7 +373,7 @@ def _stays_split(
             name = names[sharded[tensor]] if names else ""
             if not name or not iteration.dim(name).splits(pieces):
                 return False
-            if operator.kind in PRODUCTS:
+            if _is_linear(graph, reader):
                 closed = True
                 continue
             sums += [reader] if operator.kind.startswith("aten.add.") else []
