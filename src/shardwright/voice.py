@@ -164,7 +164,7 @@ def show_graph(voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Pat
             ),
         ),
         ("can be split", f"{coverage.num_with_rule} of {coverage.num_operators} operators"),
-        ("cannot, share of time", f"{coverage.replicated_share:.1%} (modelled)"),
+        ("runs whole", f"{coverage.replicated_share:.1%} of the modelled time"),
     )
     for name, value in rows:
         table.add_row(name, Text(value))
