@@ -149,6 +149,8 @@ def page_text(lines: dict[str, str]) -> str:
         group = representatives(family)
         parts.append(f"\n### {family[0].upper()}{family[1:]}\n\n{HEAD}")
         parts += [lines[name] + "\n" for _, name, _ in group if name in lines]
+        missing = [f"`hf:{name}`" for _, name, _ in group if name not in lines]
+        parts += [f"\nNot measured yet: {', '.join(missing)}.\n"] if missing else []
         tasks = {TASKS.get(kind, ("", "tokens"))[1] for kind, _, _ in group}
         words = "; ".join(sorted(TASK_WORDS[task] for task in tasks))
         names = ", ".join(f"`hf:{name}`" for name in FAMILIES[family])
