@@ -19,7 +19,8 @@ from shardwright.files.planfile import Unruled
 from shardwright.planner.cost import Rates, operator_cost
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, choices, find_samples, has_rule, iterate, seed_strategy
-from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.configs import placements
+from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.seeds import parameter_config
 from shardwright.verbs.results import Coverage
 
@@ -123,10 +124,10 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     sizes = base.meshes[0].sizes
     configs = [
-        # Partial sums could only be passed on where they are made.
-        replace(config, dims=random.choice([c for c in legal if PLUS not in c]))
-        for config, legal in (
-            (config, choices(iterations[i], sizes, samples.operator_dim[i]))
+        # Partial sums could only be passed on where they are made, halos only from large pieces.
+        replace(config, dims=random.choice([c for c in legal if _is_free(iterations[i], c)]))
+        for i, config, legal in (
+            (i, config, choices(iterations[i], sizes, samples.operator_dim[i]))
             for i, config in enumerate(base.configs)
         )
     ]
@@ -135,6 +136,11 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
         for tensor in graph.parameters
     )
     return replace(base, configs=tuple(configs), parameters=parameters, label="random splits")
+
+
+def _is_free(iteration: Iteration, dims: tuple[str, ...]) -> bool:
+    needs_halo = any(pair.halos for pair in placements(iteration, dims).inputs)
+    return PLUS not in dims and not needs_halo
 
 
 def try_training(model: str, splits: Splits, seq: int | None = None) -> Proof:
