@@ -156,8 +156,7 @@ def in_pieces(
             for position in iteration.once:
                 fed[position] = fed[position] * 0
         if iteration.offset == dim:
-            run = _embed_piece if "embedding" in case.kind else _attend_piece
-            local = run(fed, piece)
+            local = _piece_with_offset(case, fed, piece)
         else:
             local = [result for result in case.run(fed, shape) if result is not None]
         if dim in iteration.mean:
@@ -207,6 +206,13 @@ def from_partial_sums(case: Case, iteration: Iteration) -> tuple[list[Tensor], l
         else:
             merged.append(first + second)
     return total, merged
+
+
+def _piece_with_offset(case: Case, inputs: list[Tensor], piece: int) -> list[Tensor]:
+    if "vocabulary" in case.kind:  # whose pieces have an oracle of their own, torch's cross entropy
+        offset = piece * inputs[0].shape[-1]
+        return replace(case, arguments=case.arguments | {"offset": offset}).run(inputs)
+    return (_embed_piece if "embedding" in case.kind else _attend_piece)(inputs, piece)
 
 
 def _embed_piece(inputs: list[Tensor], piece: int) -> list[Tensor]:

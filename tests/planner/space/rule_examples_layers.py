@@ -203,6 +203,11 @@ LOSSES = {
         call(F(6), I()),
         call(F(4, 6), U(4, 6), label_smoothing=0.1),
     ),
+    "shardwright.vocabulary_logsumexp": (call(F(4, 6, 24), 4), call(F(4, 12), 3)),
+    "shardwright.vocabulary_cross_entropy_sum": (
+        call(F(4, 6, 8), I(4, 6), K(4, 6, 4), classes=8),
+        call(F(4, 6, 8), I(4, 6), K(4, 6, 2), K(8), 3, 0.1, 8),
+    ),
     "shardwright.nll_sum": (call(F(8, 6), I(8)), call(F(4, 6, 2), I(4, 2), K(6), 3)),
     "shardwright.count_targets": (call(I(8), None, 3), call(I(4, 6), K(6))),
     "shardwright.count_rows": (call(U(8, 6), 6), call(U(8, 6, 2), 6), call(K(6), 6)),

@@ -28,6 +28,13 @@ from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
 
+# Operators that take an activation split over its features and leave a sum, or next to nothing.
+CLOSING = frozenset({
+    "aten.linear.default", "shardwright.vocabulary_logsumexp",
+    "shardwright.vocabulary_cross_entropy_sum",
+})  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
     """The degrees of a named strategy; their product is the number of devices.
@@ -242,6 +249,7 @@ def _tensor_parallel(
 ) -> dict[int, str]:
     """Choose the tensor axis's dims as Megatron does: open at some linears, close at the next."""
     opened = _opening_linears(graph, iterations, seed.tensor)
+    opened |= _split_vocabularies(graph, iterations, opened, seed.tensor)
     sharded: dict[int, int] = {}  # activation -> the dim that the axis shards
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
@@ -254,7 +262,7 @@ def _tensor_parallel(
             name = _sequence_dim(iteration, samples.operator_dim[index], seed.tensor)
             dims[index] = name
             continue
-        if not name or iteration.dim(name).size % seed.tensor:
+        if not name or (name != PLUS and iteration.dim(name).size % seed.tensor):
             continue
         dims[index] = name
         for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
@@ -287,6 +295,30 @@ def _opening_linears(
     return found
 
 
+def _split_vocabularies(
+    graph: OperatorGraph, iterations: list[Iteration], opened: dict[int, str], pieces: int
+) -> dict[int, str]:
+    """Split embeddings by rows, and what is linear in a loss's share, where the loss is split."""
+    found: dict[int, str] = {}
+    shares: set[int] = set()
+    for index, operator in enumerate(graph.operators):
+        linear = {operator.inputs[position] for position in iterations[index].linear}
+        if linear and linear <= shares:
+            found[index] = PLUS
+            shares.update(operator.outputs)
+        if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
+            scores = graph.tensors[operator.inputs[0]].producer
+            shares.update(operator.outputs if scores in opened else ())
+    if not shares:
+        return {}
+    for index, operator in enumerate(graph.operators):
+        if operator.kind == "aten.embedding.default":
+            offset = iterations[index].offset
+            if offset and iterations[index].dim(offset).size % pieces == 0:
+                found[index] = offset
+    return found
+
+
 def _stays_split(
     graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
 ) -> bool:
@@ -301,7 +333,7 @@ def _stays_split(
             name = names[sharded[tensor]] if names else ""
             if not name or iteration.dim(name).size % pieces:
                 return False
-            if operator.kind == "aten.linear.default":
+            if operator.kind in CLOSING:
                 closed = True
                 continue
             if _meets_residual(graph, operator.kind, operator.inputs, sharded):

@@ -26,6 +26,7 @@ from shardwright.runtime.capture.record import (
     shares_storage,
 )
 from shardwright.runtime.capture.variables import Variable, Variables
+from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
 
 SKIPPED = frozenset(
     {
@@ -299,6 +300,9 @@ class Translator:
         tokens = self._before_flattening(given["input"], given["target"])
         if tokens is not None:
             given["input"], given["target"] = tokens
+        if _is_vocabulary(given["input"], given["target"]):
+            total = self._vocabulary_loss(given)
+        elif tokens is not None:
             total = emit(operators.token_cross_entropy_sum, **given)
         else:
             total = emit(operators.cross_entropy_sum, **given)
@@ -313,6 +317,15 @@ class Translator:
             ignored = given["ignore_index"]
             count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
         return emit(aten.div.Tensor, total, count)
+
+    def _vocabulary_loss(self, given: dict[str, Any]) -> Value:
+        classes = given["input"].meta.shape[-1]
+        blocks = self.recorder.emit(
+            operators.vocabulary_logsumexp, given["input"], block_width(classes)
+        )
+        return self.recorder.emit(
+            operators.vocabulary_cross_entropy_sum, **given, blocks=blocks, classes=classes
+        )
 
     def _before_flattening(self, scores: Value, target: Value) -> tuple[Value, Value] | None:
         """Return scores ``.. c`` and classes ``..`` as they were before they were made ``n c``, ``n``."""
@@ -392,6 +405,12 @@ class Translator:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
         self.notes[call.note] = None
         return self.recorder.append(call, [args[0]], {}, results)
+
+
+def _is_vocabulary(scores: Value, target: Value) -> bool:
+    """Whether scores ``.. c`` of classes ``..`` are so many that a plan may want them split."""
+    shape = scores.meta.shape
+    return shape[:-1] == target.meta.shape and shape[-1] >= FEWEST_CLASSES and len(shape) > 1
 
 
 def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
