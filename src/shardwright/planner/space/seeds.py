@@ -22,6 +22,7 @@ from shardwright.core.strategy import (
     Strategy,
 )
 from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
@@ -41,6 +42,7 @@ class Seed:
 
     ``zero`` is the ZeRO stage 0-3. ``context`` shards the sequence dim everywhere, attention gathering
     keys and values (context parallelism); ``sequence`` only between the tensor-parallel regions.
+    ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
     ``recompute`` recomputes every repeated block.
     """
 
@@ -48,6 +50,7 @@ class Seed:
     tensor: int = 1
     stages: int = 1
     context: int = 1
+    expert: int = 1
     zero: int = 0
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
@@ -61,6 +64,7 @@ class Seed:
         parts = [f"data parallel x {self.data}"] if self.data > 1 else []
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
         parts += [f"context parallel x {self.context}"] if self.context > 1 else []
+        parts += [f"expert parallel x {self.expert}"] if self.expert > 1 else []
         parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
         parts += ["sequence parallel"] if self.sequence else []
         parts += [f"{self.stages} stages {self.schedule}"] if self.stages > 1 else []
@@ -72,7 +76,7 @@ class Seed:
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
     """Return the named strategy for a graph on devices 0, 1, 2, ...
 
-    The tensor axis varies fastest, then context, then data, then stage. Where a size does not divide, the operator
+    The tensor axis varies fastest, then context, then expert, then data, then stage. Where a size does not divide, the operator
     or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
     """
     samples = samples or find_samples(graph)
@@ -82,8 +86,12 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     dims_of = {"data": {i: data_dim(graph, samples, it, i) for i, it in enumerate(iterations)}}
     if seed.context > 1:
         dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
+    experts = expert_dims(graph, iterations, seed.expert) if seed.expert > 1 else {}
+    if seed.expert > 1:
+        dims_of["expert"] = dims_of["data"] | experts
     if seed.tensor > 1:
         dims_of["tensor"] = _tensor_parallel(graph, iterations, samples, seed)
+        dims_of["tensor"] |= inner_dims(graph, iterations, experts, seed.tensor)
     configs: list[OperatorConfig] = []
     for index, iteration in enumerate(iterations):
         dims = tuple([dims_of[axis].get(index, "") for axis in meshes[0].axes])
@@ -109,7 +117,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
-    degrees = {"data": seed.data, "context": seed.context, "tensor": seed.tensor}
+    degrees = {"data": seed.data, "expert": seed.expert, "context": seed.context, "tensor": seed.tensor}
     axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
     sizes = tuple([degrees[axis] for axis in axes])
     width = math.prod(sizes)

@@ -181,6 +181,8 @@ class Translator:
 
     def _canonical(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the one spelling of an operator; a target of None means: a copy of its argument."""
+        if _adds_nothing(target, args):
+            return None, args, {}
         if target in COPIES and (
             target is not aten.contiguous.default or not args[0].meta.is_contiguous()
         ):
@@ -405,6 +407,14 @@ class Translator:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
         self.notes[call.note] = None
         return self.recorder.append(call, [args[0]], {}, results)
+
+
+def _adds_nothing(target: Any, args: list[Any]) -> bool:
+    """Whether a sum only begins: ``0 + loss`` and ``sum(losses)`` start from a plain zero, which
+    would keep partial sums from passing."""
+    if target is not aten.add.Tensor or isinstance(args[1], Value) or args[1] != 0:
+        return False
+    return args[0].meta.is_floating_point()
 
 
 def _is_vocabulary(scores: Value, target: Value) -> bool:
