@@ -139,8 +139,8 @@ def plan(
         str,
         typer.Option(
             "--seed-plan",
-            help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], or a "
-            "parts file (parts.toml).",
+            help="Do not search: megatron, megatron-sequence, expert, summa, tesseract, cube[:2x2x2], "
+            "or a parts file (parts.toml).",
         ),
     ] = "",
     mode: Annotated[

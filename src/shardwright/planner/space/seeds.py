@@ -117,7 +117,12 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
-    degrees = {"data": seed.data, "expert": seed.expert, "context": seed.context, "tensor": seed.tensor}
+    degrees = {
+        "data": seed.data,
+        "expert": seed.expert,
+        "context": seed.context,
+        "tensor": seed.tensor,
+    }
     axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
     sizes = tuple([degrees[axis] for axis in axes])
     width = math.prod(sizes)
