@@ -28,7 +28,6 @@ from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
-
 # Operators that take an activation split over its features and leave a sum, or next to nothing.
 CLOSING = frozenset({
     "aten.linear.default", "shardwright.vocabulary_logsumexp",
