@@ -152,6 +152,60 @@ def bert(batch: int = BATCH, length: int = 16, dtype: torch.dtype = torch.float6
     return module, {"tokens": _tokens(batch, length), "targets": targets.masked_fill(ignored, -100)}
 
 
+class Experts(nn.Module):
+    """Feed-forward experts as in GShard (arXiv:2006.16668, algorithm 1): every sample is a group,
+    each token goes to its two best experts, and what exceeds an expert's capacity is dropped."""
+
+    def __init__(self, width: int, experts: int, capacity: int) -> None:
+        super().__init__()
+        self.experts, self.capacity = experts, capacity
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, width, 2 * width) / width**0.5)
+        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) / width**0.5)
+
+    def forward(self, x_GSD: Tensor) -> tuple[Tensor, Tensor]:
+        odds_GSE = self.gate(x_GSD).softmax(-1)
+        best_GSK, chosen_GSK = odds_GSE.topk(2, -1)
+        mask_GSKE = F.one_hot(chosen_GSK, self.experts).to(x_GSD.dtype)
+        # All first choices are seated before any second one.
+        queue = mask_GSKE.transpose(1, 2).flatten(1, 2)
+        before = (queue.cumsum(1) - queue).unflatten(1, (2, x_GSD.shape[1])).transpose(1, 2)
+        place_GSK = (before * mask_GSKE).sum(-1)
+        slot_GSKC = (place_GSK[..., None] == torch.arange(self.capacity)).to(x_GSD.dtype)
+        weight_GSK = best_GSK / best_GSK.sum(-1, keepdim=True)
+        dispatch = torch.einsum("gske,gskc->gsec", mask_GSKE, slot_GSKC)
+        combine = torch.einsum("gske,gskc->gsec", mask_GSKE * weight_GSK[..., None], slot_GSKC)
+        y_EGCD = torch.einsum("gsec,gsd->egcd", dispatch, x_GSD)
+        y_EGCF = F.gelu(torch.einsum("egcd,edf->egcf", y_EGCD, self.up))
+        y_EGCD = torch.einsum("egcf,efd->egcd", y_EGCF, self.down)
+        balance_G = (odds_GSE.mean(1) * mask_GSKE[:, :, 0].mean(1)).sum(-1) * self.experts
+        return torch.einsum("gsec,egcd->gsd", combine, y_EGCD), balance_G.mean()
+
+
+class Switching(nn.Module):
+    """A token classifier of expert layers, whose load-balancing loss is added to its own."""
+
+    def __init__(self, width: int, experts: int, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.layers = nn.ModuleList(Experts(width, experts, 4) for _ in range(depth))
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x, total = self.embed(tokens), 0.0
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            y, balance = layer(norm(x))
+            x, total = x + y, total + 0.01 * balance
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten()) + total
+
+
+def switching(batch: int = BATCH, length: int = 8, dtype: torch.dtype = torch.float64) -> Example:
+    """Build a mixture of 4 experts, 2 per token, with capacity for 4 tokens of a sample."""
+    tokens, targets = _tokens(batch, length), _tokens(batch, length, seed=2)
+    return _seeded(Switching, 16, 4, 2, dtype=dtype), {"tokens": tokens, "targets": targets}
+
+
 class Residual(nn.Module):
     """Two convolutions with normalisation around a shortcut."""
 

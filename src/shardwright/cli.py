@@ -166,7 +166,7 @@ def plan(
         typer.Option(
             "--seed-plan",
             help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], "
-            "spatial, spatial-2d, or a parts file (parts.toml).",
+            "expert, spatial, spatial-2d, or a parts file (parts.toml).",
         ),
     ] = "",
     mode: Annotated[

@@ -16,6 +16,7 @@ MANY_PARAMETERS = {
     "cli.py:plan": "typer makes an option of every parameter",
     "cli.py:run": "likewise",
     "api.py:plan": "the fields of a Request, spelled out for scripts and notebooks",
+    "runtime/capture/vocabulary.py:vocabulary_cross_entropy_sum": "those of cross_entropy, and its share",
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",
     "planner/search/search.py:search": "the planner's door; most of them have defaults",
     "planner/search/search.py:curve": "likewise",

@@ -109,6 +109,7 @@ FACTORIES: dict[str, tuple[Callable[[], zoo.Example], float]] = {
     "lstm_translation": (zoo.lstm_translation, EXACT),
     "llama": (exact_llama, EXACT),
     "vit": (zoo.vit, EXACT),
+    "experts": (zoo.switching, EXACT),
     "t5": (partial(zoo.t5, length=8), SINGLE),
     "hf_llama": (partial(zoo.llama, length=8), SINGLE),
     "mixtral": (partial(zoo.mixtral, length=8), SINGLE),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shardwright.core.graph import Operator
 from shardwright.errors import RunError
+from shardwright.runtime.capture.vocabulary import vocabulary_cross_entropy_sum
 
 
 def embed_rows(
@@ -70,7 +71,11 @@ def attend_from(
 
 def with_offset(operator: Operator) -> Callable[..., Tensor]:
     """Return the kernel that stands for an operator whose rule needs an offset."""
-    kernels = {"embedding": embed_rows, "scaled_dot_product_attention": attend_from}
+    kernels: dict[str, Callable[..., Tensor]] = {
+        "embedding": embed_rows,
+        "scaled_dot_product_attention": attend_from,
+        "vocabulary_cross_entropy_sum": vocabulary_cross_entropy_sum,
+    }
     kind = operator.kind.split(".")[1]
     if kind not in kernels:
         raise RunError(

@@ -20,13 +20,18 @@ from tests import zoo
 
 pytestmark = pytest.mark.torch
 
+# Hugging Face computes these losses in float32 whatever the model's dtype, and our two operators
+# round otherwise than log_softmax.
+SINGLE = {"llama", "gpt2", "hf_bert", "t5", "mixtral"}
 MODELS = (
     "mlp", "gpt", "bert", "cnn", "cnn_groupnorm", "lstm_translation", "llama", "gpt2", "hf_bert",
-    "t5", "vit", "resnet", "mixtral",
+    "t5", "vit", "resnet", "mixtral", "switching",
 )  # fmt: skip
 
 
-def check(module: nn.Module, batch: dict[str, Tensor], **options: object) -> Captured:
+def check(
+    module: nn.Module, batch: dict[str, Tensor], tolerance: float = 1e-11, **options: object
+) -> Captured:
     """Capture, run the graph, and compare loss, gradients and buffers with the module's own."""
     captured = capture(module, batch, **options)
     one, other = copy.deepcopy(module).train(), copy.deepcopy(module).train()
@@ -35,7 +40,7 @@ def check(module: nn.Module, batch: dict[str, Tensor], **options: object) -> Cap
     loss.backward()
     ours = evaluate(captured, bind_tensors(captured, other, batch))
     ours.backward()
-    torch.testing.assert_close(ours, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, loss, rtol=tolerance / 10, atol=1e-12)
     theirs = dict(one.named_parameters())
     for name, parameter in other.named_parameters():
         expected = theirs[name].grad
@@ -43,7 +48,7 @@ def check(module: nn.Module, batch: dict[str, Tensor], **options: object) -> Cap
             assert parameter.grad is None or not parameter.grad.any()
         else:  # rounding relative to the largest entry: tiny entries come from cancellation
             error = (parameter.grad - expected).abs().max()
-            assert error <= 1e-11 * expected.abs().max() + 1e-14, name
+            assert error <= tolerance * expected.abs().max() + 1e-14, name
     for name, buffer in other.named_buffers():
         torch.testing.assert_close(buffer, dict(one.named_buffers())[name], rtol=1e-12, atol=1e-12)
     return captured
@@ -51,7 +56,7 @@ def check(module: nn.Module, batch: dict[str, Tensor], **options: object) -> Cap
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_model_computes_the_loss_gradients_and_buffers_of_the_module(name: str) -> None:
-    captured = check(*getattr(zoo, name)())
+    captured = check(*getattr(zoo, name)(), tolerance=1e-6 if name in SINGLE else 1e-11)
     assert not any(op.kind.startswith("opaque") for op in captured.graph.operators)
 
 

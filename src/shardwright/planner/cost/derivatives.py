@@ -28,7 +28,7 @@ KEEPS_NOTHING = frozenset({
     "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to",
     "_to_copy", "type_as", "add_", "sub_", "concat", "flip", "roll", "repeat", "pad",
     "constant_pad_nd", "tril", "triu", "zeros_like", "ones_like", "full_like", "argmax",
-    "count_targets", "eq", "ne", "lt", "gt", "le", "ge", "bitwise_and", "bitwise_or",
+    "count_targets", "vocabulary_logsumexp", "eq", "ne", "lt", "gt", "le", "ge", "bitwise_and", "bitwise_or",
     "bitwise_not", "logical_and", "logical_or", "logical_not", "any", "all", "isin", "floor",
     "ceil", "round", "sign", "copy_", "fill_", "zero_", "one_hot", "upsample_nearest2d",
     "float", "half", "bfloat16", "arange", "full", "zeros", "ones", "new_zeros", "new_ones",
@@ -242,7 +242,8 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     _normalised(1), "_fused_rms_norm": _normalised(1), "group_norm": _group_norm, "batch_norm":
     _batch_norm, "scaled_dot_product_attention": _attention, "dropout": _dropout,
     "native_dropout": _dropout, "cross_entropy_loss": _cross_entropy, "cross_entropy_sum":
-    _cross_entropy, "token_cross_entropy_sum": _cross_entropy, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
+    _cross_entropy, "token_cross_entropy_sum": _cross_entropy,
+    "vocabulary_cross_entropy_sum": _both, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
     "mse_loss": _both, "l1_loss": _both,
     "smooth_l1_loss": _both, "huber_loss": _both, "binary_cross_entropy": _both,
     "binary_cross_entropy_with_logits": _both, "max_pool2d": _max_pool,

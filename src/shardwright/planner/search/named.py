@@ -15,6 +15,7 @@ from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.context import Context, Wires
 from shardwright.planner.space import Placement, place_modules
+from shardwright.planner.space.experts import expert_dims
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
 from shardwright.planner.space.images import IMAGE_RANK
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -23,6 +24,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 SEED_PLANS = {
     "megatron": "DATAxTENSOR",
     "megatron-sequence": "DATAxTENSOR",
+    "expert": "DATAxEXPERT",
     "summa": "ROWSxCOLUMNS",
     "tesseract": "DEPTHxROWSxCOLUMNS",
     "cube": "IxJxL",
@@ -157,7 +159,7 @@ def _trained(context: Context, made: Strategy) -> Strategy:
 
 def _most(context: Context, seed: Seed | Grid) -> int:
     """Return the most microbatches: a power of two that divides each device's samples."""
-    pieces = seed.data if isinstance(seed, Seed) else seed.row_pieces
+    pieces = seed.data * seed.expert if isinstance(seed, Seed) else seed.row_pieces
     samples = global_batch(context) // pieces
     count = 1
     while samples and not context.samples.blocker and samples % (2 * count) == 0:
@@ -188,7 +190,12 @@ def _by_default(context: Context, name: str) -> Seed | Grid:
     if name.startswith("spatial"):
         return _spatial_by_default(context, name)
     if name not in AXES:
-        width = _tensor_width(context)
+        width = _expert_width(context) if name == "expert" else _tensor_width(context)
+        if name == "expert" and width == 1 < count:
+            raise InputError(
+                "expert splits products that share a dim with their weights (experts), but the model "
+                f"has none that {count} devices divide; choose another seed plan"
+            )
         return _made(name, (count // width, width))
     grid = _grid(context, name)
     if grid is None:
@@ -207,6 +214,8 @@ def _made(name: str, sizes: tuple[int, ...]) -> Seed | Grid:
         return Seed(data=sizes[0], height=sizes[1])
     if name == "spatial-2d":
         return Seed(data=sizes[0], height=sizes[1], width=sizes[2])
+    if name == "expert":
+        return Seed(data=sizes[0], expert=sizes[1])
     return Seed(data=sizes[0], tensor=sizes[1], sequence=name == "megatron-sequence")
 
 
@@ -258,6 +267,9 @@ def _seeds(context: Context) -> list[Seed]:
     if _slides(context):
         widths = [w for w in {near, count} if w > 1 and batch % (count // w) == 0]
         seeds += [Seed(data=count // w, height=w) for w in sorted(widths)]
+    experts = _expert_width(context)
+    if experts > 1 and batch % count == 0:
+        seeds.append(Seed(data=count // experts, expert=experts))
     if stages > 1 and not context.samples.blocker and batch % (count // stages * stages) == 0:
         seeds.append(Seed(data=count // stages, stages=stages, num_microbatches=stages))
     return seeds
@@ -270,6 +282,17 @@ def _tensor_width(context: Context) -> int:
     near = min(hosts.count(host) for host in set(hosts))
     near = near if near > 1 else count
     return max(w for w in range(1, min(near, 8) + 1) if count % w == 0)
+
+
+def _expert_width(context: Context) -> int:
+    """Return over how many devices the experts can lie: all, or the largest divisor that divides."""
+    count = context.num_devices
+    iterations = [context.iteration(index) for index in range(len(context.graph.operators))]
+    return max(
+        width
+        for width in range(1, count + 1)
+        if count % width == 0 and (width == 1 or expert_dims(context.graph, iterations, width))
+    )
 
 
 def _stage_count(context: Context) -> int:

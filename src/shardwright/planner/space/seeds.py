@@ -6,7 +6,6 @@ users compare against them.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ from shardwright.core.strategy import (
     Strategy,
 )
 from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.images import follow, spatial_dims
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.megatron import megatron_dims
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
-
-VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,7 @@ class Seed:
     keys and values (context parallelism); ``sequence`` only between the tensor-parallel regions.
     ``height`` and ``width`` split images (spatial parallelism) wherever their sizes allow; other
     operators split the samples instead where the batch divides, else they stay whole.
+    ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
     ``recompute`` recomputes every repeated block.
     """
 
@@ -50,6 +50,7 @@ class Seed:
     context: int = 1
     height: int = 1
     width: int = 1
+    expert: int = 1
     zero: int = 0
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
@@ -66,6 +67,7 @@ class Seed:
         if self.height * self.width > 1:
             sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]
             parts.append(f"spatial parallel x {' x '.join(map(str, sizes))}")
+        parts += [f"expert parallel x {self.expert}"] if self.expert > 1 else []
         parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
         parts += ["sequence parallel"] if self.sequence else []
         parts += [f"{self.stages} stages {self.schedule}"] if self.stages > 1 else []
@@ -77,7 +79,7 @@ class Seed:
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
     """Return the named strategy for a graph on devices 0, 1, 2, ...
 
-    The tensor axis varies fastest, then width, height, context, data and stage. Where a size does not divide, the operator
+    The tensor axis varies fastest, then width, height, context, expert, data and stage. Where a size does not divide, the operator
     or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
     """
     samples = samples or find_samples(graph)
@@ -91,8 +93,12 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         rest = _samples_or_nothing(iterations, dims_of["data"], seed)
         for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
             dims_of[axis] = spatial_dims(graph, iterations, rest, pieces, place)
+    experts = expert_dims(graph, iterations, seed.expert) if seed.expert > 1 else {}
+    if seed.expert > 1:
+        dims_of["expert"] = dims_of["data"] | experts
     if seed.tensor > 1:
-        dims_of["tensor"] = _tensor_parallel(graph, iterations, samples, seed)
+        dims_of["tensor"] = megatron_dims(graph, iterations, samples, seed.tensor, seed.sequence)
+        dims_of["tensor"] |= inner_dims(graph, iterations, experts, seed.tensor)
     configs: list[OperatorConfig] = []
     for index, iteration in enumerate(iterations):
         dims = tuple([dims_of[axis].get(index, "") for axis in meshes[0].axes])
@@ -120,6 +126,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
     degrees = {
         "data": seed.data,
+        "expert": seed.expert,
         "context": seed.context,
         "height": seed.height,
         "width": seed.width,
@@ -285,128 +292,3 @@ def _context_parallel(
             if name in names:
                 lying[tensor] = names.index(name)
     return dims
-
-
-def _tensor_parallel(
-    graph: OperatorGraph, iterations: list[Iteration], samples: Samples, seed: Seed
-) -> dict[int, str]:
-    """Choose the tensor axis's dims as Megatron does: open at some linears, close at the next."""
-    opened = _opening_linears(graph, iterations, seed.tensor)
-    sharded: dict[int, int] = {}  # activation -> the dim that the axis shards
-    dims: dict[int, str] = {}
-    for index, operator in enumerate(graph.operators):
-        iteration = iterations[index]
-        name = opened.get(index, "")
-        for position, tensor in enumerate(operator.inputs):
-            if not name and tensor in sharded:
-                name = iteration.inputs[position][sharded[tensor]]
-        if not name and seed.sequence and samples.operator_dim[index]:
-            name = _sequence_dim(iteration, samples.operator_dim[index], seed.tensor)
-            dims[index] = name
-            continue
-        if not name or not iteration.dim(name).splits(seed.tensor):
-            continue
-        dims[index] = name
-        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
-            if name in names:
-                sharded[tensor] = names.index(name)
-        _split_view_of_weight(graph, iterations, dims, index)
-    return dims
-
-
-def _split_view_of_weight(
-    graph: OperatorGraph, iterations: list[Iteration], dims: dict[int, str], index: int
-) -> None:
-    """Let what turns a weight round for a product (``x @ weight.T``) be split as the product is."""
-    for tensor, names in zip(graph.operators[index].inputs, iterations[index].inputs, strict=True):
-        view = graph.tensors[tensor].producer
-        if view not in dims and dims[index] in names and _is_view_of_weight(graph, tensor):
-            dims[view] = iterations[view].outputs[0][names.index(dims[index])]
-
-
-def _is_view_of_weight(graph: OperatorGraph, tensor: int) -> bool:
-    view = graph.tensors[tensor].producer
-    if view < 0 or graph.operators[view].kind not in VIEWS_OF_WEIGHTS:
-        return False
-    return graph.tensors[graph.operators[view].inputs[0]].role == "parameter"
-
-
-def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
-    """Return the dim after the sample dim of a three-dimensional output, if it divides."""
-    names = iteration.outputs[0] if iteration.outputs else ()
-    if len(names) != 3 or names[0] != sample or names[1] == "":
-        return ""
-    return names[1] if iteration.dim(names[1]).splits(pieces) else ""
-
-
-def _opening_linears(
-    graph: OperatorGraph, iterations: list[Iteration], pieces: int
-) -> dict[int, str]:
-    """Find linears whose split output can stay split until another linear takes it."""
-    found: dict[int, str] = {}
-    for index in range(len(graph.operators)):
-        if not _is_linear(graph, index):
-            continue
-        name = iterations[index].outputs[0][-1]
-        if name and iterations[index].dim(name).splits(pieces):
-            start = {graph.operators[index].outputs[0]: len(iterations[index].outputs[0]) - 1}
-            if _stays_split(graph, iterations, start, pieces):
-                found[index] = name
-    return found
-
-
-def _is_linear(graph: OperatorGraph, index: int) -> bool:
-    """Whether an operator is a linear layer, however it is written: with a weight on its right."""
-    operator = graph.operators[index]
-    if operator.kind == "aten.linear.default":
-        return True
-    places = {"aten.addmm.default": 2, "aten.mm.default": 1, "aten.matmul.default": 1}
-    if operator.kind not in places:
-        return False
-    weight = operator.inputs[places[operator.kind]]
-    return graph.tensors[weight].role == "parameter" or _is_view_of_weight(graph, weight)
-
-
-def _stays_split(
-    graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
-) -> bool:
-    """Follow a split activation; true if every path ends at a reduction of the split dim.
-
-    Readers are visited in the order of the graph, so that all split inputs of one are known.
-    """
-    pending = sorted({reader for tensor in sharded for reader in graph.consumers[tensor]})
-    closed = False
-    while pending:
-        reader = heapq.heappop(pending)
-        if pending and pending[0] == reader:
-            continue
-        operator, iteration = graph.operators[reader], iterations[reader]
-        split = {
-            names[sharded[tensor]]
-            for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
-            if tensor in sharded
-        }
-        name = split.pop()
-        if split or not name or not iteration.dim(name).splits(pieces):
-            return False
-        if _is_linear(graph, reader):
-            closed = True
-            continue
-        if _meets_residual(graph, operator.kind, operator.inputs, sharded):
-            return False
-        for output, names in zip(operator.outputs, iteration.outputs, strict=True):
-            if name not in names:
-                return False
-            sharded[output] = names.index(name)
-            for other in graph.consumers[output]:
-                heapq.heappush(pending, other)
-    return closed
-
-
-def _meets_residual(
-    graph: OperatorGraph, kind: str, inputs: tuple[int, ...], sharded: dict[int, int]
-) -> bool:
-    """An addition with an activation from outside the split region is the residual stream."""
-    if not kind.startswith("aten.add."):
-        return False
-    return any(tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs)

@@ -11,6 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwright.runtime.capture.vocabulary import (
+    vocabulary_cross_entropy_sum,
+    vocabulary_logsumexp,
+)
+
 
 def cross_entropy_sum(
     input: Tensor,
@@ -113,6 +118,8 @@ def assign(buffer: Tensor, value: Tensor) -> None:
 KINDS = {
     function: f"shardwright.{function.__name__}"
     for function in (
-        cross_entropy_sum, token_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running, increment, assign
+        cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
+        vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
+        increment, assign,
     )
 }  # fmt: skip

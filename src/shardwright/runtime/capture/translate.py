@@ -26,6 +26,7 @@ from shardwright.runtime.capture.record import (
     shares_storage,
 )
 from shardwright.runtime.capture.variables import Variable, Variables
+from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
 
 SKIPPED = frozenset(
     {
@@ -180,6 +181,8 @@ class Translator:
 
     def _canonical(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the one spelling of an operator; a target of None means: a copy of its argument."""
+        if _adds_nothing(target, args):
+            return None, args, {}
         if target in COPIES and (
             target is not aten.contiguous.default or not args[0].meta.is_contiguous()
         ):
@@ -299,6 +302,9 @@ class Translator:
         tokens = self._before_flattening(given["input"], given["target"])
         if tokens is not None:
             given["input"], given["target"] = tokens
+        if _is_vocabulary(given["input"], given["target"]):
+            total = self._vocabulary_loss(given)
+        elif tokens is not None:
             total = emit(operators.token_cross_entropy_sum, **given)
         else:
             total = emit(operators.cross_entropy_sum, **given)
@@ -313,6 +319,15 @@ class Translator:
             ignored = given["ignore_index"]
             count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
         return emit(aten.div.Tensor, total, count)
+
+    def _vocabulary_loss(self, given: dict[str, Any]) -> Value:
+        classes = given["input"].meta.shape[-1]
+        blocks = self.recorder.emit(
+            operators.vocabulary_logsumexp, given["input"], block_width(classes)
+        )
+        return self.recorder.emit(
+            operators.vocabulary_cross_entropy_sum, **given, blocks=blocks, classes=classes
+        )
 
     def _before_flattening(self, scores: Value, target: Value) -> tuple[Value, Value] | None:
         """Return scores ``.. c`` and classes ``..`` as they were before they were made ``n c``, ``n``."""
@@ -392,6 +407,20 @@ class Translator:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
         self.notes[call.note] = None
         return self.recorder.append(call, [args[0]], {}, results)
+
+
+def _adds_nothing(target: Any, args: list[Any]) -> bool:
+    """Whether a sum only begins: ``0 + loss`` and ``sum(losses)`` start from a plain zero, which
+    would keep partial sums from passing."""
+    if target is not aten.add.Tensor or isinstance(args[1], Value) or args[1] != 0:
+        return False
+    return args[0].meta.is_floating_point()
+
+
+def _is_vocabulary(scores: Value, target: Value) -> bool:
+    """Whether scores ``.. c`` of classes ``..`` are so many that a plan may want them split."""
+    shape = scores.meta.shape
+    return shape[:-1] == target.meta.shape and shape[-1] >= FEWEST_CLASSES and len(shape) > 1
 
 
 def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

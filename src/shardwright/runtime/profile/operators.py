@@ -231,7 +231,7 @@ def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shap
         return inputs[operator.input_named("weight")][0]
     if kind in {"cross_entropy_sum", "cross_entropy_loss", "nll_sum", "nll_loss", "nll_loss_nd"}:
         return inputs[0][1] if len(inputs[0]) > 1 else max(inputs[0])
-    if kind == "token_cross_entropy_sum":
+    if kind in {"token_cross_entropy_sum", "vocabulary_cross_entropy_sum"}:
         return inputs[0][-1]
     if kind in {"gather", "index_select", "scatter", "scatter_add", "index_add", "take_along_dim"}:
         dim = operator.attribute("dim", 0)

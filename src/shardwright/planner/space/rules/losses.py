@@ -1,6 +1,9 @@
-"""Losses. Sums over samples leave partial sums; the class dim is needed whole."""
+"""Losses. Sums over samples leave partial sums; the class dim is needed whole, but
+in the two operators of a vocabulary."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules.signature import (
@@ -64,6 +67,23 @@ def token_loss_sum(call: Signature) -> Iteration:
     return space(call, [names, names[:-1], *others], [()])
 
 
+def vocabulary_logsumexp(call: Signature) -> Iteration:
+    """Reduce blocks of scores ``d.. v`` to ``d.. v`` numbers, one per block."""
+    names = (*numbered(len(call.inputs[0]) - 1), "v")
+    return space(call, [names], [names])
+
+
+def vocabulary_loss_sum(call: Signature) -> Iteration:
+    """Add up the losses of scores ``d.. v`` and classes ``d..``, given all blocks' sums.
+
+    A piece of ``v`` gives the share of those tokens whose class it holds.
+    """
+    names = numbered(len(call.inputs[0]) - 1)
+    others = [("",) * len(shape) for shape in call.inputs[3:]]
+    iteration = space(call, [(*names, "v"), names, (*names, ""), *others], [()])
+    return replace(iteration, offset="v") if call.inputs[0][-1] > 1 else iteration
+
+
 def count_targets(call: Signature) -> Iteration:
     """Count, or add up the class weights of, the targets that are not ignored."""
     others = [("",) * len(shape) for shape in call.inputs[1:]]
@@ -93,6 +113,8 @@ RULES: dict[str, Rule] = {
     ),
     "shardwright.cross_entropy_sum": class_loss_sum,
     "shardwright.token_cross_entropy_sum": token_loss_sum,
+    "shardwright.vocabulary_logsumexp": vocabulary_logsumexp,
+    "shardwright.vocabulary_cross_entropy_sum": vocabulary_loss_sum,
     "shardwright.nll_sum": class_loss_sum,
     "shardwright.count_targets": count_targets,
     "shardwright.count_rows": count_rows,

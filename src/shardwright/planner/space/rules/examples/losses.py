@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, I, K, U, call, every
+from shardwright.planner.space.rules.examples.notation import F, I, K, U, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -43,6 +43,14 @@ EXAMPLES = {
         call(F(4, 6, 2), I(4, 2), K(6), 3),
         call(F(6), I()),
         call(F(4, 6), U(4, 6), label_smoothing=0.1),
+    ),
+    "shardwright.vocabulary_logsumexp": (
+        fixed([4, 6, 24], call(F(4, 6, 24), 4)),
+        fixed([4, 12], call(F(4, 12), 3)),
+    ),
+    "shardwright.vocabulary_cross_entropy_sum": (
+        fixed([2, 4, 6, 8], call(F(4, 6, 8), I(4, 6), K(4, 6, 4), classes=8)),
+        fixed([2, 4, 6, 8], call(F(4, 6, 8), I(4, 6), K(4, 6, 2), K(8), 3, 0.1, 8)),
     ),
     "shardwright.nll_sum": (call(F(8, 6), I(8)), call(F(4, 6, 2), I(4, 2), K(6), 3)),
     "shardwright.count_targets": (call(I(8), None, 3), call(I(4, 6), K(6))),

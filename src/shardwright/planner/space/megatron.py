@@ -1,0 +1,173 @@
+"""Tensor parallelism as Megatron-LM does it (arXiv:1909.08053, section 3), in any model.
+
+A linear opens a region in which an activation stays split over its features, until another linear,
+or the loss over a vocabulary, closes it with a sum.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.samples import Samples
+
+VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
+# Besides linears: what takes an activation split over its features and leaves a sum, or little.
+CLOSING = frozenset(
+    {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
+)
+
+
+def megatron_dims(
+    graph: OperatorGraph,
+    iterations: list[Iteration],
+    samples: Samples,
+    pieces: int,
+    is_sequence: bool,
+) -> dict[int, str]:
+    """Choose the tensor axis's dims as Megatron does: open at some linears, close at the next."""
+    opened = _opening_linears(graph, iterations, pieces)
+    opened |= _split_vocabularies(graph, iterations, opened, pieces)
+    sharded: dict[int, int] = {}  # activation -> the dim that the axis shards
+    dims: dict[int, str] = {}
+    for index, operator in enumerate(graph.operators):
+        iteration = iterations[index]
+        name = opened.get(index, "")
+        for position, tensor in enumerate(operator.inputs):
+            if not name and tensor in sharded:
+                name = iteration.inputs[position][sharded[tensor]]
+        if not name and is_sequence and samples.operator_dim[index]:
+            name = _sequence_dim(iteration, samples.operator_dim[index], pieces)
+            dims[index] = name
+            continue
+        if not name or (name != PLUS and not iteration.dim(name).splits(pieces)):
+            continue
+        dims[index] = name
+        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
+            if name in names:
+                sharded[tensor] = names.index(name)
+        _split_view_of_weight(graph, iterations, dims, index)
+    return dims
+
+
+def _split_view_of_weight(
+    graph: OperatorGraph, iterations: list[Iteration], dims: dict[int, str], index: int
+) -> None:
+    """Let what turns a weight round for a product (``x @ weight.T``) be split as the product is."""
+    for tensor, names in zip(graph.operators[index].inputs, iterations[index].inputs, strict=True):
+        view = graph.tensors[tensor].producer
+        if view not in dims and dims[index] in names and _is_view_of_weight(graph, tensor):
+            dims[view] = iterations[view].outputs[0][names.index(dims[index])]
+
+
+def _is_view_of_weight(graph: OperatorGraph, tensor: int) -> bool:
+    view = graph.tensors[tensor].producer
+    if view < 0 or graph.operators[view].kind not in VIEWS_OF_WEIGHTS:
+        return False
+    return graph.tensors[graph.operators[view].inputs[0]].role == "parameter"
+
+
+def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
+    """Return the dim after the sample dim of a three-dimensional output, if it divides."""
+    names = iteration.outputs[0] if iteration.outputs else ()
+    if len(names) != 3 or names[0] != sample or names[1] == "":
+        return ""
+    return names[1] if iteration.dim(names[1]).splits(pieces) else ""
+
+
+def _opening_linears(
+    graph: OperatorGraph, iterations: list[Iteration], pieces: int
+) -> dict[int, str]:
+    """Find linears whose split output can stay split until another linear takes it."""
+    found: dict[int, str] = {}
+    for index in range(len(graph.operators)):
+        if not _is_linear(graph, index):
+            continue
+        name = iterations[index].outputs[0][-1]
+        if name and iterations[index].dim(name).splits(pieces):
+            start = {graph.operators[index].outputs[0]: len(iterations[index].outputs[0]) - 1}
+            if _stays_split(graph, iterations, start, pieces):
+                found[index] = name
+    return found
+
+
+def _is_linear(graph: OperatorGraph, index: int) -> bool:
+    """Whether an operator is a linear layer, however it is written: with a weight on its right."""
+    operator = graph.operators[index]
+    if operator.kind == "aten.linear.default":
+        return True
+    places = {"aten.addmm.default": 2, "aten.mm.default": 1, "aten.matmul.default": 1}
+    if operator.kind not in places:
+        return False
+    weight = operator.inputs[places[operator.kind]]
+    return graph.tensors[weight].role == "parameter" or _is_view_of_weight(graph, weight)
+
+
+def _split_vocabularies(
+    graph: OperatorGraph, iterations: list[Iteration], opened: dict[int, str], pieces: int
+) -> dict[int, str]:
+    """Split embeddings by rows, and what is linear in a loss's share, where the loss is split."""
+    found: dict[int, str] = {}
+    shares: set[int] = set()
+    for index, operator in enumerate(graph.operators):
+        linear = {operator.inputs[position] for position in iterations[index].linear}
+        if linear and linear <= shares:
+            found[index] = PLUS
+            shares.update(operator.outputs)
+        if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
+            scores = graph.tensors[operator.inputs[0]].producer
+            shares.update(operator.outputs if scores in opened else ())
+    if not shares:
+        return {}
+    for index, operator in enumerate(graph.operators):
+        if operator.kind == "aten.embedding.default":
+            offset = iterations[index].offset
+            if offset and iterations[index].dim(offset).splits(pieces):
+                found[index] = offset
+    return found
+
+
+def _stays_split(
+    graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
+) -> bool:
+    """Follow a split activation; true if every path ends at a reduction of the split dim.
+
+    Readers are visited in the order of the graph, so that all split inputs of one are known.
+    """
+    pending = sorted({reader for tensor in sharded for reader in graph.consumers[tensor]})
+    closed = False
+    while pending:
+        reader = heapq.heappop(pending)
+        if pending and pending[0] == reader:
+            continue
+        operator, iteration = graph.operators[reader], iterations[reader]
+        split = {
+            names[sharded[tensor]]
+            for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
+            if tensor in sharded
+        }
+        name = split.pop()
+        if split or not name or not iteration.dim(name).splits(pieces):
+            return False
+        if _is_linear(graph, reader) or operator.kind in CLOSING:
+            closed = True
+            continue
+        if _meets_residual(graph, operator.kind, operator.inputs, sharded):
+            return False
+        for output, names in zip(operator.outputs, iteration.outputs, strict=True):
+            if name not in names:
+                return False
+            sharded[output] = names.index(name)
+            for other in graph.consumers[output]:
+                heapq.heappush(pending, other)
+    return closed
+
+
+def _meets_residual(
+    graph: OperatorGraph, kind: str, inputs: tuple[int, ...], sharded: dict[int, int]
+) -> bool:
+    """An addition with an activation from outside the split region is the residual stream."""
+    if not kind.startswith("aten.add."):
+        return False
+    return any(tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs)

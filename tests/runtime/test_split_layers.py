@@ -1,0 +1,79 @@
+"""Split vocabularies and experts: what is sent, to the byte, and that nothing else changes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from shardwright.core.program import Message, Program
+from shardwright.planner.lower import check, lower
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from tests import zoo
+from tests.runtime.equivalence import Factory, assert_equivalent
+from tests.runtime.strategies import named
+
+pytestmark = pytest.mark.torch
+BATCH, LENGTH, CLASSES, FLOAT = 8, 8, 256, 8
+EXPERTS, CAPACITY, WIDTH, LAYERS = 4, 4, 16, 2
+
+
+def lowered(factory: Factory, seed: Seed) -> Program:
+    captured = capture(*factory())
+    program = lower(captured.graph, seed_strategy(captured.graph, seed))
+    check(program)
+    return program
+
+
+def activations(program: Program, primitive: str) -> list[Message]:
+    return [
+        message
+        for message in program.messages
+        if message.primitive == primitive and message.purpose in ("activation", "gradient")
+    ]
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_of_split_scores_only_the_sums_of_blocks_are_sent(tensor: int) -> None:
+    program = lowered(partial(zoo.gpt, tied=True, length=LENGTH), Seed(tensor=tensor))
+    (gathered,) = activations(program, "all_gather")
+    blocks = 32
+    assert gathered.bytes == BATCH * LENGTH * blocks * FLOAT
+    scores = (BATCH, LENGTH, CLASSES // tensor)
+    graph = capture(*zoo.gpt(tied=True, length=LENGTH)).graph
+    wide = {t for t, spec in enumerate(graph.tensors) if spec.shape == (BATCH, LENGTH, CLASSES)}
+    shapes = {value.shape for value in program.values if value.tensor in wide}
+    assert shapes == {scores}, "no device ever holds the scores of all classes"
+
+
+def test_tied_weights_stay_split_by_vocabulary() -> None:
+    factory = partial(zoo.gpt, tied=True, length=LENGTH)
+    graph = capture(*factory()).graph
+    (table,) = (t for t in graph.parameters if graph.tensors[t].shape[0] == CLASSES)
+    program = lowered(factory, Seed(tensor=4))
+    shapes = {value.shape[0] for value in program.values if value.tensor == table}
+    assert shapes == {CLASSES // 4}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tokens_reach_their_experts_by_all_to_all(ranks: int) -> None:
+    program = lowered(zoo.switching, Seed(expert=ranks))
+    messages = activations(program, "all_to_all")
+    # To the experts and back, forward and backward.
+    assert len(messages) == 4 * LAYERS
+    each = EXPERTS * BATCH * CAPACITY * WIDTH * FLOAT // ranks
+    assert {message.bytes for message in messages} == {each}
+    assert not activations(program, "all_gather")
+
+
+@pytest.mark.ranks
+def test_two_ranks_of_split_vocabularies_and_experts_train_as_one_process() -> None:
+    assert_equivalent(2, partial(zoo.gpt, tied=True, length=LENGTH), named(Seed(tensor=2)))
+    assert_equivalent(2, zoo.switching, named(Seed(expert=2, num_microbatches=2, zero=1)))
+
+
+@pytest.mark.ranks
+def test_four_ranks_of_split_experts_train_as_one_process() -> None:
+    seeds = (Seed(expert=4), Seed(expert=2, tensor=2), Seed(data=2, expert=2, zero=3))
+    assert_equivalent(4, zoo.switching, named(*seeds))
