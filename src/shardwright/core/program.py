@@ -104,7 +104,8 @@ class Segment:
     needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
-    peak while it runs.
+    peak while it runs. A segment whose graph is kept from its forward holds none of the inputs in
+    ``remade`` and ``spared``: backward finds the first made again, and does not need the second.
     """
 
     mesh: int
@@ -114,6 +115,8 @@ class Segment:
     outputs: tuple[int, ...]
     has_backward: bool
     recomputed: bool = False
+    remade: tuple[int, ...] = ()
+    spared: tuple[int, ...] = ()
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
 

@@ -37,23 +37,18 @@ def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
     return step.writes
 
 
-def _root(draft: Draft, value: int) -> int:
-    while draft.values[value].alias >= 0:
-        value = draft.values[value].alias
-    return value
-
-
 def _held(draft: Draft, step: Step) -> tuple[int, ...]:
     """Return what a step needs alive: of a segment's outputs, its backward only what it saved."""
     if step.kind is not Kind.BACKWARD:
         return step.reads
-    dropped = set(draft.segments[step.item].outputs) - draft.saved[step.item]
+    segment = draft.segments[step.item]
+    dropped = (set(segment.outputs) - draft.saved[step.item]).union(segment.spared)
     return tuple(value for value in step.reads if value not in dropped)
 
 
 def _touches(draft: Draft, step: Step) -> dict[int, None]:
     touched = (*_held(draft, step), *writes_of(draft, step))
-    return dict.fromkeys(_root(draft, value) for value in touched)
+    return dict.fromkeys(draft.root(value) for value in touched)
 
 
 def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
@@ -63,7 +58,7 @@ def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
         found |= {v for v in _touches(draft, step) if draft.values[v].scope == "microbatch"}
         for value in writes_of(draft, step):
             if draft.values[value].role == "parameter" and not draft.values[value].resident:
-                found.add(_root(draft, value))
+                found.add(draft.root(value))
     return found
 
 
@@ -75,9 +70,9 @@ def forward_lifetimes(
     first_is_write: dict[int, bool] = {}
     for step in backward:
         for value in _held(draft, step):
-            first_is_write.setdefault(_root(draft, value), False)
+            first_is_write.setdefault(draft.root(value), False)
         for value in writes_of(draft, step):
-            first_is_write.setdefault(_root(draft, value), True)
+            first_is_write.setdefault(draft.root(value), True)
     dying = {value for value in returning if first_is_write.get(value, True)}
     alive: set[int] = set()
     lifetimes = _walk(draft, forward, dying, returning, alive)
