@@ -15,6 +15,7 @@ from shardwright.core.layout import Layout
 ScheduleName = Literal["gpipe", "1f1b"]
 Precision = Literal["float64", "float32", "bfloat16"]
 SyncEvery = Literal["step", "microbatch"]
+Recomputation = Literal["none", "attention", "selective", "blocks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

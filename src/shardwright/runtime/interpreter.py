@@ -256,7 +256,9 @@ class Compiler:
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
-        lent = frozenset((*segment.remade, *segment.spared)) if kept is not None else frozenset[int]()
+        lent = (
+            frozenset((*segment.remade, *segment.spared)) if kept is not None else frozenset[int]()
+        )
         slots = [
             (
                 place,

@@ -47,9 +47,7 @@ class _Piece:
     offset: int
 
 
-def look_up_saved(
-    data: list[Tensor | None], slots: Sequence[int]
-) -> AbstractContextManager[None]:
+def look_up_saved(data: list[Tensor | None], slots: Sequence[int]) -> AbstractContextManager[None]:
     """Within it, autograd saves no tensor that lies in one of the slots, but where it lies.
 
     Backward finds it in what the slot holds by then. Only dense inputs are so treated: of others a
@@ -59,7 +57,13 @@ def look_up_saved(
         return nullcontext()
     ranges = [(slot, tensor) for slot in slots if (tensor := data[slot]) is not None]
     known = [
-        (slot, tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor.dtype, tensor.stride())
+        (
+            slot,
+            tensor.data_ptr(),
+            tensor.numel() * tensor.element_size(),
+            tensor.dtype,
+            tensor.stride(),
+        )
         for slot, tensor in ranges
         if _is_dense(tensor)
     ]

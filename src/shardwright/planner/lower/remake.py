@@ -64,7 +64,9 @@ class Remake:
             made = self._makes(entry)
             stays = {value for value in made if read_in.get(value, set()) <= {entry.block}}
             if entry.segment >= 0:
-                makers |= dict.fromkeys(stays if draft.segments[entry.segment].recomputed else (), place)
+                makers |= dict.fromkeys(
+                    stays if draft.segments[entry.segment].recomputed else (), place
+                )
             elif any(draft.values[value].tensor in apart for value in made):
                 makers |= dict.fromkeys(made, place)
             elif 0 <= entry.block < len(graph.blocks) and entry.block in blocks:
