@@ -134,6 +134,12 @@ def plan(
     batch_norm: Annotated[
         str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
     ] = "local",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
+        ),
+    ] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     seed_plan: Annotated[
         str,
@@ -168,6 +174,7 @@ def plan(
         seed=seed,
         measure=measure,
         batch_norm=batch_norm,
+        recompute=recompute,
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,

@@ -106,6 +106,7 @@ def _training(request: Request) -> Training:
         optimizer_states=OPTIMIZER_STATES[request.optimizer],
         clips=request.clips,
         batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
+        recompute=request.recompute,  # type: ignore[arg-type]  # checked by Request
     )
 
 

@@ -1,6 +1,7 @@
 """Which operators are worth running again, by the names people know.
 
-``blocks`` runs every operator of the repeated blocks again. ``selective`` all but the products:
+``blocks`` runs every operator of the repeated blocks again. ``selective``, besides sending copies in
+other layouts again as Megatron's sequence parallelism does, all but the products:
 results that cost little to make but much to keep (norms, activation functions, dropout; Chen et al.,
 "Training Deep Nets with Sublinear Memory Cost", section 3, drops the same). ``attention`` what grows
 with the square of the sequence (Korthikanti et al., "Reducing Activation Recomputation in Large
@@ -9,7 +10,7 @@ Transformer Models", section 4.2.2); fused attention keeps nothing of that size 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from shardwright.core.graph import OperatorGraph
@@ -45,7 +46,25 @@ def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputa
         return replace(strategy, recompute=blocks, recompute_operators=())
     inside = {i for b in blocks for i in range(graph.blocks[b].start, graph.blocks[b].stop)}
     again = recomputed_operators(graph, name) & inside
-    return replace(strategy, recompute=(), recompute_operators=tuple(sorted(again)))
+    copies = copies_kept(graph, inside) if name == "selective" else ()
+    return replace(
+        strategy, recompute=(), recompute_operators=tuple(sorted(again)), reshard_again=copies
+    )
+
+
+def copies_kept(graph: OperatorGraph, readers: Container[int]) -> tuple[int, ...]:
+    """Return the activations read by these operators only of which autograd would keep a copy in
+    another layout.
+    """
+    storage = storages(graph)
+    kept = _kept_by_autograd(graph, storage)
+    return tuple(
+        tensor
+        for tensor, spec in enumerate(graph.tensors)
+        if spec.producer >= 0
+        and storage[tensor] in kept
+        and all(reader in readers for reader in graph.consumers[tensor])
+    )
 
 
 def recomputed_operators(graph: OperatorGraph, name: Recomputation) -> frozenset[int]:
