@@ -140,6 +140,10 @@ def plan(
             "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
         ),
     ] = "auto",
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", help="Reported besides the loss; may be given several times."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     seed_plan: Annotated[
         str,
@@ -175,6 +179,7 @@ def plan(
         measure=measure,
         batch_norm=batch_norm,
         recompute=recompute,
+        outputs=tuple(output or ()),
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,

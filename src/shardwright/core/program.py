@@ -145,6 +145,20 @@ class Message:
     destination: int = -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A tensor that is reported besides the loss.
+
+    What the microbatches made lies one behind the other ``along`` a dim, or ``adds`` up; otherwise
+    every microbatch makes all of it.
+    """
+
+    name: str
+    value: int
+    along: int = -1
+    adds: bool = False
+
+
 def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple[Piece, ...]:
     """Return what travels when ``source`` on one mesh becomes ``result`` on another."""
     shape = whole_shape(source.shape, source.layout, here.sizes)
@@ -164,7 +178,8 @@ class Program:
     ``allocated`` bytes appear at the start of the instruction, ``freed`` disappear at its end,
     ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time.
 
-    ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss.
+    ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss;
+    ``outputs`` are reported besides. Both live until the end of the step.
     """
 
     strategy: Strategy
@@ -186,6 +201,7 @@ class Program:
     freed: NDArray[np.int64]
     temporary: NDArray[np.int64]
     base_bytes: tuple[int, ...]
+    outputs: tuple[Output, ...] = ()
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:

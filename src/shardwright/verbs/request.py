@@ -32,7 +32,8 @@ class Request:
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
     what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
-    seconds a step may take, or text with a unit.
+    seconds a step may take, or text with a unit. ``outputs`` are what forward returns besides the
+    loss and a step may report.
     """
 
     global_batch: int | None = None
@@ -48,6 +49,7 @@ class Request:
     seed_plan: str = ""
     mode: str = "min-time"
     deadline: str | float | None = None
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))

@@ -51,6 +51,7 @@ def study(
         seq=request.seq,
         precision=request.precision,
         batch_norm=request.batch_norm,
+        outputs=request.outputs,
     )
     graph = captured.graph
     goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]

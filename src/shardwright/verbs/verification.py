@@ -71,6 +71,7 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
         seq=origin.seq,
         precision=plan.strategy.precision,
         batch_norm=plan.strategy.batch_norm,
+        outputs=plan.outputs,
     ).graph
     check_fits(plan, original)
     samples = find_samples(original)

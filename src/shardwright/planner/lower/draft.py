@@ -15,6 +15,7 @@ from shardwright.core.layout import Layout, local_bytes, local_shape
 from shardwright.core.program import (
     Kind,
     Message,
+    Output,
     Scope,
     Segment,
     Value,
@@ -76,6 +77,7 @@ class Draft:
         self.recomputed = frozenset(strategy.recompute_operators).union(
             *(range(block.start, block.stop) for block in blocks)
         )
+        self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
         # What does not depend on the batch but is read sample by sample (an initial state of

@@ -62,6 +62,11 @@ def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
     return found
 
 
+def _reported(draft: Draft) -> set[int]:
+    """Values that live until the end of the step because somebody may ask for them."""
+    return {draft.root(output.value) for output in draft.outputs}
+
+
 def forward_lifetimes(
     draft: Draft, forward: Sequence[Step], backward: Sequence[Step]
 ) -> tuple[Lifetimes, set[int]]:
@@ -73,7 +78,7 @@ def forward_lifetimes(
             first_is_write.setdefault(draft.root(value), False)
         for value in writes_of(draft, step):
             first_is_write.setdefault(draft.root(value), True)
-    dying = {value for value in returning if first_is_write.get(value, True)}
+    dying = {value for value in returning if first_is_write.get(value, True)} - _reported(draft)
     alive: set[int] = set()
     lifetimes = _walk(draft, forward, dying, returning, alive)
     return lifetimes, alive
@@ -88,7 +93,8 @@ def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) 
         if step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
         for value in step.reads
     }
-    lifetimes = _walk(draft, backward, returning | synced, returning, set(alive))
+    dying = (returning | synced) - _reported(draft)
+    lifetimes = _walk(draft, backward, dying, returning, set(alive))
     lifetimes.first = [0] * len(backward)
     begun: set[int] = set()
     for place, step in enumerate(backward):

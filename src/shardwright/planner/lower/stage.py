@@ -308,9 +308,9 @@ class Stage:
         held.by_pair[pair.value, pair.gradient] = value
         held.by_layout.setdefault(pair.value, value)
 
-    def value_of(self, tensor: int) -> int:
-        """Return the value that this mesh made of an activation, per microbatch."""
-        return self._held[tensor, "microbatch"].origin
+    def value_of(self, tensor: int, scope: Scope = "microbatch") -> int:
+        """Return the value that this mesh made of an activation."""
+        return self._held[tensor, scope].origin
 
     def has(self, tensor: int, scope: Scope) -> bool:
         """Whether this mesh already made or fetched an activation."""

@@ -129,6 +129,7 @@ def _plan(found: Findings, verdict: Judged, seed: int) -> Plan:
         bound=_bound(found, verdict),
         sources=verdict.sources,
         notes=tuple(notes),
+        outputs=tuple(name for name, _ in context.graph.outputs),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -61,15 +62,17 @@ class Entry:
     spec: TensorSpec
     constant: Tensor | None = None
 
+NO_OUTPUTS: Mapping[str, Value] = MappingProxyType({})
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
-def live_records(records: Sequence[Record], loss: Value) -> list[Record]:
-    """Return the records that the loss depends on or that write a buffer, in order."""
-    needed: set[Value] = {loss}
+def live_records(records: Sequence[Record], results: Iterable[Value]) -> list[Record]:
+    """Return the records that some result depends on or that write a buffer, in order."""
+    needed: set[Value] = set(results)
     kept: list[Record] = []
     for record in reversed(records):
         writes = not record.outputs or record.target is aten.batch_norm.default
@@ -88,9 +91,10 @@ def assemble(
     loss: Value,
     notes: Sequence[str],
     batch_names: tuple[str, ...],
+    outputs: Mapping[str, Value] = NO_OUTPUTS,
 ) -> Captured:
     """Number the tensors, describe every record as an operator, and cut the blocks."""
-    records = live_records(records, loss)
+    records = live_records(records, (loss, *outputs.values()))
     used = {
         v for record in records for v in tensors_in([record.args, list(record.kwargs.values())])
     }
@@ -131,7 +135,13 @@ def assemble(
         for index in range(block.start, block.stop):
             operators[index] = replace(operators[index], block=number)
     graph = OperatorGraph(
-        name, tuple(tensors), tuple(operators), blocks, index_of[loss], tuple(notes)
+        name,
+        tuple(tensors),
+        tuple(operators),
+        blocks,
+        index_of[loss],
+        tuple(notes),
+        tuple((name, index_of[value]) for name, value in outputs.items()),
     )
     return Captured(graph, tuple(calls), constants, batch_names)
 

@@ -23,15 +23,43 @@ from shardwright.runtime.capture.record import Unsupported
 
 
 class LossOnly(nn.Module):
-    """Wraps a module so that only its loss leaves, and adds the constant arguments."""
+    """Wraps a module so that only its loss, and named outputs behind it, leave; adds the constant
+    arguments.
+    """
 
-    def __init__(self, module: nn.Module, constants: dict[str, Any]) -> None:
+    def __init__(
+        self, module: nn.Module, constants: dict[str, Any], outputs: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         self.module = module
         self.constants = constants
+        self.outputs = outputs
 
-    def forward(self, **batch: Tensor) -> Tensor:
-        return find_loss(self.module(**batch, **self.constants))
+    def forward(self, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
+        result = self.module(**batch, **self.constants)
+        loss = find_loss(result)
+        if not self.outputs:
+            return loss
+        return (loss, *(find_output(result, name) for name in self.outputs))
+
+
+def find_output(output: Any, name: str) -> Tensor:
+    """Return a named output of a forward: a key, an attribute, or a position in a tuple."""
+    found: Any = None
+    known: list[str] = []
+    if isinstance(output, Mapping):
+        found, known = output.get(name), [str(key) for key in output]
+    elif isinstance(output, (tuple, list)) and not hasattr(output, name):
+        known = [str(position) for position in range(len(output))]
+        found = output[int(name)] if name in known else None
+    else:
+        found, known = getattr(output, name, None), list(getattr(output, "_fields", ()))
+    if not isinstance(found, Tensor):
+        raise CaptureError(
+            f"an output must be a tensor that forward returns, but {name[:40]!r} is not among "
+            f"{', '.join(known) or type(output).__name__}; return a dict or tuple that holds it"
+        )
+    return found
 
 
 def find_loss(output: Any) -> Tensor:
