@@ -118,7 +118,9 @@ def compare(
     for run in runs:
         for found, wanted in zip(run, expected, strict=True):
             for name in found:
-                torch.testing.assert_close(found[name], wanted[name].detach(), rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(
+                    found[name], wanted[name].detach(), rtol=1e-10, atol=1e-12
+                )
 
 
 class Plain(Reporting):

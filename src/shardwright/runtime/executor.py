@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import PARTIAL, shard_dim
+from shardwright.core.layout import shard_dim
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import checkpoint, gather, inputs, trace, weights
+from shardwright.runtime import outputs as results
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import (
@@ -32,7 +33,6 @@ from shardwright.runtime.interpreter import (
     Machine,
     needed_forward,
 )
-from shardwright.runtime import outputs as results
 from shardwright.runtime.messages import Groups
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.randomness import RandomSource

@@ -236,7 +236,8 @@ class _Lowering:
             home = self.draft.strategy.configs[graph.tensors[tensor].producer].mesh
             scopes: tuple[Scope, ...] = ("step", "microbatch")
             stages = [self.stages[home], *self.stages]
-            stage, scope = next((s, c) for s in stages for c in scopes if s.has(tensor, c))
+            places = ((stage, scope) for stage in stages for scope in scopes)
+            stage, scope = next((s, c) for s, c in places if s.has(tensor, c))
             in_pieces = scope == "microbatch"
             found.append(
                 Output(

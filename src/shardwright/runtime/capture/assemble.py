@@ -62,6 +62,7 @@ class Entry:
     spec: TensorSpec
     constant: Tensor | None = None
 
+
 NO_OUTPUTS: Mapping[str, Value] = MappingProxyType({})
 
 

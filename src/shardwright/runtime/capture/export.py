@@ -52,6 +52,8 @@ def capture(
 ) -> Captured:
     """Capture a module, whose forward on ``batch`` returns a loss, in training mode.
 
+    Submodules that are in evaluation mode while the module itself is not stay so (a frozen norm).
+
     A mapping is passed to forward by name, a tuple by position. ``global_batch`` replaces dim 0 of
     every batch tensor that has the example's batch size there. ``precision`` (a floating dtype's
     name) converts floating parameters, buffers and inputs. ``batch_norm`` says over whose batch
@@ -63,7 +65,9 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     prepared = fake_batch(mode, named, global_batch, dtype)
     twin = fake_copy(mode, module, dtype)
-    wrapper = LossOnly(twin, prepared.constants, tuple(dict.fromkeys(outputs))).train()
+    wrapper = LossOnly(twin, prepared.constants, tuple(dict.fromkeys(outputs)))
+    if not module.training:
+        wrapper.train()
     synchronised = batch_norm == "synchronised"
     job = _Job(module, twin, wrapper, prepared, name or type(module).__name__, synchronised)
     with quiet(), eager_masks(prepared.tensors):
