@@ -235,9 +235,9 @@ class _Lowering:
         for name, tensor in graph.outputs:
             home = self.draft.strategy.configs[graph.tensors[tensor].producer].mesh
             scopes: tuple[Scope, ...] = ("step", "microbatch")
-            stages = [self.stages[home], *self.stages]
-            places = ((stage, scope) for stage in stages for scope in scopes)
-            stage, scope = next((s, c) for s, c in places if s.has(tensor, c))
+            stages = (self.stages[home], *self.stages)
+            stage = next(s for s in stages if any(s.has(tensor, scope) for scope in scopes))
+            scope: Scope = "step" if stage.has(tensor, "step") else "microbatch"
             in_pieces = scope == "microbatch"
             found.append(
                 Output(

@@ -66,6 +66,14 @@ class Entry:
 NO_OUTPUTS: Mapping[str, Value] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What leaves a model: its loss, and outputs by name."""
+
+    loss: Value
+    outputs: Mapping[str, Value] = NO_OUTPUTS
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name without ``torch.``."""
     return str(dtype).removeprefix("torch.")
@@ -89,13 +97,12 @@ def assemble(
     module: nn.Module,
     records: Sequence[Record],
     entries: Sequence[Entry],
-    loss: Value,
+    results: Results,
     notes: Sequence[str],
     batch_names: tuple[str, ...],
-    outputs: Mapping[str, Value] = NO_OUTPUTS,
 ) -> Captured:
     """Number the tensors, describe every record as an operator, and cut the blocks."""
-    records = live_records(records, (loss, *outputs.values()))
+    records = live_records(records, (results.loss, *results.outputs.values()))
     used = {
         v for record in records for v in tensors_in([record.args, list(record.kwargs.values())])
     }
@@ -140,9 +147,9 @@ def assemble(
         tuple(tensors),
         tuple(operators),
         blocks,
-        index_of[loss],
+        index_of[results.loss],
         tuple(notes),
-        tuple((name, index_of[value]) for name, value in outputs.items()),
+        tuple((name, index_of[value]) for name, value in results.outputs.items()),
     )
     return Captured(graph, tuple(calls), constants, batch_names)
 

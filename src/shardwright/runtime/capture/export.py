@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.assemble import Captured, Entry, assemble, dtype_name
+from shardwright.runtime.capture.assemble import Captured, Entry, Results, assemble, dtype_name
 from shardwright.runtime.capture.hooks import call_whole, observe, opaque_modules
 from shardwright.runtime.capture.prepare import (
     Batch,
@@ -106,18 +106,18 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
     loss = _check_loss(translator.variables.read(output), recorder)
+    outputs = {
+        name: _computed(other, translator, recorder)
+        for name, other in zip(job.wrapper.outputs, others, strict=True)
+    }
     return assemble(
         name=job.name,
         module=job.module,
         records=recorder.records,
         entries=entries.ordered(),
-        loss=loss,
+        results=Results(loss, outputs),
         notes=(*notes, *translator.notes),
         batch_names=tuple(job.batch.tensors),
-        outputs={
-            name: _computed(other, translator, recorder)
-            for name, other in zip(job.wrapper.outputs, others, strict=True)
-        },
     )
 
 
@@ -288,7 +288,7 @@ def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
         module=job.module,
         records=recorder.records,
         entries=entries.ordered(),
-        loss=loss,
+        results=Results(loss),
         notes=(note, call.note),
         batch_names=batch_names,
     )
