@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -63,15 +62,12 @@ class Entry:
     constant: Tensor | None = None
 
 
-NO_OUTPUTS: Mapping[str, Value] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class Results:
     """What leaves a model: its loss, and outputs by name."""
 
     loss: Value
-    outputs: Mapping[str, Value] = NO_OUTPUTS
+    outputs: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
