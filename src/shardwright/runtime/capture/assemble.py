@@ -67,7 +67,7 @@ class Results:
     """What leaves a model: its loss, and outputs by name."""
 
     loss: Value
-    outputs: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    outputs: Mapping[str, Value] = field(default_factory=dict)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -130,8 +130,8 @@ def assemble(
             tensors.append(describe(value, label, position))
         operator, call = _operator(record, index_of)
         shapes = [tensors[index].shape for index in operator.inputs]
-        results = [tensors[index].shape for index in operator.outputs]
-        flops = count_flops(operator.kind, shapes, results, dict(operator.attributes))
+        made = [tensors[index].shape for index in operator.outputs]
+        flops = count_flops(operator.kind, shapes, made, dict(operator.attributes))
         operators.append(replace(operator, flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))
