@@ -116,6 +116,7 @@ def test_a_module_needs_an_example_batch() -> None:
     [
         (lambda: Request(optimizer="magic"), "optimizer must be one of"),
         (lambda: Request(precision="float8"), "precision must be one of"),
+        (lambda: Request(recompute="some"), "recompute must be one of"),
         (lambda: Request(global_batch=0), "global batch must be between"),
         (lambda: Request(memory_limit="12").memory_bytes, "has no unit"),
         (lambda: Request(memory_limit=float("nan")).memory_bytes, "must be positive"),
@@ -136,3 +137,32 @@ def test_init_writes_a_cluster_file_that_can_be_planned_for(tmp_path: Path) -> N
     assert not is_local
     with pytest.raises(InputError, match="exists and is kept"):
         api.init(path)
+
+
+class WithPenalty(torch.nn.Module):
+    """Returns its loss and what it is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.linear(x)
+        return {"loss": y.square().mean() + y.abs().sum(), "size": y.abs().sum(), "y": y}
+
+
+def test_a_plan_knows_the_outputs_it_reports(tmp_path: Path) -> None:
+    module, batch = WithPenalty(), {"x": torch.randn(4, 8)}
+    frontier = shardwright.plan(module, "1x1xV100", batch=batch, outputs=("size", "y"))
+    assert frontier.best.outputs == ("size", "y")
+    write_plan(tmp_path / "plan.json", frontier)
+    expected = module(**batch)
+    executor = shardwright.build(
+        read_plan(tmp_path / "plan.json").best, module, optimizer=ADAM, batch=batch
+    )
+    executor.step(batch, outputs=("y", "size"))
+    for name in ("y", "size"):
+        found = executor.outputs[name].to(torch.float32)
+        torch.testing.assert_close(found, expected[name].detach())
+    executor.step(batch)
+    assert executor.outputs == {}

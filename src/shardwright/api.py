@@ -75,9 +75,11 @@ def plan(
     seed: int = 0,
     measure: str = "auto",
     batch_norm: str = "local",
+    recompute: str = "auto",
     seed_plan: str = "",
     mode: str = "min-time",
     deadline: str | float | None = None,
+    outputs: tuple[str, ...] = (),
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
@@ -98,9 +100,11 @@ def plan(
         seed=seed,
         measure=measure,
         batch_norm=batch_norm,
+        recompute=recompute,
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,
+        outputs=outputs,
     )
     return study(model, cluster, request, batch=batch).frontier
 
@@ -431,6 +435,7 @@ def _evidence(
         seq=origin.seq,
         precision=plan.strategy.precision,
         batch_norm=plan.strategy.batch_norm,
+        outputs=plan.outputs,
     )
     machine = find_cluster(cluster)[0] if cluster or not document.cluster else document.cluster
     check_fits(plan, captured.graph, machine)

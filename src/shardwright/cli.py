@@ -160,6 +160,16 @@ def plan(
     batch_norm: Annotated[
         str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
     ] = "local",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
+        ),
+    ] = "auto",
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", help="Reported besides the loss; may be given several times."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     seed_plan: Annotated[
         str,
@@ -209,6 +219,8 @@ def plan(
         seed=seed,
         measure=measure,
         batch_norm=batch_norm,
+        recompute=recompute,
+        outputs=tuple(output or ()),
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,

@@ -40,7 +40,8 @@ MESHES = ((1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 4), (2, 2, 2), (3,), (6,),
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A strategy from afar. ``wildness`` is the share of operators and parameters whose split or
-    layout is drawn at random; the others are data parallel along the first axis. ``shuffles``: the
+    layout is drawn at random; the others are data parallel along the first axis. ``recomputes`` whole
+    blocks; ``drops`` results of single operators and copies in other layouts. ``shuffles``: the
     devices of the meshes are in any order. ``cuts_blocks``: stages may begin inside a block."""
 
     sizes: tuple[int, ...]
@@ -49,6 +50,7 @@ class Shape:
     schedule: ScheduleName = "1f1b"
     wildness: float = 0.0
     recomputes: bool = False
+    drops: bool = False
     clips: bool = False
     shuffles: bool = False
     cuts_blocks: bool = False
@@ -75,6 +77,7 @@ def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape
         schedule=st.sampled_from(("1f1b", "gpipe")),
         wildness=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
         recomputes=st.booleans(),
+        drops=st.booleans(),
         clips=st.booleans(),
         shuffles=st.booleans(),
         cuts_blocks=st.booleans(),
@@ -109,8 +112,16 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
         pipeline=Pipeline(schedule=shape.schedule, num_microbatches=pieces),
         gradient_sync=GradientSync(buckets=_buckets(graph, random)),
         recompute=tuple(b for b in blocks if shape.recomputes and random.random() < 0.5),
+        recompute_operators=_some(len(graph.operators), shape, random),
+        reshard_again=_some(len(graph.tensors), shape, random),
         clips=shape.clips,
     )
+
+
+def _some(count: int, shape: Shape, random: Random) -> tuple[int, ...]:
+    """Draw which operators, or tensors, are made again in backward: few, some or all."""
+    share = random.choice((0.1, 0.5, 1.0))
+    return tuple(index for index in range(count) if shape.drops and random.random() < share)
 
 
 def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:

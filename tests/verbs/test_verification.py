@@ -11,6 +11,7 @@ import shardwright
 from shardwright.core.plan import Frontier, Objective, Plan
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import Origin, write_plan
+from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, carry_over, find_samples, seed_strategy
 from shardwright.verbs.request import Trial
@@ -124,6 +125,14 @@ def test_a_strategy_follows_its_model_into_another_precision(precision: str) -> 
     graph = capture(module, batch, precision=precision).graph
     exact = capture(module, batch, precision="float64").graph
     seed = Seed(data=2, tensor=2, sequence=True, stages=2, num_microbatches=2)
-    carried = carry_over(seed_strategy(graph, seed), graph, exact)
+    strategy = with_recomputation(graph, seed_strategy(graph, seed), "selective")
+    carried = carry_over(strategy, graph, exact)
+    for index in carried.recompute_operators:
+        assert exact.operators[index].kind in {
+            graph.operators[other].kind for other in strategy.recompute_operators
+        }
+    readers = [exact.tensors[tensor].producer for tensor in carried.reshard_again]
+    assert readers
+    assert min(readers) >= 0
     assert len(carried.configs) == len(exact.operators)
     assert lower(exact, carried, find_samples(exact)).num_instructions > 0

@@ -118,7 +118,8 @@ class Block:
 class OperatorGraph:
     """Operators in topological order, their tensors, and the loss.
 
-    ``loss`` is the index of the scalar tensor that is minimised. ``notes`` are sentences about what
+    ``loss`` is the index of the scalar tensor that is minimised, ``outputs`` the (name, index) of
+    tensors that are to be reported besides. ``notes`` are sentences about what
     capture changed or could not see (decompositions, batch statistics, opaque operators).
     """
 
@@ -128,6 +129,7 @@ class OperatorGraph:
     blocks: tuple[Block, ...]
     loss: int
     notes: tuple[str, ...] = ()
+    outputs: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         seen = {index for index, tensor in enumerate(self.tensors) if tensor.producer < 0}
@@ -139,8 +141,8 @@ class OperatorGraph:
             if any(self.tensors[out].producer != index for out in operator.outputs):
                 raise ValueError(f"an output of {operator.name!r} does not name it as producer")
             seen.update(operator.outputs)
-        if not 0 <= self.loss < len(self.tensors):
-            raise ValueError("the loss is not a tensor of the graph")
+        if not all(0 <= i < len(self.tensors) for i in (self.loss, *dict(self.outputs).values())):
+            raise ValueError("the loss or an output is not a tensor of the graph")
         edges = [edge for block in self.blocks for edge in (block.start, block.stop)]
         covered = not edges or (edges[0] == 0 and edges[-1] == len(self.operators))
         if not covered or edges[1:-1:2] != edges[2::2]:
@@ -174,6 +176,7 @@ class OperatorGraph:
         for op in self.operators:
             digest.update(repr((op.kind, op.inputs, op.outputs, op.attributes)).encode())
         digest.update(str(self.loss).encode())
+        digest.update(repr(self.outputs).encode() if self.outputs else b"")
         return digest.hexdigest()[:16]
 
     @property

@@ -44,7 +44,8 @@ class Plan:
     """A strategy complete enough to run, or to refuse.
 
     The fingerprints name the graph, cluster and costs it was made for. ``sources`` counts how many of
-    its step's seconds are measured, published or modelled. ``reason`` is one sentence why.
+    its step's seconds are measured, published or modelled. ``reason`` is one sentence why. ``outputs``
+    are reported besides the loss.
     """
 
     strategy: Strategy
@@ -62,6 +63,7 @@ class Plan:
     bound: Bound | None = None
     sources: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

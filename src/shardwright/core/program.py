@@ -118,7 +118,8 @@ class Segment:
     needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
-    peak while it runs, above what it began with and all that it makes; it may be below that.
+    peak while it runs, above what it began with and all that it makes; it may be below that. A segment whose graph is kept from its forward holds none of the inputs in
+    ``remade`` and ``spared``: backward finds the first made again, and does not need the second.
     """
 
     mesh: int
@@ -128,6 +129,8 @@ class Segment:
     outputs: tuple[int, ...]
     has_backward: bool
     recomputed: bool = False
+    remade: tuple[int, ...] = ()
+    spared: tuple[int, ...] = ()
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
 
@@ -167,6 +170,20 @@ class Message:
         return gathers and not (len(self.sources) == 1 and self.dims[0][0] == 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A tensor that is reported besides the loss.
+
+    What the microbatches made lies one behind the other ``along`` a dim, or ``adds`` up; otherwise
+    every microbatch makes all of it.
+    """
+
+    name: str
+    value: int
+    along: int = -1
+    adds: bool = False
+
+
 def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple[Piece, ...]:
     """Return what travels when ``source`` on one mesh becomes ``result`` on another."""
     shape = whole_shape(source.shape, source.layout, here.sizes)
@@ -188,7 +205,8 @@ class Program:
     message has under way, and what a send frees, stays until it is completed
     (``core.completion``).
 
-    ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss.
+    ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss;
+    ``outputs`` are reported besides. Both live until the end of the step.
     """
 
     strategy: Strategy
@@ -210,6 +228,7 @@ class Program:
     freed: NDArray[np.int64]
     temporary: NDArray[np.int64]
     base_bytes: tuple[int, ...]
+    outputs: tuple[Output, ...] = ()
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:

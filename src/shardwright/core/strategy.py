@@ -15,6 +15,7 @@ from shardwright.core.layout import Layout
 ScheduleName = Literal["gpipe", "1f1b"]
 Precision = Literal["float64", "float32", "bfloat16"]
 SyncEvery = Literal["step", "microbatch"]
+Recomputation = Literal["none", "attention", "selective", "blocks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,10 @@ class Strategy:
     """A config per operator and per parameter, the pipeline, and what is recomputed.
 
     ``parameters`` follows the order of ``OperatorGraph.parameters``. ``recompute`` lists block
-    indices whose activations are computed again in backward. ``batch_norm`` says whose batch the
+    indices whose activations are computed again in backward, messages included;
+    ``recompute_operators`` lists operators of other blocks whose results are dropped after forward and
+    computed again (what leaves the block is kept). ``reshard_again`` lists activations whose copies in
+    other layouts are dropped after forward and made again by the same messages before backward. ``batch_norm`` says whose batch the
     statistics are taken over (``local``: each device's shard of each microbatch, as DDP does).
     ``optimizer_states`` counts the tensors which the optimizer keeps per parameter (AdamW 2),
     ``clips`` whether the gradient is clipped by its global norm before the update.
@@ -127,6 +131,8 @@ class Strategy:
     pipeline: Pipeline = Pipeline()
     gradient_sync: GradientSync = GradientSync()
     recompute: tuple[int, ...] = ()
+    recompute_operators: tuple[int, ...] = ()
+    reshard_again: tuple[int, ...] = ()
     precision: Precision = "float32"
     batch_norm: Literal["local", "synchronised"] = "local"
     optimizer_states: int = 2

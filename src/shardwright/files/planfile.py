@@ -250,6 +250,10 @@ def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
         raise ValueError("the gradient buckets must name parameters, each once")
     if any(not 0 <= block < len(graph.blocks) for block in strategy.recompute):
         raise ValueError(f"recompute names blocks outside 0..{len(graph.blocks) - 1}")
+    if any(not 0 <= index < len(graph.operators) for index in strategy.recompute_operators):
+        raise ValueError(f"recompute_operators names some outside 0..{len(graph.operators) - 1}")
+    if any(not 0 <= index < len(graph.tensors) for index in strategy.reshard_again):
+        raise ValueError(f"reshard_again names tensors outside 0..{len(graph.tensors) - 1}")
 
 
 def _is_layout_of(layout: Layout, rank: int) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Program
+from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.report.story import (
     WORK,
@@ -116,7 +117,7 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
             ["Schedule", f"{pipeline.schedule}, {pipeline.num_microbatches} microbatch(es)"],
             ["Global batch", str(plan.global_batch)],
             ["Precision", strategy.precision],
-            ["Recomputed blocks", str(len(strategy.recompute)) if strategy.recompute else "none"],
+            ["Recomputed", _recomputed_text(strategy)],
             [
                 "Gradients",
                 f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)",
@@ -147,6 +148,15 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         "hidden": max(0, len(rows) - MAX_OPERATORS),
         "differences": [[d.name, d.predicted, d.measured, d.unit] for d in differences(item)],
     }
+
+
+def _recomputed_text(strategy: Strategy) -> str:
+    counts = {
+        "blocks": len(strategy.recompute),
+        "operators": len(strategy.recompute_operators),
+        "re-laid-out copies": len(strategy.reshard_again),
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing"
 
 
 def _mesh_text(program: Program, index: int) -> str:

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import PARTIAL, shard_dim
-from shardwright.core.program import Kind, Program
+from shardwright.core.layout import shard_dim
+from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import checkpoint, gather, inputs, trace, weights
+from shardwright.runtime import outputs as results
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import (
@@ -99,8 +100,9 @@ class Executor:
             if int(program.group[index]) in self.machine.sites
         ]
         self._inputs = inputs.compile_inputs(captured, program, self.machine.sites)
-        self._loss_slots = self._slots_of_loss()
-        self._training = compiler.compile(mine, frozenset(self._loss_slots))
+        self.outputs: dict[str, Tensor] = {}
+        self._wanted: list[Output] = []
+        self._training = compiler.compile(mine, self._lasting())
         self._evaluation: Compiled | None = None
         self._reduced: Pending | None = None
         self._closed = False
@@ -120,20 +122,29 @@ class Executor:
 
     # -- running -------------------------------------------------------------------------------
 
-    def step(self, batch: inputs.Batch) -> Tensor:
-        """Train on one global batch and return its loss, equal on all ranks (0-d, float64)."""
+    def step(self, batch: inputs.Batch, outputs: Sequence[str] = ()) -> Tensor:
+        """Train on one global batch and return its loss, equal on all ranks (0-d, float64).
+
+        The named ``outputs`` of the plan are put together in ``self.outputs``, as forward made them
+        before the update; all ranks must ask for the same.
+        """
+        self._wanted = results.choose(self.program, outputs)
         loss = self._run(self._training, batch, self._walk)
         self.machine.clock.step += 1
         return loss
 
-    def evaluate(self, batch: inputs.Batch) -> Tensor:
-        """Return the loss of one global batch, without dropout and with running statistics."""
+    def evaluate(self, batch: inputs.Batch, outputs: Sequence[str] = ()) -> Tensor:
+        """Return the loss of one global batch, without dropout and with running statistics.
+
+        ``outputs`` are as in ``step``.
+        """
+        self._wanted = results.choose(self.program, outputs)
         if self._evaluation is None:
             compiler = Compiler(self.machine, self._special, training=False)
-            goal = frozenset(self._slots_of_loss(anywhere=True))
+            goal = self._lasting()
             needed = needed_forward(compiler, range(self.program.num_instructions), goal)
             mine = [i for i in needed if int(self.program.group[i]) in self.machine.sites]
-            self._evaluation = compiler.compile(mine, frozenset(self._loss_slots))
+            self._evaluation = compiler.compile(mine, goal)
         return self._run(self._evaluation, batch, self._walk)
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
@@ -160,7 +171,9 @@ class Executor:
                 self._seed_gradient()
                 walk(compiled)
                 self._reduce_loss()
-                return self._finish_loss()
+                loss = self._finish_loss()
+                self._collect_outputs()
+                return loss
         except (KeyboardInterrupt, RunError):
             raise
         except Exception as error:
@@ -203,13 +216,19 @@ class Executor:
 
     # -- loss ----------------------------------------------------------------------------------
 
-    def _slots_of_loss(self, *, anywhere: bool = False) -> list[int]:
-        loss = self.program.values[self.program.loss]
-        if not anywhere and loss.mesh not in self.machine.sites:
-            return []
-        pieces = range(self.program.strategy.pipeline.num_microbatches)
-        slots = [self.machine.store.slot(self.program.loss, piece) for piece in pieces]
-        return list(dict.fromkeys(slots))
+    def _lasting(self) -> frozenset[int]:
+        """Return the slots of loss and outputs, of all meshes: they last until the end of a step."""
+        values = [self.program.loss, *(output.value for output in self.program.outputs)]
+        store = self.machine.store
+        return frozenset(s for v in values for s in results.slots_of(self.program, store, v))
+
+    def _collect_outputs(self) -> None:
+        machine, sites = self.machine, dict(self.machine.sites)
+        self.outputs = {
+            output.name: results.collect(self.program, machine.store, sites, self.world, output)
+            for output in self._wanted
+        }
+        self._wanted = []
 
     def _seed_gradient(self) -> None:
         loss = self.program.values[self.program.loss]
@@ -228,23 +247,12 @@ class Executor:
         site = self.machine.sites.get(self.program.values[self.program.loss].mesh)
         device = next(iter(self.machine.sites.values())).device
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        if site is not None and self._counts(self.program.loss):
-            for slot in self._loss_slots:
+        if site is not None and results.counts(self.program, self.program.loss, site):
+            for slot in results.slots_of(self.program, self.machine.store, self.program.loss):
                 held = self.machine.store.data[slot]
                 total[0] += held if held is not None else torch.nan
         total[1] = float(INTERRUPTION.requested)
         self._reduced = self.world.all_reduce(total)
-
-    def _counts(self, value: int) -> bool:
-        """Whether this rank counts a value in sums over the world: replicas count once."""
-        entry = self.program.values[value]
-        site = self.machine.sites[entry.mesh]
-        return all(
-            place == 0
-            for placement, place in zip(entry.layout, site.coordinate, strict=True)
-            if shard_dim(placement) < 0
-            and not (value == self.program.loss and placement == PARTIAL)
-        )
 
     def _finish_loss(self) -> Tensor:
         if self._reduced is None:
@@ -285,7 +293,14 @@ class Executor:
             # serves all meshes it is on, so that all ranks meet in one sum.
             if mesh != self.stage:
                 return lambda: None
-            every = [(store.slot(m.gradient, 0), self._counts(m.value)) for m in masters]
+            sites = self.machine.sites
+            every = [
+                (
+                    store.slot(m.gradient, 0),
+                    results.counts(self.program, m.value, sites[values[m.value].mesh]),
+                )
+                for m in masters
+            ]
             return lambda: self._clip(every)
         mine = [m for m in masters if values[m.value].mesh == mesh]
         pairs = [(master.parameter, store.slot(master.gradient, 0)) for master in mine]

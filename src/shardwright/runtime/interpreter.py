@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.core.program import Kind, Program, Segment
 from shardwright.runtime import halos, messages
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.lend import look_up_saved, stand_in
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.segment import (
@@ -162,7 +163,7 @@ class Compiler:
             incoming = [values[value].gradient for value in segment.outputs]
             made = [values[value].gradient for value in segment.inputs]
             gathered = [v for v in segment.inputs if values[v].role == "parameter"]
-            return Touch(slots((*gathered, *incoming)), (), slots(made))
+            return Touch(slots((*gathered, *incoming, *segment.remade)), (), slots(made))
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             message = program.messages[item]
             reads = () if kind == Kind.RECEIVE else slots(message.sources)
@@ -234,15 +235,20 @@ class Compiler:
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
+        lent = (
+            frozenset((*segment.remade, *segment.spared)) if kept is not None else frozenset[int]()
+        )
         slots = [
             (
                 place,
                 machine.store.slot(value, microbatch),
                 kept is not None and values[value].gradient >= 0,
+                value in lent,
             )
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
         ]
+        remade = [machine.store.slot(value, microbatch) for value in segment.remade]
         tracked = [
             place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0
         ]
@@ -252,7 +258,7 @@ class Compiler:
         ]
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
         roots = {machine.store.root(value) for value in segment.inputs}
-        released = {
+        gathered = {
             machine.parameters.raw[root].untyped_storage()._cdata
             for root in roots
             if machine.parameters.is_gathered(root)
@@ -260,22 +266,30 @@ class Compiler:
 
         def forward() -> None:
             arguments = fixed.copy()
-            for place, slot, leaf in slots:
+            leaves: list[Any] = [None] * len(fixed)
+            for place, slot, is_leaf, is_lent in slots:
                 tensor: Any = data[slot]
-                arguments[place] = tensor.detach().requires_grad_() if leaf else tensor
+                if is_leaf and is_lent:
+                    leaves[place], tensor = stand_in(tensor)
+                elif is_leaf:
+                    tensor = leaves[place] = tensor.detach().requires_grad_()
+                arguments[place] = tensor
             if is_random:
                 source.stand_at(clock.step, microbatch)
             if kept is None:
                 outputs = run(*arguments)
             else:
-                with torch.enable_grad():
+                with torch.enable_grad(), look_up_saved(data, remade):
                     outputs = run(*arguments)
                     edges = [_edge(outputs[place]) for place in trained]
-                kept[:] = (edges, [arguments[place] for place in tracked])
+                kept[:] = (
+                    edges,
+                    [fixed[p] if leaves[p] is None else leaves[p] for p in tracked],
+                )
             for slot, result in zip(results, outputs, strict=True):
                 data[slot] = result.detach()
-            if released:
-                _keep_apart(data, results, released)
+            if gathered:
+                _keep_apart(data, results, gathered)
 
         return forward
 

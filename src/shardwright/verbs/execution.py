@@ -35,6 +35,7 @@ def build_executor(
         global_batch=plan.global_batch,
         precision=plan.strategy.precision,
         batch_norm=plan.strategy.batch_norm,
+        outputs=plan.outputs,
     )
     check_fits(plan, captured.graph)
     program = lower(captured.graph, plan.strategy)

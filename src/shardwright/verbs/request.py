@@ -14,6 +14,7 @@ from shardwright.planner.search import MODES
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 PRECISIONS = ("float32", "bfloat16", "float64")
 BATCH_NORMS = ("local", "synchronised")
+RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
 MEASURES = ("auto", "never", "always")
 LARGEST_BATCH = 2**31
 
@@ -27,10 +28,12 @@ class Request:
     is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
     device multiplies in it faster than in float32, else float32. ``clips``: gradients will be
     clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
-    or over all (``synchronised``). ``seed_plan`` names the one strategy to plan instead of
+    or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
+    (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
     what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
-    seconds a step may take, or text with a unit.
+    seconds a step may take, or text with a unit. ``outputs`` are what forward returns besides the
+    loss and a step may report.
     """
 
     global_batch: int | None = None
@@ -42,9 +45,11 @@ class Request:
     measure: str = "auto"
     clips: bool = False
     batch_norm: str = "local"
+    recompute: str = "auto"
     seed_plan: str = ""
     mode: str = "min-time"
     deadline: str | float | None = None
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
@@ -54,6 +59,7 @@ class Request:
         _one_of("mode", self.mode, MODES)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
+        _one_of("recompute", self.recompute, RECOMPUTATIONS)
         for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not 1 <= value <= LARGEST_BATCH:
                 raise InputError(f"the {name} must be between 1 and {LARGEST_BATCH}, not {value}")

@@ -52,6 +52,7 @@ def study(
         seq=request.seq,
         precision=request.precision,
         batch_norm=request.batch_norm,
+        outputs=request.outputs,
     )
     graph = captured.graph
     goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
@@ -108,6 +109,7 @@ def _training(request: Request) -> Training:
         optimizer_states=OPTIMIZER_STATES[request.optimizer],
         clips=request.clips,
         batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
+        recompute=request.recompute,  # type: ignore[arg-type]  # checked by Request
     )
 
 

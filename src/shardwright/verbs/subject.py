@@ -30,6 +30,7 @@ def capture(
     seq: int | None = None,
     precision: str = "auto",
     batch_norm: str = "local",
+    outputs: tuple[str, ...] = (),
 ) -> Captured:
     """Capture a model, by name or as a module with an example batch, at the global batch size.
 
@@ -53,10 +54,18 @@ def capture(
             precision=own,
             batch_norm=over,
             name=name,
+            outputs=outputs,
         )
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
-    return capture_module(model, batch, global_batch=global_batch, precision=own, batch_norm=over)
+    return capture_module(
+        model,
+        batch,
+        global_batch=global_batch,
+        precision=own,
+        batch_norm=over,
+        outputs=outputs,
+    )
 
 
 def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:

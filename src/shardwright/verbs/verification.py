@@ -41,6 +41,7 @@ class Task:
     strategy: Strategy
     global_batch: int
     steps: int
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
         seq=origin.seq,
         precision=plan.strategy.precision,
         batch_norm=plan.strategy.batch_norm,
+        outputs=plan.outputs,
     ).graph
     check_fits(plan, original)
     samples = find_samples(original)
@@ -136,6 +138,7 @@ def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
         exact_batches(source, max(2, min(task.global_batch, 4)), task.seq, 1)[0],
         global_batch=task.global_batch,
         batch_norm=task.strategy.batch_norm,
+        outputs=task.outputs,
     )
     strategy = task.strategy
     if original is not None:
@@ -170,6 +173,7 @@ def _smallest(
             strategy=strategy,
             global_batch=size,
             steps=trial.steps,
+            outputs=plan.outputs,
         )
         for size in sizes
     ]

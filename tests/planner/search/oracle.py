@@ -6,12 +6,19 @@ occur, and how often, is worked out here again: no ties, no factors, no copy var
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.derivatives import base_kind, is_view
 from shardwright.planner.search.context import Context, Wires, num_bytes
+from shardwright.planner.search.modes import KEEP, Mode
 from shardwright.planner.search.parameters import parameter_config
 from shardwright.planner.search.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
+
+NO_MODES: Mapping[int, Mode] = MappingProxyType({})
 
 
 class Additive:
@@ -24,11 +31,12 @@ class Additive:
         self,
         dims: tuple[tuple[str, ...], ...],
         levels: dict[int, int],
-        recomputed: frozenset[int] = frozenset(),
+        modes: Mapping[int, Mode] = NO_MODES,
     ) -> list[float]:
         """Return the first six columns."""
         self.totals = [0.0] * 6
-        self.dims, self.levels, self.recomputed = dims, levels, recomputed
+        self.dims, self.levels = dims, levels
+        self.modes = [modes.get(block, KEEP) for block in range(len(self.context.ties.ranges))]
         for index in range(len(dims)):
             self._operator(index)
         for tensor, spec in enumerate(self.context.graph.tensors):
@@ -54,7 +62,8 @@ class Additive:
             local_shape(self._shape(t, index), pair.value, sizes)
             for t, pair in zip(operator.outputs, placed.outputs, strict=True)
         )
-        again = context.ties.block[index] in self.recomputed
+        mode = self.modes[context.ties.block[index]]
+        again = mode.whole or index in mode.operators
         price = context.seconds(index, inputs, outputs)
         times = 2 if again and not context.is_once(index) else 1
         column = ONCE if context.is_once(index) else EACH
@@ -62,7 +71,11 @@ class Additive:
         inner = sum(
             num_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype)
             for p in saves.inputs[index]
+            if not mode.whole and self._maker(operator.inputs[p]) not in mode.operators
         )
+        if again:
+            self.totals[FLIGHT] += inner
+            inner = 0
         inner += sum(
             num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
             for p in saves.outputs[index]
@@ -73,6 +86,14 @@ class Additive:
             for p in saves.crossing[index]
         )
         self.totals[FLIGHT] += across + (0 if again else inner)
+
+    def _maker(self, tensor: int) -> int:
+        """Return who made the data of a tensor, looking through views."""
+        graph = self.context.graph
+        maker = graph.tensors[tensor].producer
+        while maker >= 0 and is_view(base_kind(graph.operators[maker].kind)):
+            maker = graph.tensors[graph.operators[maker].inputs[0]].producer
+        return maker
 
     def _activation(self, tensor: int) -> None:
         context = self.context
@@ -91,7 +112,8 @@ class Additive:
                     wanted.add((pair.value, gradient, pair.halos))
         wanted.discard((out.value, out.gradient if spec.needs_gradient else None, ()))
         blocks = {context.ties.block[reader] for reader in graph.consumers[tensor]}
-        again = len(blocks) == 1 and blocks <= self.recomputed
+        mode = self.modes[min(blocks)] if len(blocks) == 1 else KEEP
+        kept = context.saves.kept_below[tensor]
         once = context.is_once(maker)
         shape = self._shape(tensor, maker)
         for value, gradient, halos in wanted:
@@ -114,9 +136,10 @@ class Additive:
                 if gradient is not None:
                     backward += self.wires.halos(local, spec.dtype, halos)
             self.totals[ONCE if once else EACH] += forward + backward
+            moves = value != out.value or bool(halos)
+            again = mode.whole or (mode.copies and kept and moves)
             self.totals[EACH] += forward if again and not once else 0.0
-            is_copy = value != out.value or halos
-            if is_copy and context.saves.kept_below[tensor] and not once and not again:
+            if moves and kept and not once and not mode.copies:
                 local = extended_shape(local_shape(shape, value, self.mesh.sizes), halos)
                 size = num_bytes(local, spec.dtype)
                 self.totals[FLIGHT] += size

@@ -60,14 +60,14 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
     for _ in range(60):
         config = {root: rng.randrange(len(problem.domains[root])) for root in problem.roots}
         level = {tensor: rng.randrange(4) for tensor in problem.level_of}
-        again = {lead: rng.randrange(2) for lead in problem.recompute_of}
+        again = {lead: rng.randrange(len(problem.modes)) for lead in problem.mode_of}
         choices = {problem.config_of[root]: choice for root, choice in config.items()}
         choices |= {problem.level_of[tensor]: choice for tensor, choice in level.items()}
-        choices |= {problem.recompute_of[lead]: choice for lead, choice in again.items()}
+        choices |= {problem.mode_of[lead]: choice for lead, choice in again.items()}
         dims = tuple(problem.domains[root][config[root]] for root in ties.root)
         tied = {t: level[_root_parameter(problem, t)] for t in graph.parameters}
-        blocks = frozenset(b for lead, on in again.items() if on for b in ties.classes[lead])
-        seconds, memory = weigh(oracle.cost(dims, tied, blocks))
+        modes = {b: problem.modes[on] for lead, on in again.items() for b in ties.classes[lead]}
+        seconds, memory = weigh(oracle.cost(dims, tied, modes))
         found = pinned(problem, choices)
         assert found[0] == pytest.approx(seconds, rel=1e-9)
         if math.isfinite(seconds):

@@ -69,6 +69,12 @@ def saved_outputs(
     return frozenset(v for v in segment.outputs if storages.root.get(v) in storages.kept)
 
 
+def saved_inputs(graph: OperatorGraph, segment: Segment, values: Sequence[Value]) -> frozenset[int]:
+    """Return the inputs of a segment that its own backward needs."""
+    storages = _trace(graph, segment.calls, values, segment.inputs)
+    return frozenset(v for v in segment.inputs if storages.root[v] in storages.kept)
+
+
 def _trace(
     graph: OperatorGraph, calls: Sequence[Call], values: Sequence[Value], inputs: tuple[int, ...]
 ) -> _Storages:

@@ -219,6 +219,12 @@ class _Compiler:
                 and value not in synced
             }
         place = next(i for i, step in enumerate(epilogue) if step.kind is Kind.UPDATE)
+        reported = {draft.root(output.value) for output in draft.outputs} - values
+        for value in sorted(v for v in reported if draft.values[v].mesh == stage):
+            pieces = draft.strategy.pipeline.num_microbatches
+            lives = pieces if draft.values[value].scope == "microbatch" else 1
+            lifetimes.frees[place].append(value)
+            lifetimes.freed[place] += lives * draft.bytes_of(value)
         mine = sorted(value for value in values if draft.values[value].mesh == stage)
         lifetimes.frees[place] += mine
         lifetimes.freed[place] += sum(draft.bytes_of(value) for value in mine)
@@ -328,6 +334,7 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         segments=tuple(draft.segments),
         messages=tuple(draft.messages),
         loss=loss,
+        outputs=draft.outputs,
         kind=kind,
         group=group,
         item=np.concatenate([part.item for part, _, _, _ in parts]),

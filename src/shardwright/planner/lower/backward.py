@@ -8,6 +8,7 @@ from dataclasses import replace
 from shardwright.core.program import Kind
 from shardwright.planner.lower.draft import Draft, Step
 from shardwright.planner.lower.parameters import Use
+from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry, Stage
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
@@ -50,20 +51,18 @@ def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    recomputed = set(draft.strategy.recompute)
-    ready: set[int] = set()
+    remake = Remake(draft, stage)
     pairs: list[tuple[list[Step], Step | None]] = []
-    for entry in reversed(stage.forward):
-        if entry.block in recomputed and entry.block not in ready:
-            ready.add(entry.block)
-            pairs += _recompute(draft, [e for e in stage.forward if e.block == entry.block])
-        if entry.segment >= 0:
-            if draft.segments[entry.segment].has_backward:
-                again = entry.block not in recomputed
-                gathers = gather_steps(draft, _gathered_again(draft, entry)) if again else []
-                pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
-        else:
+    for place in reversed(range(len(stage.forward))):
+        entry = stage.forward[place]
+        if entry.segment < 0:
             pairs += [([], step) for step in _reverse(draft, entry, transfers)]
+        elif draft.segments[entry.segment].has_backward:
+            again = [stage.forward[earlier] for earlier in remake.before(place)]
+            pairs += [pair for other in again for pair in _repeat(draft, other)]
+            is_kept = not draft.segments[entry.segment].recomputed
+            gathers = gather_steps(draft, _gathered_again(draft, entry)) if is_kept else []
+            pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
     return prefetch(pairs)
 
 
@@ -72,18 +71,12 @@ def _gathered_again(draft: Draft, entry: Entry) -> list[Use]:
     return [use for use in entry.gathers if use.tensor not in draft.kept_for_backward]
 
 
-def _recompute(draft: Draft, entries: Sequence[Entry]) -> list[tuple[list[Step], Step | None]]:
-    """Run a block's forward again, this time keeping its graph; transfers are not repeated."""
-    pairs: list[tuple[list[Step], Step | None]] = []
-    for entry in entries:
-        if entry.segment >= 0:
-            segment = replace(draft.segments[entry.segment], recomputed=True)
-            draft.segments[entry.segment] = segment
-            step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
-            pairs.append((gather_steps(draft, entry.gathers), step))
-        elif entry.sends is None and entry.receives is None:
-            pairs += [([], replace(step)) for step in entry.steps]
-    return pairs
+def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step | None]]:
+    """Run a segment of forward again, this time keeping its graph, or send a message again."""
+    if entry.segment < 0:
+        return [([], replace(step)) for step in entry.steps]
+    step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
+    return [(gather_steps(draft, entry.gathers), step)]
 
 
 def _backward(draft: Draft, index: int, mesh: int) -> Step:

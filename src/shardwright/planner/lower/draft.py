@@ -16,6 +16,7 @@ from shardwright.core.layout import Layout, local_bytes, local_shape
 from shardwright.core.program import (
     Kind,
     Message,
+    Output,
     Scope,
     Segment,
     Value,
@@ -74,6 +75,11 @@ class Draft:
             for tensor, config in zip(graph.parameters, strategy.parameters, strict=True)
             if config.keeps
         )
+        blocks = [graph.blocks[number] for number in strategy.recompute]
+        self.recomputed = frozenset(strategy.recompute_operators).union(
+            *(range(block.start, block.stop) for block in blocks)
+        )
+        self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
         # What does not depend on the batch but is read sample by sample (an initial state of
@@ -132,6 +138,12 @@ class Draft:
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a value where its gradient accumulates."""
         self.values[value] = replace(self.values[value], gradient=gradient)
+
+    def root(self, value: int) -> int:
+        """Return the value whose data a value views, itself where it has its own."""
+        while self.values[value].alias >= 0:
+            value = self.values[value].alias
+        return value
 
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""

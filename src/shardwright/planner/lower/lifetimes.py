@@ -39,23 +39,18 @@ def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
     return step.writes
 
 
-def _root(draft: Draft, value: int) -> int:
-    while draft.values[value].alias >= 0:
-        value = draft.values[value].alias
-    return value
-
-
 def _held(draft: Draft, step: Step) -> tuple[int, ...]:
     """Return what a step needs alive: of a segment's outputs, its backward only what it saved."""
     if step.kind is not Kind.BACKWARD:
         return step.reads
-    dropped = set(draft.segments[step.item].outputs) - draft.saved[step.item]
+    segment = draft.segments[step.item]
+    dropped = (set(segment.outputs) - draft.saved[step.item]).union(segment.spared)
     return tuple(value for value in step.reads if value not in dropped)
 
 
 def _touches(draft: Draft, step: Step) -> dict[int, None]:
     touched = (*_held(draft, step), *writes_of(draft, step))
-    return dict.fromkeys(_root(draft, value) for value in touched)
+    return dict.fromkeys(draft.root(value) for value in touched)
 
 
 def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
@@ -65,8 +60,13 @@ def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
         found |= {v for v in _touches(draft, step) if draft.values[v].scope == "microbatch"}
         for value in writes_of(draft, step):
             if draft.values[value].role == "parameter" and not draft.values[value].resident:
-                found.add(_root(draft, value))
+                found.add(draft.root(value))
     return found
+
+
+def _reported(draft: Draft) -> set[int]:
+    """Values that live until the end of the step because somebody may ask for them."""
+    return {draft.root(output.value) for output in draft.outputs}
 
 
 def forward_lifetimes(
@@ -77,10 +77,10 @@ def forward_lifetimes(
     first_is_write: dict[int, bool] = {}
     for step in backward:
         for value in _held(draft, step):
-            first_is_write.setdefault(_root(draft, value), False)
+            first_is_write.setdefault(draft.root(value), False)
         for value in writes_of(draft, step):
-            first_is_write.setdefault(_root(draft, value), True)
-    dying = {value for value in returning if first_is_write.get(value, True)}
+            first_is_write.setdefault(draft.root(value), True)
+    dying = {value for value in returning if first_is_write.get(value, True)} - _reported(draft)
     alive: set[int] = set()
     lifetimes = _walk(draft, forward, dying, returning, alive)
     return lifetimes, alive
@@ -95,7 +95,8 @@ def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) 
         if step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
         for value in step.reads
     }
-    lifetimes = _walk(draft, backward, returning | synced, returning, set(alive))
+    dying = (returning | synced) - _reported(draft)
+    lifetimes = _walk(draft, backward, dying, returning, set(alive))
     lifetimes.first = [0] * len(backward)
     begun: set[int] = set()
     for place, step in enumerate(backward):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
-from shardwright.core.program import Kind, Program, Scope
+from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import saved_outputs, segment_memory
 from shardwright.planner.lower.assemble import Templates, assemble
@@ -88,6 +88,8 @@ class _Lowering:
         loss_mesh = draft.strategy.configs[graph.tensors[graph.loss].producer].mesh
         loss = self.stages[loss_mesh].value_of(graph.loss)
         draft.external.add(loss)
+        draft.outputs = self._outputs()
+        draft.external.update(output.value for output in draft.outputs)
         templates = self._templates()
         self._finish_segments()
         return assemble(draft, templates, loss)
@@ -225,6 +227,27 @@ class _Lowering:
         masters = tuple(k.master for k in kept)
         steps.append(Step(Kind.UPDATE, -1, f"compute:{mesh}", reads=reduced, writes=masters))
         return steps + self._back_to_rest(mesh)
+
+    def _outputs(self) -> tuple[Output, ...]:
+        """Find what is reported: whole where the prologue makes it, else per microbatch."""
+        graph, samples = self.draft.graph, self.draft.samples
+        found: list[Output] = []
+        for name, tensor in graph.outputs:
+            home = self.draft.strategy.configs[graph.tensors[tensor].producer].mesh
+            scopes: tuple[Scope, ...] = ("step", "microbatch")
+            stages = (self.stages[home], *self.stages)
+            stage = next(s for s in stages if any(s.has(tensor, scope) for scope in scopes))
+            scope: Scope = "step" if stage.has(tensor, "step") else "microbatch"
+            in_pieces = scope == "microbatch"
+            found.append(
+                Output(
+                    name=name,
+                    value=stage.value_of(tensor, scope),
+                    along=samples.tensor_dim[tensor] if in_pieces else -1,
+                    adds=in_pieces and samples.state[tensor] is State.SUM,
+                )
+            )
+        return tuple(found)
 
     def _back_to_rest(self, mesh: int) -> list[Step]:
         draft = self.draft

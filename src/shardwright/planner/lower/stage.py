@@ -43,6 +43,7 @@ class _OpenSegment:
 
     block: int
     scope: Scope
+    recomputed: bool
     calls: list[Call] = field(default_factory=list[Call])
     produced: set[int] = field(default_factory=set[int])
     inputs: dict[int, None] = field(default_factory=dict[int, None])
@@ -95,8 +96,11 @@ class Stage:
     def run(self, index: int, block: int, scope: Scope) -> None:
         """Lower one operator of the graph into this mesh's prologue or forward list."""
         operator = self.draft.graph.operators[index]
-        if scope in self._open and self._open[scope].block != block:
-            self._close(scope)
+        again = scope == "microbatch" and index in self.draft.recomputed
+        if scope in self._open:
+            opened = self._open[scope]
+            if (opened.block, opened.recomputed) != (block, again):
+                self._close(scope)
         self._block = block
         _, pairs = self._config(index)
         gathers: dict[int, Use] = {}
@@ -104,7 +108,7 @@ class Stage:
             self._operand(index, position, pairs.inputs[position], scope, gathers)
             for position in range(len(operator.inputs))
         ]
-        segment = self._open.setdefault(scope, _OpenSegment(block, scope))
+        segment = self._open.setdefault(scope, _OpenSegment(block, scope, again))
         segment.gathers.update(gathers)
         results = [
             self._produce(tensor, pair, scope)
@@ -150,6 +154,7 @@ class Stage:
                 inputs=tuple(segment.inputs),
                 outputs=tuple(sorted(segment.produced)),
                 has_backward=trained and scope == "microbatch",
+                recomputed=segment.recomputed,
             )
         )
         self.draft.external.update(segment.inputs)
@@ -341,9 +346,9 @@ class Stage:
         held.by_pair[pair.value, pair.gradient] = value
         held.by_layout.setdefault(pair.value, value)
 
-    def value_of(self, tensor: int) -> int:
-        """Return the value that this mesh made of an activation, per microbatch."""
-        return self._held[tensor, "microbatch"].origin
+    def value_of(self, tensor: int, scope: Scope = "microbatch") -> int:
+        """Return the value that this mesh made of an activation."""
+        return self._held[tensor, scope].origin
 
     def has(self, tensor: int, scope: Scope) -> bool:
         """Whether this mesh already made or fetched an activation."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, Layout, local_shape
 from shardwright.planner.search.context import num_bytes
+from shardwright.planner.search.modes import KEEP
 from shardwright.planner.search.terms import EACH, FLIGHT, NUM_COLUMNS, ONCE, TRANSIENT, Term
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class _Copies:
         first = graph.consumers[flow.tensor][0]
         lead = context.ties.class_of(context.ties.block[first])
         inside = {context.ties.block[r] for r in graph.consumers[flow.tensor]}
-        self.switch = problem.recompute_of.get(lead) if len(inside) == 1 else None
+        self.switch = problem.mode_of.get(lead) if len(inside) == 1 else None
+        self.modes = problem.modes if self.switch is not None else (KEEP,)
 
     def _key(self, pair: Pair) -> Key:
         return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
@@ -151,11 +153,11 @@ class _Copies:
     def _table(
         self, sources: list[Key], wanted: list[Key], skip: frozenset[Key]
     ) -> NDArray[np.float64]:
-        """Return columns over (maker config, reader config, recompute no/yes), repeats shared."""
+        """Return columns over (maker config, reader config, mode), repeats shared."""
         made = list(zip(sources, self.open_axes, strict=True))
         places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
         columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
-        table = np.zeros((NUM_COLUMNS, len(places), len(columns), 2))
+        table = np.zeros((NUM_COLUMNS, len(places), len(columns), len(self.modes)))
         seconds = ONCE if self.once else EACH
         for (source, axes), i in places.items():
             for target, j in columns.items():
@@ -166,9 +168,11 @@ class _Copies:
                 if both == float("inf"):
                     table[EACH, i, j] = both
                     continue
-                table[seconds, i, j] = both, both + (0.0 if self.once else crossing.forward)
-                table[FLIGHT, i, j, 0] = crossing.bytes
-                table[TRANSIENT, i, j, 1] = crossing.bytes
+                for number, mode in enumerate(self.modes):
+                    is_needed = mode.whole or (mode.copies and crossing.bytes > 0)
+                    again = crossing.forward if is_needed and not self.once else 0.0
+                    table[seconds, i, j, number] = both + again
+                    table[TRANSIENT if mode.copies else FLIGHT, i, j, number] = crossing.bytes
         row = [places[entry] for entry in made]
         column = [columns[key] for key in wanted]
         return table[:, np.array(row)[:, None], np.array(column)[None, :]]
@@ -211,7 +215,7 @@ class _Copies:
         return self._switched((maker, reader), table)
 
     def _switched(self, scope: tuple[int, ...], table: NDArray[np.float64]) -> list[Term]:
-        """Attach the recompute decision (the last axis) where there is one and it matters."""
+        """Attach the decision on the mode (the last axis) where there is one and it matters."""
         if self.switch is None:
             return [Term(scope, table[..., 0], self.flow.blocks)]
         order = sorted((*scope, self.switch))

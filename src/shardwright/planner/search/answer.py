@@ -130,6 +130,7 @@ def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
         bound=_bound(found, verdict),
         sources=verdict.sources,
         notes=tuple(notes),
+        outputs=tuple(name for name, _ in context.graph.outputs),
     )
 
 

@@ -19,6 +19,7 @@ from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.frontier import Hull, hull
+from shardwright.planner.search.modes import KEEP, in_modes
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
 from shardwright.planner.search.problem import Problem
 from shardwright.planner.search.terms import (
@@ -274,18 +275,18 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         for index, names in enumerate(dims)
     )
     training = context.training
-    return Strategy(
+    strategy = Strategy(
         meshes=tuple(arrangement.mesh(stage) for stage in range(arrangement.stages)),
         configs=configs,
         parameters=problem.parameters(candidate.assignments),
         pipeline=Pipeline(schedule=arrangement.schedule, num_microbatches=arrangement.microbatches),
-        recompute=tuple(ties.number[block] for block in problem.recomputed(candidate.assignments)),
         precision=training.precision,
         batch_norm=training.batch_norm,
         optimizer_states=training.optimizer_states,
         clips=training.clips,
         label=describe(candidate),
     )
+    return in_modes(problem, strategy, problem.chosen_modes(candidate.assignments))
 
 
 def describe(candidate: Candidate) -> str:
@@ -305,9 +306,10 @@ def describe(candidate: Candidate) -> str:
         words.append(f"ZeRO-{levels.pop()}")
     elif len(levels) > 1:
         words.append("ZeRO-" + "/".join(map(str, sorted(levels))))
-    again = len(problem.recomputed(candidate.assignments))
-    if again:
-        words.append(f"recompute {again} blocks")
+    modes = problem.chosen_modes(candidate.assignments)
+    for mode in dict.fromkeys(modes):
+        if mode != KEEP:
+            words.append(f"{mode.name} {modes.count(mode)} blocks")
     if arrangement.microbatches > 1:
         words.append(f"{arrangement.microbatches} microbatches")
     return ", ".join(words)

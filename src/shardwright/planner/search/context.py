@@ -14,7 +14,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout
-from shardwright.core.strategy import Mesh, Precision
+from shardwright.core.strategy import Mesh, Precision, Recomputation
 from shardwright.planner.cost import Rates, collective_seconds, operator_cost
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
@@ -35,12 +35,16 @@ LOCAL = frozenset({"slice", "copy"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How the model is trained, as far as plans depend on it (see ``Strategy``)."""
+    """How the model is trained, as far as plans depend on it (see ``Strategy``).
+
+    ``recompute``: what every repeated block makes again, or ``auto``: as memory requires.
+    """
 
     precision: Precision = "float32"
     optimizer_states: int = 2
     clips: bool = False
     batch_norm: Literal["local", "synchronised"] = "local"
+    recompute: Recomputation | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

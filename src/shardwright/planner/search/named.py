@@ -12,6 +12,7 @@ from dataclasses import replace
 from shardwright.core.layout import local_shape
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
+from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.context import Context, Wires
 from shardwright.planner.space import Placement, place_modules
@@ -148,6 +149,8 @@ def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
 def _trained(context: Context, made: Strategy) -> Strategy:
     """Return a strategy as it trains here: precision, optimizer, clipping, statistics."""
     training = context.training
+    if training.recompute != "auto":
+        made = with_recomputation(context.graph, made, training.recompute)
     return replace(
         made,
         precision=training.precision,

@@ -1,7 +1,7 @@
 """The intra-stage problem of one mesh and one number of microbatches, as terms over decisions.
 
-Decisions: a config per (root) operator, how far each parameter is sharded further at rest, whether
-the blocks of a class are recomputed, and which re-laid-out copies of a tensor with several readers
+Decisions: a config per (root) operator, how far each parameter is sharded further at rest, what the
+blocks of a class make again in backward, and which re-laid-out copies of a tensor with several readers
 exist (one copy serves all readers that want the same layouts, as in lowering).
 """
 
@@ -20,6 +20,7 @@ from shardwright.planner.search.activations import activation_terms
 from shardwright.planner.search.context import Context, Shape, Shapes, Wires, num_bytes
 from shardwright.planner.search.crossings import Crossing, find_crossings
 from shardwright.planner.search.factors import FactorGraph
+from shardwright.planner.search.modes import KEEP, Mode, find_modes
 from shardwright.planner.search.parameters import parameter_config, parameter_terms
 from shardwright.planner.search.terms import (
     EACH,
@@ -54,8 +55,11 @@ class Problem:
         self.roots = tuple(i for i, root in enumerate(ties.root) if root == i)
         self.domains: dict[int, tuple[Dims, ...]] = {i: self._domain(i) for i in self.roots}
         self.config_of = {i: self.variable(len(self.domains[i])) for i in self.roots}
-        self.recompute_of = {
-            lead: self.variable(2) for lead, members in ties.classes.items() if len(members) > 1
+        self.modes = find_modes(context, mesh)
+        self.mode_of = {
+            lead: self.variable(len(self.modes))
+            for lead, members in ties.classes.items()
+            if len(members) > 1
         }
         self._widest = _widest_operators(context)
         self._segment_terms()
@@ -121,62 +125,85 @@ class Problem:
         )
         return inputs, outputs
 
-    def with_recompute(
-        self, index: int, kept: NDArray[np.float64], again: NDArray[np.float64]
-    ) -> tuple[tuple[int, ...], NDArray[np.float64]]:
-        """Return scope and columns of a config's costs, its block recomputed or not."""
-        ties = self.context.ties
-        config = self.config_of[index]
-        switch = self.recompute_of.get(ties.block[index])
-        if switch is None:
-            return (config,), kept
-        return (config, switch), np.stack([kept, again], axis=-1)
+    def modes_of(self, block: int) -> tuple[Mode, ...]:
+        """Return the modes of a block; only those that have equals choose."""
+        return self.modes if self.context.ties.class_of(block) in self.mode_of else (KEEP,)
 
     # -- terms ---------------------------------------------------------------------------------
 
     def _segment_terms(self) -> None:
-        """Charge every block the fixed cost of one segment, forward and backward."""
-        columns = np.zeros(NUM_COLUMNS)
-        columns[EACH] = 2 * self.context.segment_seconds
-        if columns.any():
-            self.terms.append(Term((), columns, tuple(range(len(self.context.ties.ranges)))))
+        """Charge every block the fixed cost of one segment, forward and backward, and of those that
+        run again.
+        """
+        fixed, ties = self.context.segment_seconds, self.context.ties
+        for lead, members in ties.classes.items():
+            modes = self.modes_of(lead)
+            columns = np.zeros((NUM_COLUMNS, len(modes)))
+            columns[EACH] = [fixed * (2 + _segments_again(ties.ranges[lead], m)) for m in modes]
+            if columns.any():
+                self._add_term(lead, (), columns, members)
+
+    def _add_term(
+        self,
+        lead: int,
+        scope: tuple[int, ...],
+        columns: NDArray[np.float64],
+        blocks: tuple[int, ...],
+    ) -> None:
+        """Add a term whose last axis is the mode of a class of blocks."""
+        switch = self.mode_of.get(lead)
+        if switch is None:
+            self.terms.append(Term(scope, columns[..., 0], blocks))
+        else:
+            self.terms.append(Term((*scope, switch), columns, blocks))
 
     def _operator_terms(self, index: int) -> None:
         context, saves = self.context, self.context.saves
         tensors, operator = context.graph.tensors, context.graph.operators[index]
         column = ONCE if context.is_once(index) else EACH
-        kept = np.zeros((NUM_COLUMNS, len(self.domains[index])))
-        again = np.zeros_like(kept)
+        block = context.ties.block[index]
+        modes = self.modes_of(block)
+        columns = np.zeros((NUM_COLUMNS, len(self.domains[index]), len(modes)))
         for choice, dims in enumerate(self.domains[index]):
             inputs, outputs = self.local(index, dims)
             seconds = context.seconds(index, inputs, outputs)
-            inner = sum(
-                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype) for p in saves.inputs[index]
-            )
-            inner += sum(
-                num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
-                for p in saves.outputs[index]
-            )
-            inner += saves.extra[index](inputs, outputs)
+            kept = self._kept(index, inputs, outputs)
             across = sum(
                 num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
                 for p in saves.crossing[index]
             )
-            if self._widest[context.ties.block[index]] == index:
+            working = 0
+            if self._widest[block] == index:
                 # While the block's widest tensor is worked on, it and its gradient exist once more.
                 working = WORKING_COPIES * max(
                     num_bytes(shape, tensors[t].dtype)
                     for shape, t in zip(outputs, operator.outputs, strict=True)
                 )
-                kept[TRANSIENT, choice] = again[TRANSIENT, choice] = working
-            kept[column, choice] = seconds.forward + seconds.backward
-            kept[FLIGHT, choice] = inner + across
-            again[column, choice] = 2 * seconds.forward + seconds.backward
-            again[FLIGHT, choice] = across
-            again[TRANSIENT, choice] += inner
-        scope, columns = self.with_recompute(index, kept, again)
-        block = context.ties.block[index]
-        self.terms.append(Term(scope, columns, context.ties.classes[block]))
+            for number, mode in enumerate(modes):
+                times = 2 if mode.repeats(index) else 1
+                dropped = sum(size for size, maker in kept if mode.repeats(maker))
+                columns[column, choice, number] = times * seconds.forward + seconds.backward
+                columns[FLIGHT, choice, number] = across + sum(s for s, _ in kept) - dropped
+                columns[TRANSIENT, choice, number] = working + dropped
+        lead = context.ties.class_of(block)
+        self._add_term(lead, (self.config_of[index],), columns, context.ties.classes[lead])
+
+    def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
+        """Return the bytes that an operator pays for, each with the operator that makes them."""
+        saves, tensors = self.context.saves, self.context.graph.tensors
+        operator = self.context.graph.operators[index]
+        read = [
+            (
+                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype),
+                saves.maker[operator.inputs[p]],
+            )
+            for p in saves.inputs[index]
+        ]
+        made = [
+            (num_bytes(outputs[p], tensors[operator.outputs[p]].dtype), index)
+            for p in saves.outputs[index]
+        ]
+        return [*read, *made, (saves.extra[index](inputs, outputs), index)]
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -218,15 +245,20 @@ class Problem:
             configs.append(parameter_config(shape, pair.value, self.mesh.sizes, level))
         return tuple(configs)
 
-    def recomputed(self, assignments: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the blocks that are recomputed."""
+    def chosen_modes(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Mode, ...]:
+        """Return the mode of every block."""
         ties = self.context.ties
         return tuple(
-            block
+            self.modes[assignments[block][self.mode_of[lead]]] if lead in self.mode_of else KEEP
             for block in range(len(ties.ranges))
-            if (switch := self.recompute_of.get(ties.class_of(block))) is not None
-            and assignments[block][switch]
+            for lead in (ties.class_of(block),)
         )
+
+
+def _segments_again(span: tuple[int, int], mode: Mode) -> int:
+    """Return how many segments of a block run again: runs of repeated operators, at least."""
+    again = [mode.repeats(index) for index in range(*span)]
+    return sum(now and not before for before, now in zip([False, *again], again, strict=False))
 
 
 def _widest_operators(context: Context) -> dict[int, int]:

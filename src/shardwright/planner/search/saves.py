@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.core.graph import Operator, OperatorGraph
-from shardwright.planner.cost.derivatives import (
-    ExtraBytes,
-    base_kind,
-    is_identity,
-    is_view,
-    saved_tensors,
-)
+from shardwright.core.graph import OperatorGraph
+from shardwright.planner.cost.derivatives import ExtraBytes, saved_tensors
+from shardwright.planner.cost.recomputation import storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +19,7 @@ class Saves:
     """Per operator: ``inputs`` positions and ``outputs`` positions whose bytes it pays for, and the
     ``extra`` bytes of its statistics. ``crossing`` are output positions paid for although their own
     block is recomputed. ``kept_below[tensor]``: whether a re-laid-out copy of the tensor would be
-    kept too.
+    kept too. ``maker[tensor]``: the operator that made its storage, -1 for none.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -32,11 +27,12 @@ class Saves:
     crossing: tuple[tuple[int, ...], ...]
     extra: tuple[ExtraBytes, ...]
     kept_below: tuple[bool, ...]
+    maker: tuple[int, ...]
 
 
 def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
-    storage = _storages(graph)
+    storage = storages(graph)
     savers: list[list[tuple[int, int]]] = [[] for _ in graph.tensors]
     own = [False] * len(graph.tensors)
     extra: list[ExtraBytes] = []
@@ -70,18 +66,5 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
         crossing=tuple(map(tuple, crossing)),
         extra=tuple(extra),
         kept_below=tuple(bool(savers[storage[tensor]]) for tensor in range(len(graph.tensors))),
+        maker=tuple(graph.tensors[root].producer for root in storage),
     )
-
-
-def _storages(graph: OperatorGraph) -> list[int]:
-    """Return, per tensor, the tensor whose storage it shares (itself where it is new)."""
-    storage = list(range(len(graph.tensors)))
-    for operator in graph.operators:
-        if operator.inputs and _shares(graph, operator):
-            for tensor in operator.outputs:
-                storage[tensor] = storage[operator.inputs[0]]
-    return storage
-
-
-def _shares(graph: OperatorGraph, operator: Operator) -> bool:
-    return is_view(base_kind(operator.kind)) or is_identity(graph, operator)

@@ -29,7 +29,22 @@ def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -
             configs.append(strategy.configs[match])
         else:
             configs.append(_followed(strategy, other, origin, index, configs))
-    return replace(strategy, configs=tuple(configs))
+    again = set(strategy.recompute_operators)
+    apart = set(strategy.reshard_again)
+    tensors = {
+        mine: theirs
+        for index, match in enumerate(origin)
+        if match >= 0
+        for mine, theirs in zip(
+            other.operators[index].outputs, graph.operators[match].outputs, strict=True
+        )
+    }
+    return replace(
+        strategy,
+        configs=tuple(configs),
+        recompute_operators=tuple(i for i, match in enumerate(origin) if match in again),
+        reshard_again=tuple(mine for mine, theirs in tensors.items() if theirs in apart),
+    )
 
 
 def _matched(graph: OperatorGraph, other: OperatorGraph) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,14 +62,22 @@ class Entry:
     constant: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What leaves a model: its loss, and outputs by name."""
+
+    loss: Value
+    outputs: Mapping[str, Value] = field(default_factory=dict)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
-def live_records(records: Sequence[Record], loss: Value) -> list[Record]:
-    """Return the records that the loss depends on or that write a buffer, in order."""
-    needed: set[Value] = {loss}
+def live_records(records: Sequence[Record], results: Iterable[Value]) -> list[Record]:
+    """Return the records that some result depends on or that write a buffer, in order."""
+    needed: set[Value] = set(results)
     kept: list[Record] = []
     for record in reversed(records):
         writes = not record.outputs or record.target is aten.batch_norm.default
@@ -85,12 +93,12 @@ def assemble(
     module: nn.Module,
     records: Sequence[Record],
     entries: Sequence[Entry],
-    loss: Value,
+    results: Results,
     notes: Sequence[str],
     batch_names: tuple[str, ...],
 ) -> Captured:
     """Number the tensors, describe every record as an operator, and cut the blocks."""
-    records = live_records(records, loss)
+    records = live_records(records, (results.loss, *results.outputs.values()))
     used = {
         v for record in records for v in tensors_in([record.args, list(record.kwargs.values())])
     }
@@ -122,8 +130,8 @@ def assemble(
             tensors.append(describe(value, label, position))
         operator, call = _operator(record, index_of)
         shapes = [tensors[index].shape for index in operator.inputs]
-        results = [tensors[index].shape for index in operator.outputs]
-        flops = count_flops(operator.kind, shapes, results, dict(operator.attributes))
+        made = [tensors[index].shape for index in operator.outputs]
+        flops = count_flops(operator.kind, shapes, made, dict(operator.attributes))
         operators.append(replace(operator, flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))
@@ -131,7 +139,13 @@ def assemble(
         for index in range(block.start, block.stop):
             operators[index] = replace(operators[index], block=number)
     graph = OperatorGraph(
-        name, tuple(tensors), tuple(operators), blocks, index_of[loss], tuple(notes)
+        name,
+        tuple(tensors),
+        tuple(operators),
+        blocks,
+        index_of[results.loss],
+        tuple(notes),
+        tuple((name, index_of[value]) for name, value in results.outputs.items()),
     )
     return Captured(graph, tuple(calls), constants, batch_names)
 

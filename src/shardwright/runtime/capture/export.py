@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.assemble import Captured, Entry, assemble, dtype_name
+from shardwright.runtime.capture.assemble import Captured, Entry, Results, assemble, dtype_name
 from shardwright.runtime.capture.hooks import call_whole, observe, opaque_modules
 from shardwright.runtime.capture.prepare import (
     Batch,
@@ -49,20 +49,26 @@ def capture(
     precision: str | None = None,
     batch_norm: Literal["local", "synchronised"] = "local",
     name: str = "",
+    outputs: tuple[str, ...] = (),
 ) -> Captured:
     """Capture a module, whose forward on ``batch`` returns a loss, in training mode.
+
+    Submodules that are in evaluation mode while the module itself is not stay so (a frozen norm).
 
     A mapping is passed to forward by name, a tuple by position. ``global_batch`` replaces dim 0 of
     every batch tensor that has the example's batch size there. ``precision`` (a floating dtype's
     name) converts floating parameters, buffers and inputs. ``batch_norm`` says over whose batch
-    training statistics are taken. Raises CaptureError; the module itself is not changed.
+    training statistics are taken. ``outputs`` are tensors of what forward returns (dict keys,
+    attributes, positions in a tuple) to be reported besides the loss. Raises CaptureError; the module itself is not changed.
     """
     named = named_batch(module, batch)
     dtype = floating(precision)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     prepared = fake_batch(mode, named, global_batch, dtype)
     twin = fake_copy(mode, module, dtype)
-    wrapper = LossOnly(twin, prepared.tensors, prepared.constants).train()
+    wrapper = LossOnly(twin, prepared.tensors, prepared.constants, tuple(dict.fromkeys(outputs)))
+    if not module.training:
+        wrapper.train()
     synchronised = batch_norm == "synchronised"
     job = _Job(module, twin, wrapper, prepared, name or type(module).__name__, synchronised)
     with quiet(), eager_masks(prepared.tensors):
@@ -104,19 +110,31 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     signature = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     variables = [entries.variable(signature[node.name], program) for node in placeholders]
-    (output,) = translator.walk(program.graph_module, variables)
+    output, *others = translator.walk(program.graph_module, variables)
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
     loss = _check_loss(translator.variables.read(output), recorder)
+    outputs = {
+        name: _computed(other, translator, recorder)
+        for name, other in zip(job.wrapper.outputs, others, strict=True)
+    }
     return assemble(
         name=job.name,
         module=job.module,
         records=recorder.records,
         entries=entries.ordered(),
-        loss=loss,
+        results=Results(loss, outputs),
         notes=(*notes, *translator.notes),
         batch_names=tuple(job.batch.tensors),
     )
+
+
+def _computed(output: Any, translator: Translator, recorder: Recorder) -> Value:
+    """Return an output as something that is computed: what enters the graph is copied."""
+    if not isinstance(output, Variable):
+        raise CaptureError("an output does not depend on the batch; report it outside of the model")
+    value = translator.variables.read(output)
+    return value if value.producer >= 0 else recorder.emit(aten.clone.default, value)
 
 
 def _check_loss(loss: Value, recorder: Recorder) -> Value:
@@ -252,6 +270,11 @@ def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
     """Capture the model as one opaque operator of the batch, its parameters and its buffers."""
+    if job.wrapper.outputs:
+        raise CaptureError(
+            f"outputs besides the loss need a model that can be captured in parts, but {note}; "
+            "remove what stops export, or ask for no outputs"
+        )
     recorder = Recorder()
     entries = _Entries(job, recorder)
     names = list(dict.fromkeys(group[0] for group in tied_names(job.twin).values()))
@@ -276,7 +299,7 @@ def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
         module=job.module,
         records=recorder.records,
         entries=entries.ordered(),
-        loss=loss,
+        results=Results(loss),
         notes=(note, call.note),
         batch_names=batch_names,
     )

@@ -23,21 +23,52 @@ from shardwright.runtime.capture.record import Unsupported
 
 
 class LossOnly(nn.Module):
-    """Wraps a module so that only its loss leaves, and adds the constant arguments.
+    """Wraps a module so that only its loss, and named outputs behind it, leave; adds the constant
+    arguments.
 
     Its own arguments are ``batch_0, batch_1, ...``, by the order of ``names``: export writes the
     names of a graph's inputs anew where they have capitals or are not plain words.
     """
 
-    def __init__(self, module: nn.Module, names: Iterable[str], constants: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Iterable[str],
+        constants: dict[str, Any],
+        outputs: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.module = module
         self.names = {f"batch_{index}": name for index, name in enumerate(names)}
         self.constants = constants
+        self.outputs = outputs
 
-    def forward(self, **batch: Tensor) -> Tensor:
+    def forward(self, **batch: Tensor) -> Tensor | tuple[Tensor, ...]:
         named = {self.names[key]: tensor for key, tensor in batch.items()}
-        return find_loss(self.module(**named, **self.constants))
+        result = self.module(**named, **self.constants)
+        loss = find_loss(result)
+        if not self.outputs:
+            return loss
+        return (loss, *(find_output(result, name) for name in self.outputs))
+
+
+def find_output(output: Any, name: str) -> Tensor:
+    """Return a named output of a forward: a key, an attribute, or a position in a tuple."""
+    found: Any = None
+    known: list[str] = []
+    if isinstance(output, Mapping):
+        found, known = output.get(name), [str(key) for key in output]
+    elif isinstance(output, (tuple, list)) and not hasattr(output, name):
+        known = [str(position) for position in range(len(output))]
+        found = output[int(name)] if name in known else None
+    else:
+        found, known = getattr(output, name, None), list(getattr(output, "_fields", ()))
+    if not isinstance(found, Tensor):
+        raise CaptureError(
+            f"an output must be a tensor that forward returns, but {name[:40]!r} is not among "
+            f"{', '.join(known) or type(output).__name__}; return a dict or tuple that holds it"
+        )
+    return found
 
 
 def find_loss(output: Any) -> Tensor:

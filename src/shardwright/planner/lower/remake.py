@@ -1,0 +1,97 @@
+"""What is dropped after forward and made again before backward: results and re-laid-out copies.
+
+A value is *remade* where the instruction that made it may run again: a segment of recomputed
+operators, or a message of a recomputed block or of an activation in ``Strategy.reshard_again``. It is
+made again as late as possible, before the first backward that needs it, together with whatever it
+is made from and is itself remade. What one block hands to another is kept, so that making one
+block's values again never reaches into another; copies of what lies otherwise are not so bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.planner.cost.memory import saved_inputs
+from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.stage import Entry, Stage
+
+
+class Remake:
+    """Says, going backward through one stage, which forward entries must run again, and when."""
+
+    def __init__(self, draft: Draft, stage: Stage) -> None:
+        self.draft = draft
+        self.entries = stage.forward
+        self._makers = self._find_makers()
+        self._done: set[int] = set()
+        for place in range(len(self.entries)):
+            self._release_inputs(place)
+
+    def before(self, place: int) -> list[int]:
+        """Return the positions of entries to run again before the backward of one, ascending."""
+        segment = self.draft.segments[self.entries[place].segment]
+        wanted: set[int] = set()
+        queue = [place] if segment.recomputed else self._made_by(segment.remade)
+        while queue:
+            at = queue.pop()
+            if at not in self._done and at not in wanted:
+                wanted.add(at)
+                queue += self._made_by(self._reads(at))
+        self._done |= wanted
+        return sorted(wanted)
+
+    def _made_by(self, values: tuple[int, ...]) -> list[int]:
+        roots = [self.draft.root(value) for value in values]
+        return [self._makers[root] for root in roots if root in self._makers]
+
+    def _reads(self, place: int) -> tuple[int, ...]:
+        entry = self.entries[place]
+        if entry.segment >= 0:
+            return self.draft.segments[entry.segment].inputs
+        return tuple(value for step in entry.steps for value in step.reads)
+
+    def _find_makers(self) -> dict[int, int]:
+        """Map every value that is dropped after forward to the entry that makes it again."""
+        draft, graph = self.draft, self.draft.graph
+        read_in: dict[int, set[int]] = {}
+        for place, entry in enumerate(self.entries):
+            if entry.sends is None:
+                for value in self._reads(place):
+                    read_in.setdefault(draft.root(value), set()).add(entry.block)
+        blocks, apart = set(draft.strategy.recompute), set(draft.strategy.reshard_again)
+        makers: dict[int, int] = {}
+        for place, entry in enumerate(self.entries):
+            made = self._makes(entry)
+            stays = {value for value in made if read_in.get(value, set()) <= {entry.block}}
+            if entry.segment >= 0:
+                makers |= dict.fromkeys(
+                    stays if draft.segments[entry.segment].recomputed else (), place
+                )
+            elif any(draft.values[value].tensor in apart for value in made):
+                makers |= dict.fromkeys(made, place)
+            elif 0 <= entry.block < len(graph.blocks) and entry.block in blocks:
+                makers |= dict.fromkeys(stays, place)
+        return makers
+
+    def _makes(self, entry: Entry) -> tuple[int, ...]:
+        if entry.sends is not None or entry.receives is not None:
+            return ()
+        if entry.segment >= 0:
+            return self.draft.segments[entry.segment].outputs
+        return tuple(value for step in entry.steps for value in step.writes)
+
+    def _release_inputs(self, place: int) -> None:
+        """Tell a segment with a graph kept from forward which inputs it may not hold on to."""
+        draft, number = self.draft, self.entries[place].segment
+        if number < 0:
+            return
+        segment = draft.segments[number]
+        dropped = [value for value in segment.inputs if draft.root(value) in self._makers]
+        if segment.recomputed or not segment.has_backward or not dropped:
+            return
+        needed = saved_inputs(draft.graph, segment, draft.values)
+        draft.segments[number] = replace(
+            segment,
+            remade=tuple(value for value in dropped if value in needed),
+            spared=tuple(value for value in dropped if value not in needed),
+        )

@@ -1,0 +1,92 @@
+"""What is dropped after forward is made again before the backward that needs it, and only that."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import Recomputation
+from shardwright.planner.cost.recomputation import copies_kept, with_recomputation
+from shardwright.planner.lower import check, lower
+from shardwright.planner.simulate import simulate
+from shardwright.planner.space import Seed, seed_strategy
+from tests.planner.lower.test_lower import transformer_like
+
+LAYERS = 3
+GRAPH = transformer_like(layers=LAYERS)
+SPLIT = Seed(tensor=2, sequence=True)
+
+
+def recomputing(name: Recomputation, seed: Seed = SPLIT) -> Program:
+    program = lower(GRAPH, with_recomputation(GRAPH, seed_strategy(GRAPH, seed), name))
+    check(program)
+    return program
+
+
+def gathers(program: Program) -> int:
+    """Count the gathers of activations that one step issues."""
+    return sum(
+        program.messages[int(item)].primitive == "all_gather"
+        and program.messages[int(item)].purpose == "activation"
+        for kind, item in zip(program.kind, program.item, strict=True)
+        if kind == Kind.MESSAGE
+    )
+
+
+def peak(program: Program) -> float:
+    return simulate(program, np.ones(program.num_instructions)).peak_bytes[0]
+
+
+def test_only_the_chosen_operators_run_again() -> None:
+    program = recomputing("selective", Seed())
+    counts = Counter(
+        (GRAPH.operators[call.operator].kind, Kind(int(kind)))
+        for kind, item in zip(program.kind, program.item, strict=True)
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE)
+        for call in program.segments[int(item)].calls
+    )
+    assert counts["aten.gelu.default", Kind.RECOMPUTE] == LAYERS
+    assert {kind for kind, when in counts if when == Kind.RECOMPUTE} == {"aten.gelu.default"}
+
+
+def test_a_split_linear_gathers_its_input_again() -> None:
+    plain, again = recomputing("none"), recomputing("selective")
+    inside = {i for b in GRAPH.blocks[1:-1] for i in range(b.start, b.stop)}
+    strategy = replace(seed_strategy(GRAPH, SPLIT), reshard_again=copies_kept(GRAPH, inside))
+    copies = lower(GRAPH, strategy)
+    assert gathers(again) == gathers(plain) + LAYERS
+    assert gathers(copies) == gathers(plain) + LAYERS
+    assert peak(again) < peak(copies) < peak(plain)
+
+
+def test_what_runs_again_runs_just_before_the_backward_that_needs_it() -> None:
+    program = recomputing("selective")
+    computing = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+    order = [int(i) for i in np.flatnonzero(np.isin(program.kind, computing))]
+    for here, following in itertools.pairwise(order):
+        if program.kind[here] == Kind.RECOMPUTE:
+            made = set(program.segments[int(program.item[here])].outputs)
+            assert program.kind[following] == Kind.BACKWARD
+            assert made & set(program.segments[int(program.item[following])].remade)
+
+
+@pytest.mark.parametrize("name", ["none", "selective", "blocks"])
+def test_memory_returns_to_its_base(name: Recomputation) -> None:
+    for seed in (SPLIT, Seed(data=2, zero=3, num_microbatches=2), Seed(stages=2)):
+        program = recomputing(name, seed)
+        timeline = simulate(program, np.ones(program.num_instructions))
+        assert [rows[-1, 1] for rows in timeline.memory] == [rows[0, 1] for rows in timeline.memory]
+
+
+def test_naming_all_operators_is_recomputing_all_blocks() -> None:
+    strategy = seed_strategy(GRAPH, Seed(data=2))
+    blocks = replace(strategy, recompute=tuple(range(len(GRAPH.blocks))))
+    operators = replace(strategy, recompute_operators=tuple(range(len(GRAPH.operators))))
+    one, other = lower(GRAPH, blocks), lower(GRAPH, operators)
+    assert one.segments == other.segments
+    assert np.array_equal(one.kind, other.kind)
