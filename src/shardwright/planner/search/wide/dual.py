@@ -1,0 +1,199 @@
+"""Sequential tree-reweighted message passing with prices on memory: a certified lower bound.
+
+Memory enters by Lagrange multipliers, one per time point; for given prices what remains is a
+pairwise energy, whose dual (tree-reweighted) bound TRW-S raises monotonically (Kolmogorov,
+Convergent Tree-reweighted Message Passing, PAMI 2006, figure 3). Prices move along averaged
+subgradients with Polyak's step. Every bound on the way is valid, so the best one is kept.
+"""
+
+# NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
+# pyright: reportArgumentType=false, reportReturnType=false
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright.planner.compiled import compiled
+from shardwright.planner.search.wide.net import BIG, Net
+from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem, profile
+
+PATIENCE = 25  # sweeps without a better bound before the steps get smaller
+SHRINK = 0.7
+MOMENTUM = 0.7
+WARM_UP = 10  # sweeps before prices move
+
+
+class Dual:
+    """Messages and prices; ``advance`` makes them better, ``bound`` is the best bound so far."""
+
+    def __init__(self, problem: WideProblem, net: Net) -> None:
+        self.problem = problem
+        self.net = net
+        self.messages = np.zeros(int(problem.sizes[problem.ends].sum()))
+        self.choice = np.zeros(problem.num_nodes, dtype=np.int64)
+        self.multipliers = np.zeros(len(problem.base))
+        self.best_multipliers = self.multipliers
+        self.bound = -np.inf
+        self.target = np.inf
+        self.num_sweeps = 0
+        self._node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
+        self._room = max(problem.limit, 1.0)  # memory is counted in limits
+        self._usage = problem.usage / self._room
+        self._direction = np.zeros(len(problem.base))
+        self._step = 0.1
+        self._stale = 0
+
+    def prices(self) -> Floats:
+        """Return prefix sums over time of the price of a unit of usage, at the best bound."""
+        return np.concatenate([[0.0], np.cumsum(self.best_multipliers)]) / self._room
+
+    def advance(self, upper: float) -> None:
+        """Sweep forth and back once and move the prices. ``upper`` is a known cost, or infinite."""
+        bound = self._sweep(self.multipliers)
+        self.num_sweeps += 1
+        self.target = min(self.target, self._finite_cost(), upper)
+        self._stale += 1
+        if bound > self.bound:
+            self.bound, self.best_multipliers, self._stale = bound, self.multipliers, 0
+        if self._stale >= PATIENCE:
+            self.multipliers, self._stale = self.best_multipliers, 0
+            self._step *= SHRINK
+            self._direction[:] = 0.0
+        elif self.num_sweeps >= WARM_UP:
+            self._move_prices(bound)
+
+    def _sweep(self, multipliers: Floats) -> float:
+        net = self.net
+        prefix = np.concatenate([[0.0], np.cumsum(multipliers)])
+        values = net.cost + (prefix[net.end] - prefix[net.begin])[self._node] * self._usage
+        sweep(net, values, self.messages, self.choice, True)
+        energy = sweep(net, values, self.messages, self.choice, False)
+        room = (self.problem.limit - self.problem.base) / self._room
+        return energy - float(multipliers @ room)
+
+    def _finite_cost(self) -> float:
+        costs = self.problem.costs(self.choice)
+        return max(float(costs[costs < BIG].sum()), self.bound)
+
+    def _move_prices(self, bound: float) -> None:
+        """Polyak's step along the smoothed violation, prices staying at least 0."""
+        used = profile(self.problem, self.problem.usage[self.problem.first[:-1] + self.choice])
+        excess = (used - self.problem.limit) / self._room
+        self._direction = MOMENTUM * self._direction + (1 - MOMENTUM) * excess
+        moving = (self.multipliers > 0) | (self._direction > 0)
+        direction = np.where(moving, self._direction, 0.0)
+        length = float(direction @ direction)
+        if length > 0:
+            # Far below the best bound, the true difference would throw the prices even further.
+            short = self.target - max(bound, 0.5 * self.bound)
+            short = max(short, 1e-3 * abs(self.target))
+            moved = self.multipliers + self._step * short / length * direction
+            self.multipliers = np.maximum(0.0, moved)
+
+
+@compiled
+def sweep(net: Net, values: Floats, messages: Floats, choice: Ints, forward: bool) -> float:
+    """Update all messages in index order or against it; return the bound of this direction.
+
+    Going forward, also choose every node's strategy given those before it and the messages of
+    those after it.
+    """
+    widest = 0
+    for node in range(len(net.begin)):
+        widest = max(widest, net.first[node + 1] - net.first[node])
+    total, local, told = np.empty(widest), np.empty(widest), np.empty(widest)
+    bound = 0.0
+    for place in range(len(net.begin)):
+        node = place if forward else len(net.begin) - 1 - place
+        size = net.first[node + 1] - net.first[node]
+        share = _gather(net, values, messages, choice, node, total, local)
+        if forward:
+            choice[node] = local[:size].argmin()
+        low = total[:size].min()
+        bound += low
+        for s in range(size):
+            total[s] = (total[s] - low) * share
+        for link in range(net.start[node], net.start[node + 1]):
+            edge = net.around[link]
+            if forward and net.ends[edge, 0] == node:
+                _tell_later(net, messages, edge, size, total, told)
+                width = net.first[net.ends[edge, 1] + 1] - net.first[net.ends[edge, 1]]
+                target = net.into[edge, 1]
+            elif not forward and net.ends[edge, 1] == node:
+                _tell_earlier(net, messages, edge, size, total, local, told)
+                width = net.first[net.ends[edge, 0] + 1] - net.first[net.ends[edge, 0]]
+                target = net.into[edge, 0]
+            else:
+                continue
+            low = told[:width].min()
+            bound += low
+            for t in range(width):
+                messages[target + t] = told[t] - low
+    return bound
+
+
+@compiled
+def _gather(
+    net: Net,
+    values: Floats,
+    messages: Floats,
+    choice: Ints,
+    node: int,
+    total: Floats,
+    local: Floats,
+) -> float:
+    """Sum up what a node is told: by all into ``total``, with the earlier ones' choices instead
+    of their messages into ``local``; return the share of it that each chain gets."""
+    begin, size = net.first[node], net.first[node + 1] - net.first[node]
+    for s in range(size):
+        total[s] = local[s] = values[begin + s]
+    before = after = 0
+    for link in range(net.start[node], net.start[node + 1]):
+        edge = net.around[link]
+        if net.ends[edge, 0] == node:
+            after += 1
+            told = net.into[edge, 0]
+            for s in range(size):
+                total[s] += messages[told + s]
+                local[s] += messages[told + s]
+        else:
+            before += 1
+            told = net.into[edge, 1]
+            row = net.table[edge] + choice[net.ends[edge, 0]] * size
+            for s in range(size):
+                total[s] += messages[told + s]
+                local[s] += net.cells[row + s]
+    return 1.0 / max(1, before, after)
+
+
+@compiled
+def _tell_later(
+    net: Net, messages: Floats, edge: int, size: int, total: Floats, told: Floats
+) -> None:
+    """Minimise over the first end of an edge, for every strategy of the second."""
+    other = net.ends[edge, 1]
+    width, mine = net.first[other + 1] - net.first[other], net.into[edge, 0]
+    for t in range(width):
+        told[t] = np.inf
+    for s in range(size):
+        value = total[s] - messages[mine + s]
+        row = net.table[edge] + s * width
+        for t in range(width):
+            told[t] = min(told[t], value + net.cells[row + t])
+
+
+@compiled
+def _tell_earlier(
+    net: Net, messages: Floats, edge: int, size: int, total: Floats, local: Floats, told: Floats
+) -> None:
+    """Minimise over the second end of an edge, for every strategy of the first."""
+    other = net.ends[edge, 0]
+    mine = net.into[edge, 1]
+    for s in range(size):
+        local[s] = total[s] - messages[mine + s]
+    for t in range(net.first[other + 1] - net.first[other]):
+        row = net.table[edge] + t * size
+        low = np.inf
+        for s in range(size):
+            low = min(low, local[s] + net.cells[row + s])
+        told[t] = low
