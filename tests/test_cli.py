@@ -25,6 +25,7 @@ COMMANDS = (
     "verify",
     "report",
     "export",
+    "iopddl",
 )
 MODEL = """
 import torch

@@ -33,6 +33,7 @@ from shardwright.verbs.request import Job, Request, Trial, Watch
 from shardwright.verbs.results import (
     Check,
     Comparison,
+    ContestAnswer,
     Profile,
     Report,
     Study,
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job", "Request", "Trial", "Watch", "build", "capture", "compare", "coverage", "doctor", "explain",
-    "export", "find_cluster", "init", "plan", "profile", "read_frontier", "report", "run",
-    "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
+    "export", "find_cluster", "init", "iopddl", "plan", "profile", "read_frontier", "report", "run",
+    "save_choice", "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
 ]  # fmt: skip
 
 
@@ -260,6 +261,22 @@ def export(checkpoint: str | Path, out: str | Path) -> Path:
     from shardwright.runtime.weights import export_checkpoint
 
     return export_checkpoint(checkpoint, out)
+
+
+def iopddl(
+    path: str | Path, *, seconds: float = 60.0, seed: int = 0, watch: Watch | None = None
+) -> ContestAnswer:
+    """Solve a problem of the IOPDDL contest: cheapest strategies within the memory limit."""
+    from shardwright.verbs.iopddl import answer
+
+    return answer(path, seconds, seed, watch or Watch())
+
+
+def save_choice(found: ContestAnswer, path: str | Path) -> Path | None:
+    """Write a solution in the contest's format; an empty path writes nothing."""
+    from shardwright.files.iopddl import write_choice
+
+    return write_choice(path, found.choice) if path else None
 
 
 def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path:

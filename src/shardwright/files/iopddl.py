@@ -49,7 +49,9 @@ class ContestProblem:
         """Return the exact cost of a solution."""
         picks = np.asarray(choice, dtype=np.int64)
         sizes = np.diff(self.first)
-        place = self.table + picks[self.ends[:, 0]] * sizes[self.ends[:, 1]] + picks[self.ends[:, 1]]
+        place = (
+            self.table + picks[self.ends[:, 0]] * sizes[self.ends[:, 1]] + picks[self.ends[:, 1]]
+        )
         return sum(self.cost[self.first[:-1] + picks].tolist()) + sum(self.cells[place].tolist())
 
     def peak(self, choice: Sequence[int]) -> int:
@@ -70,7 +72,9 @@ def read_iopddl(path: str | Path) -> ContestProblem:
         data = Path(path).read_bytes()
         tree = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}; check the path"
+        ) from error
     except (ValueError, EOFError, zlib.error, RecursionError) as error:
         raise _refusal(path, f"it is not complete JSON ({error})") from error
     try:

@@ -264,7 +264,8 @@ def _without_quiet_times(problem: WideProblem) -> WideProblem:
     What is alive at any time of a run is alive at the turn, and the base is largest there.
     """
     moves = (problem.begin < problem.end) & np.array(
-        [problem.usage[a:b].any() for a, b in zip(problem.first[:-1], problem.first[1:])], dtype=bool
+        [problem.usage[a:b].any() for a, b in zip(problem.first[:-1], problem.first[1:])],
+        dtype=bool,
     )
     length = len(problem.base)
     begins = np.bincount(problem.begin[moves], minlength=length + 1)

@@ -119,7 +119,9 @@ def _grow(net: Net, search: Search, room: Room, root: int, size: int, number: in
 
 
 @compiled
-def _price(net: Net, search: Search, prices: Floats, scale: float, num_bumps: int, node: int) -> float:
+def _price(
+    net: Net, search: Search, prices: Floats, scale: float, num_bumps: int, node: int
+) -> float:
     """Return what a unit of usage of a node costs."""
     price = scale * (prices[net.end[node]] - prices[net.begin[node]])
     for bump in range(num_bumps):
@@ -195,9 +197,7 @@ def _shift(net: Net, search: Search, room: Room, count: int, sign: float) -> Non
 
 
 @compiled
-def _saved(
-    net: Net, search: Search, room: Room, prices: Floats, scale: float, count: int
-) -> float:
+def _saved(net: Net, search: Search, room: Room, prices: Floats, scale: float, count: int) -> float:
     """Return how much less the answers' memory costs at the given prices."""
     saved = 0.0
     for place in range(count):
