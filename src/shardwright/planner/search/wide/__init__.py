@@ -4,6 +4,6 @@
 """
 
 from shardwright.planner.search.wide.problem import WideProblem
-from shardwright.planner.search.wide.solve import Standing, WideSolution, solve
+from shardwright.planner.search.wide.solver import Standing, WideSolution, solve
 
 __all__ = ["Standing", "WideProblem", "WideSolution", "solve"]

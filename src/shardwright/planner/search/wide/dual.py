@@ -11,6 +11,8 @@ subgradients with Polyak's step. Every bound on the way is valid, so the best on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from shardwright.planner.compiled import compiled
@@ -21,6 +23,7 @@ PATIENCE = 25  # sweeps without a better bound before the steps get smaller
 SHRINK = 0.7
 MOMENTUM = 0.7
 WARM_UP = 10  # sweeps before prices move
+FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
 
 
 class Dual:
@@ -36,6 +39,7 @@ class Dual:
         self.bound = -np.inf
         self.target = np.inf
         self.num_sweeps = 0
+        self._slack = np.zeros(len(problem.cost))
         self._node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
         self._room = max(problem.limit, 1.0)  # memory is counted in limits
         self._usage = problem.usage / self._room
@@ -49,7 +53,7 @@ class Dual:
 
     def advance(self, upper: float) -> None:
         """Sweep forth and back once and move the prices. ``upper`` is a known cost, or infinite."""
-        bound = self._sweep(self.multipliers)
+        bound = self._sweep(self.multipliers, upper)
         self.num_sweeps += 1
         self.target = min(self.target, self._finite_cost(), upper)
         self._stale += 1
@@ -62,14 +66,25 @@ class Dual:
         elif self.num_sweeps >= WARM_UP:
             self._move_prices(bound)
 
-    def _sweep(self, multipliers: Floats) -> float:
+    def propose(self, num_sweeps: int) -> Iterator[Ints]:
+        """Yield choices at the best prices, while the messages settle on them."""
+        for _ in range(num_sweeps):
+            self.bound = max(self.bound, self._sweep(self.best_multipliers, np.inf))
+            yield self.choice.copy()
+
+    def _sweep(self, multipliers: Floats, upper: float) -> float:
+        """Return the bound after a sweep forth and back; forbid what costs ``upper`` or more."""
         net = self.net
         prefix = np.concatenate([[0.0], np.cumsum(multipliers)])
         values = net.cost + (prefix[net.end] - prefix[net.begin])[self._node] * self._usage
-        sweep(net, values, self.messages, self.choice, True)
-        energy = sweep(net, values, self.messages, self.choice, False)
         room = (self.problem.limit - self.problem.base) / self._room
-        return energy - float(multipliers @ room)
+        spent = float(multipliers @ room)
+        before = sweep(net, values, self.messages, self.choice, self._slack, True) - spent
+        bound = sweep(net, values, self.messages, self.choice, self._slack, False) - spent
+        if before > upper - FIX_WITHIN * abs(upper):
+            # Costs are whole, so a better solution costs at most upper - 1.
+            self.net.cost[before + self._slack > upper - 1 + tolerance(upper)] = BIG
+        return bound
 
     def _finite_cost(self) -> float:
         costs = self.problem.costs(self.choice)
@@ -91,12 +106,20 @@ class Dual:
             self.multipliers = np.maximum(0.0, moved)
 
 
+def tolerance(cost: float) -> float:
+    """Return what rounding may have done to a sum of costs."""
+    return max(1e-3, abs(cost) * 1e-10)
+
+
 @compiled
-def sweep(net: Net, values: Floats, messages: Floats, choice: Ints, forward: bool) -> float:
+def sweep(
+    net: Net, values: Floats, messages: Floats, choice: Ints, slack: Floats, forward: bool
+) -> float:
     """Update all messages in index order or against it; return the bound of this direction.
 
     Going forward, also choose every node's strategy given those before it and the messages of
-    those after it.
+    those after it. Going back, note in ``slack`` how much the bound would rise at least, over that
+    of the way forth, if a node took a strategy: its min-marginal is exact in all its chains.
     """
     widest = 0
     for node in range(len(net.begin)):
@@ -112,6 +135,8 @@ def sweep(net: Net, values: Floats, messages: Floats, choice: Ints, forward: boo
         low = total[:size].min()
         bound += low
         for s in range(size):
+            if not forward:
+                slack[net.first[node] + s] = total[s] - low
             total[s] = (total[s] - low) * share
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]

@@ -42,10 +42,14 @@ class Search(NamedTuple):
     bumps: Floats
 
 
-class Plan(NamedTuple):
-    """How many nodes a region has, and how large tables may get."""
+class Manner(NamedTuple):
+    """How moves are made: what memory costs (``prices`` are prefix sums over time, times
+    ``scale``), the limit, and how large regions and their tables may get."""
 
-    count: int
+    prices: Floats
+    scale: float
+    limit: float
+    most_nodes: int
     most_cells: int
 
 
@@ -119,11 +123,9 @@ def _grow(net: Net, search: Search, room: Room, root: int, size: int, number: in
 
 
 @compiled
-def _price(
-    net: Net, search: Search, prices: Floats, scale: float, num_bumps: int, node: int
-) -> float:
+def _price(net: Net, search: Search, manner: Manner, num_bumps: int, node: int) -> float:
     """Return what a unit of usage of a node costs."""
-    price = scale * (prices[net.end[node]] - prices[net.begin[node]])
+    price = manner.scale * (manner.prices[net.end[node]] - manner.prices[net.begin[node]])
     for bump in range(num_bumps):
         if net.begin[node] <= search.bumps[bump, 0] < net.end[node]:
             price += search.bumps[bump, 1]
@@ -132,14 +134,14 @@ def _price(
 
 @compiled
 def _surround(
-    net: Net, search: Search, room: Room, prices: Floats, scale: float, num_bumps: int, count: int
+    net: Net, search: Search, room: Room, manner: Manner, num_bumps: int, count: int
 ) -> None:
     """Set the values of the region's nodes: own cost, priced usage, edges to the outside."""
     values = search.values
     for place in range(count):
         node = room.node[place]
         begin, size = net.first[node], net.first[node + 1] - net.first[node]
-        price = _price(net, search, prices, scale, num_bumps, node)
+        price = _price(net, search, manner, num_bumps, node)
         for s in range(begin, begin + size):
             values[s] = net.cost[s] + price * net.usage[s]
         for link in range(net.start[node], net.start[node + 1]):
@@ -197,46 +199,44 @@ def _shift(net: Net, search: Search, room: Room, count: int, sign: float) -> Non
 
 
 @compiled
-def _saved(net: Net, search: Search, room: Room, prices: Floats, scale: float, count: int) -> float:
+def _saved(net: Net, search: Search, room: Room, manner: Manner, count: int) -> float:
     """Return how much less the answers' memory costs at the given prices."""
     saved = 0.0
     for place in range(count):
         node = room.node[place]
         old, new = search.choice[node], room.answer[place]
         if old != new:
-            price = _price(net, search, prices, scale, 0, node)
+            price = _price(net, search, manner, 0, node)
             saved += price * (net.usage[net.first[node] + old] - net.usage[net.first[node] + new])
     return saved
 
 
 @compiled
-def _move(
-    net: Net, search: Search, room: Room, prices: Floats, scale: float, limit: float, plan: Plan
-) -> float:
+def _move(net: Net, search: Search, room: Room, manner: Manner, count: int) -> float:
     """Solve one region and take the answer if it is good and fits; return what was gained."""
     num_bumps = 0
-    for attempt in range(MOST_BUMPS + 1):
-        _surround(net, search, room, prices, scale, num_bumps, plan.count)
+    for _ in range(MOST_BUMPS + 1):
+        _surround(net, search, room, manner, num_bumps, count)
         solve_region(
-            net, room, plan.count, search.local, search.values, search.choice, plan.most_cells
+            net, room, count, search.local, search.values, search.choice, manner.most_cells
         )
-        gain = _gain(net, search, room, plan.count)
-        merit = gain + _saved(net, search, room, prices, scale, plan.count)
+        gain = _gain(net, search, room, count)
+        merit = gain + _saved(net, search, room, manner, count)
         if merit < 0 or (merit == 0 and gain < 0):
             return 0.0
-        _shift(net, search, room, plan.count, 1.0)
-        excess = peak(search.usage) - limit
+        _shift(net, search, room, count, 1.0)
+        excess = peak(search.usage) - manner.limit
         if excess <= 0:
-            for place in range(plan.count):
+            for place in range(count):
                 search.choice[room.node[place]] = room.answer[place]
             return gain
         time = peak_time(search.usage)
-        _shift(net, search, room, plan.count, -1.0)
-        if attempt == MOST_BUMPS or merit == 0:
-            return 0.0
+        _shift(net, search, room, count, -1.0)
         bump = 0
         while bump < num_bumps and search.bumps[bump, 0] != time:
             bump += 1
+        if merit == 0 or bump == MOST_BUMPS:
+            return 0.0
         if bump == num_bumps:
             search.bumps[bump, 0] = time
             search.bumps[bump, 1] = 0.5 * merit / excess
@@ -248,29 +248,21 @@ def _move(
 
 @compiled
 def improve(
-    net: Net,
-    search: Search,
-    room: Room,
-    prices: Floats,
-    scale: float,
-    limit: float,
-    size: int,
-    most_cells: int,
-    roots: Ints,
-    steps: tuple[int, int],
+    net: Net, search: Search, room: Room, manner: Manner, roots: Ints, numbers: tuple[int, int]
 ) -> float:
-    """Make the moves ``steps[0] <= number < steps[1]`` on regions of up to ``size`` nodes, grown
-    from random ``roots``; return what was gained.
+    """Make the moves ``numbers[0] <= number < numbers[1]``, on regions grown from random ``roots``;
+    return what was gained.
 
-    A move is taken when cost plus ``scale`` times the priced memory (``prices`` are prefix sums
-    over time) does not grow.
+    A move is taken when cost plus priced memory does not grow. Numbers start at 1 and are never
+    used twice with the same ``search``.
     """
     total = 0.0
-    for number in range(steps[0], steps[1]):
-        wanted = 2 + int(np.exp(np.log(size) * draw(search.random, 4096) / 4096.0))
+    for number in range(numbers[0], numbers[1]):
+        share = draw(search.random, 4096) / 4096.0
+        wanted = 2 + int(np.exp(np.log(manner.most_nodes) * share))
         root = roots[draw(search.random, len(roots))]
         count = _grow(net, search, room, root, wanted, number)
-        total += _move(net, search, room, prices, scale, limit, Plan(count, most_cells))
+        total += _move(net, search, room, manner, count)
         for place in range(count):
             search.local[room.node[place]] = -1
     return total

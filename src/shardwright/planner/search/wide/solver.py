@@ -13,17 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.planner.search.wide.compact import Compact, compact
-from shardwright.planner.search.wide.dual import Dual
-from shardwright.planner.search.wide.neighbourhood import Search, improve, search_of
+from shardwright.planner.search.wide.descent import Descent, capped_cost, fits
+from shardwright.planner.search.wide.dual import Dual, tolerance
 from shardwright.planner.search.wide.net import BIG, net_of
-from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem
+from shardwright.planner.search.wide.problem import Ints, WideProblem
 from shardwright.planner.search.wide.region import room_of
-from shardwright.planner.search.wide.usage import usage_of
 
-DUAL_SHARE = 0.35  # of the budget, before the neighbourhood search
+# Bounding goes on until the first share of the budget is used up, searching until the second.
+TURNS = ((0.3, 0.45), (0.55, 0.65), (0.75, 0.85))
+SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
+OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
+IDLE = 200  # rounds without gain that end a search
 REGION_NODES = 500
+MOST_NODES = 4_000
 REGION_CELLS = 20_000
-MOVES = 25  # per round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,7 @@ def solve(
     smaller = compact(problem)
     run = _Run(problem, smaller, spent, tell, seed)
     if smaller.problem.num_nodes:
-        run.bound_below()
-        run.search()
+        run.work()
     return run.solution()
 
 
@@ -91,84 +93,69 @@ class _Run:
         self.original, self.smaller, self.seed = original, smaller, seed
         self.problem = smaller.problem
         self.net = net_of(self.problem)
-        self.dual = Dual(self.problem, self.net)
-        self.best = _frugal(self.problem)
-        self.cost = self._capped(self.best) if self._fits(self.best) else math.inf
+        self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
+        self.best = frugal(self.problem)
+        self.cost = capped_cost(self.problem, self.best) if self._fits(self.best) else math.inf
         self.num_rounds = 0
         self._spent, self._tell = spent, tell
-        self.moves = 1
+        self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
 
     def is_over(self, share: float, stage: str) -> bool:
         """Count a round; say whether the share of the budget is used up or nothing is left to
         find."""
         self.num_rounds += 1
-        bound = self.dual.bound + self.smaller.constant
+        bound = min(self.dual.bound, self.cost) + self.smaller.constant
         cost = self.cost + self.smaller.constant
         self._tell(Standing(cost=cost if cost < BIG else math.inf, bound=bound, stage=stage))
         return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.dual.bound)
 
-    def bound_below(self) -> None:
-        """Raise the lower bound for a while."""
-        while not self.is_over(DUAL_SHARE, "bounding"):
-            self.dual.advance(self.cost if self.cost < BIG else math.inf)
+    def work(self) -> None:
+        """Raise the bound and search by turns, then polish the best."""
+        for bounded, searched in TURNS:
+            while not self.is_over(bounded, "bounding"):
+                self.dual.advance(self.cost if self.cost < BIG else math.inf)
+            if self.is_over(searched, "searching"):
+                continue
+            self.descend(self._proposal(), searched)
+        if self._fits(self.best):
+            self.descend(self.best, 1.0, polishing=True)
 
-    def search(self) -> None:
-        """Improve the choice that the messages propose."""
-        choice = self.dual.choice.copy()
+    def _proposal(self) -> Ints:
+        """Return the most promising of the choices that the messages settle on."""
+        best, least = self.dual.choice, math.inf
+        for choice in self.dual.propose(SETTLE):
+            over = self.problem.profile(choice).max() / self.problem.limit - 1
+            merit = capped_cost(self.problem, choice) * (1 + OVER_WEIGHT * max(0.0, over))
+            if merit < least:
+                best, least = choice, merit
+            if self.is_over(1.0, "proposing"):
+                break
+        return best
+
+    def descend(self, choice: Ints, share: float, polishing: bool = False) -> None:
+        """Search from a choice until the share of the budget is used up or little is gained."""
+        self.seed += 1
         prices = self.dual.prices()
-        limit = self.problem.limit
-        found = search_of(self.net, choice, usage_of(self._held(choice)), self.seed)
-        room = room_of(8 * REGION_NODES, 8_000_000, int(self.problem.sizes.max()))
-        everywhere = np.flatnonzero(self.problem.sizes > 1)
-        extra = np.zeros(len(self.problem.base))
-        while not self.is_over(1.0, "searching"):
-            over = self.problem.profile(found.choice) > limit
-            if over.any():
-                extra[over] += max(prices[-1] / len(over), 1e-9)
-                found = found._replace(usage=usage_of(self._held(found.choice)))
-            scale = 1.0 if over.any() or self.moves // 10_000 % 2 == 0 else 0.0
-            now = prices + np.concatenate([[0.0], np.cumsum(extra)]) if over.any() else prices
-            roots = self._trouble(found, over)
-            if roots is None or self.moves // MOVES % 2:
-                roots = everywhere
-            steps = (self.moves, self.moves + MOVES)
-            improve(
-                self.net, found, room, now, scale, limit, REGION_NODES, REGION_CELLS, roots, steps
-            )
-            self.moves += MOVES
-            self._note(found.choice)
-
-    def _trouble(self, found: Search, over: Floats) -> Ints | None:
-        """Return nodes at forbidden edges, or alive when memory is over the limit."""
-        costs = self.problem.costs(found.choice)
-        count = self.problem.num_nodes
-        bad = np.flatnonzero(costs[count:] >= BIG)
-        if len(bad):
-            return self.problem.ends[bad].ravel()
-        if over.any():
-            before = np.concatenate([[0], np.cumsum(over)])
-            return np.flatnonzero(before[self.problem.end] > before[self.problem.begin])
-        return None
-
-    def _held(self, choice: Ints) -> Floats:
-        """Return the profile with what is over the limit cut off: moves cannot make it worse."""
-        return np.minimum(self.problem.profile(choice), self.problem.limit)
-
-    def _note(self, choice: Ints) -> None:
-        cost = self._capped(choice)
-        if cost < self.cost and self._fits(choice):
-            self.best, self.cost = choice.copy(), cost
-
-    def _capped(self, choice: Ints) -> float:
-        return float(np.minimum(self.problem.costs(choice), BIG).sum())
+        descent = Descent(self.problem, self.net, self._room, choice, prices, self.seed)
+        idle = num = 0
+        while not self.is_over(share, "polishing" if polishing else "searching"):
+            priced = num // 60 % 2 == 0 and not polishing
+            most_nodes = MOST_NODES if polishing and num % 4 == 0 else REGION_NODES
+            gained = descent.round(1.0 if priced else 0.0, most_nodes, REGION_CELLS)
+            num += 1
+            idle = 0 if gained > 0 or not descent.fits else idle + 1
+            if descent.fits and descent.cost < self.cost:
+                self.best, self.cost = descent.choice.copy(), descent.cost
+            if idle > IDLE and not polishing:
+                break
 
     def _fits(self, choice: Ints) -> bool:
-        return bool(self.problem.profile(choice).max(initial=0.0) <= self.problem.limit)
+        return bool(fits(self.problem, choice))
 
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
         choice = self.smaller.expand(self.best)
-        bound = self.smaller.constant + max(_whole(self.dual.bound), 0.0)
+        bound = self.smaller.constant + min(_whole(self.dual.bound), self.cost)
         if not self.problem.num_nodes:
             bound = self.smaller.constant
         within = bool(self.original.profile(choice).max(initial=0.0) <= self.original.limit)
@@ -178,10 +165,10 @@ class _Run:
 
 def _whole(bound: float) -> float:
     """Round a bound of whole numbers up, allowing for rounding errors of sums."""
-    return math.ceil(bound - max(1e-3, abs(bound) * 1e-11)) if math.isfinite(bound) else bound
+    return math.ceil(bound - tolerance(bound)) if math.isfinite(bound) else bound
 
 
-def _frugal(problem: WideProblem) -> Ints:
+def frugal(problem: WideProblem) -> Ints:
     """Return every node's strategy of least usage, the cheaper of equals."""
     picks = [
         np.lexsort((problem.cost[a:b], problem.usage[a:b]))[0]
