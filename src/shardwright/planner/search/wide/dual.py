@@ -19,6 +19,7 @@ from shardwright.planner.compiled import compiled
 from shardwright.planner.search.wide.net import BIG, Net
 from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem, profile
 
+FIRST_STEP, LEAST_STEP = 0.1, 1e-4  # of Polyak's; below, they start again
 PATIENCE = 25  # sweeps without a better bound before the steps get smaller
 SHRINK = 0.7
 MOMENTUM = 0.7
@@ -39,13 +40,24 @@ class Dual:
         self.bound = -np.inf
         self.target = np.inf
         self.num_sweeps = 0
+        self.is_settled = False  # whether the steps have once become tiny
         self._slack = np.zeros(len(problem.cost))
         self._node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
         self._room = max(problem.limit, 1.0)  # memory is counted in limits
         self._usage = problem.usage / self._room
         self._direction = np.zeros(len(problem.base))
-        self._step = 0.1
+        self._step = FIRST_STEP
         self._stale = 0
+
+    def restart(self, cost: Floats, messages: Floats, multipliers: Floats) -> None:
+        """Start again with these costs of strategies, from these messages and prices."""
+        self.net.cost[:] = cost
+        self.messages[:] = messages
+        self.multipliers = self.best_multipliers = multipliers
+        self.bound = -np.inf
+        self.num_sweeps = WARM_UP
+        self._direction[:] = 0.0
+        self._step, self._stale = FIRST_STEP, 0
 
     def prices(self) -> Floats:
         """Return prefix sums over time of the price of a unit of usage, at the best bound."""
@@ -62,6 +74,8 @@ class Dual:
         if self._stale >= PATIENCE:
             self.multipliers, self._stale = self.best_multipliers, 0
             self._step *= SHRINK
+            if self._step < LEAST_STEP:
+                self._step, self.is_settled = FIRST_STEP, True
             self._direction[:] = 0.0
         elif self.num_sweeps >= WARM_UP:
             self._move_prices(bound)

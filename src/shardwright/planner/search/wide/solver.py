@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.planner.search.wide.branch import Branching
 from shardwright.planner.search.wide.compact import Compact, compact
 from shardwright.planner.search.wide.descent import Descent, capped_cost, fits
 from shardwright.planner.search.wide.dual import Dual, tolerance
@@ -23,7 +24,9 @@ from shardwright.planner.search.wide.region import room_of
 TURNS = ((0.3, 0.45), (0.55, 0.65), (0.75, 0.85))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
 OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
-IDLE = 200  # rounds without gain that end a search
+IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
+PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
+PROOF_SHARE = 0.85
 REGION_NODES = 500
 MOST_NODES = 4_000
 REGION_CELLS = 20_000
@@ -110,15 +113,40 @@ class _Run:
         return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.dual.bound)
 
     def work(self) -> None:
-        """Raise the bound and search by turns, then polish the best."""
+        """Raise the bound, search and, where the gap is small enough, prove, by turns; then polish
+        the best."""
         for bounded, searched in TURNS:
-            while not self.is_over(bounded, "bounding"):
+            self.dual.is_settled = False
+            while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
                 self.dual.advance(self.cost if self.cost < BIG else math.inf)
             if self.is_over(searched, "searching"):
                 continue
             self.descend(self._proposal(), searched)
+            if self.cost < BIG:
+                self.prove()
         if self._fits(self.best):
             self.descend(self.best, 1.0, polishing=True)
+
+    def prove(self) -> None:
+        """Search all that the bound leaves open, if that is little."""
+        dual = self.dual
+        dual.advance(self.cost)
+        open_costs = np.where(dual.net.cost < BIG, self.problem.cost, np.inf)
+        rest = compact(replace(self.problem, cost=open_costs))
+        sizes = rest.problem.sizes[rest.problem.ends]
+        if not rest.problem.num_nodes or int((sizes[:, 0] * sizes[:, 1]).sum()) > PROOF_CELLS:
+            return
+        cost = self.cost - rest.constant
+        below = Dual(rest.problem, net_of(rest.problem))
+        for _ in range(SETTLE):
+            below.advance(cost)
+        branching = Branching(rest.problem, below, cost)
+        while not (branching.is_done or self.is_over(PROOF_SHARE, "proving")):
+            branching.round(lambda: self._spent(self.num_rounds) < PROOF_SHARE)
+            if branching.best is not None and branching.cost + rest.constant < self.cost:
+                choice = rest.expand(branching.best)
+                self.best, self.cost = choice, capped_cost(self.problem, choice)
+            dual.bound = max(dual.bound, branching.bound + rest.constant)
 
     def _proposal(self) -> Ints:
         """Return the most promising of the choices that the messages settle on."""
@@ -137,6 +165,7 @@ class _Run:
         self.seed += 1
         prices = self.dual.prices()
         descent = Descent(self.problem, self.net, self._room, choice, prices, self.seed)
+        patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
         idle = num = 0
         while not self.is_over(share, "polishing" if polishing else "searching"):
             priced = num // 60 % 2 == 0 and not polishing
@@ -146,7 +175,7 @@ class _Run:
             idle = 0 if gained > 0 or not descent.fits else idle + 1
             if descent.fits and descent.cost < self.cost:
                 self.best, self.cost = descent.choice.copy(), descent.cost
-            if idle > IDLE and not polishing:
+            if idle > patience and not polishing:
                 break
 
     def _fits(self, choice: Ints) -> bool:
