@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 
 # What the contest writes for "not allowed".
 FORBIDDEN = 10**18
+MOST_TIME = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,12 +72,12 @@ def read_iopddl(path: str | Path) -> ContestProblem:
     try:
         data = Path(path).read_bytes()
         tree = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError) as error:
+        raise _refusal(path, f"it is not complete JSON ({error})") from error
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror or error}; check the path"
         ) from error
-    except (ValueError, EOFError, zlib.error, RecursionError) as error:
-        raise _refusal(path, f"it is not complete JSON ({error})") from error
     try:
         return _columns(tree)
     except (ValueError, OverflowError) as error:
@@ -114,11 +115,9 @@ def _columns(tree: Any) -> ContestProblem:
     limit = problem.get("usage_limit")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise ValueError("usage_limit is not an integer of at least 0")
-    if intervals.min() < 0 or intervals.max() > 10_000_000:
-        raise ValueError("an interval lies outside of 0 ... 10,000,000")
+    if intervals.max() > MOST_TIME:
+        raise ValueError(f"an interval ends at {intervals.max()}, after {MOST_TIME}")
     usage = _flat(usages, "nodes.usages")
-    if usage.min() < 0:
-        raise ValueError("a usage is negative")
     ends = _pairs(_field(edges, "nodes", list, "edges"), "edges.nodes")
     rows = _rows(_field(edges, "costs", list, "edges"), "edges.costs")
     table, cells = _tables(ends, rows, sizes)
@@ -139,13 +138,15 @@ def _tables(ends: Ints, rows: list[list[int]], sizes: Ints) -> tuple[Ints, Ints]
     """Return where each edge's table begins, and the distinct tables one after another."""
     if len(ends) != len(rows):
         raise ValueError(f"{len(ends)} edges, but {len(rows)} tables of edges")
-    if len(ends) and (ends.min() < 0 or ends.max() >= len(sizes)):
+    if ends.max(initial=0) >= len(sizes):
         raise ValueError(f"an edge names a node outside of 0 ... {len(sizes) - 1}")
+    if (ends[:, 0] == ends[:, 1]).any():
+        raise ValueError(f"edge {int((ends[:, 0] == ends[:, 1]).argmax())} joins a node to itself")
     found: dict[bytes, int] = {}
     table = np.zeros(len(ends), dtype=np.int64)
     pool: list[Ints] = []
     size = 0
-    expected = (sizes[ends[:, 0]] * sizes[ends[:, 1]]).tolist() if len(ends) else []
+    expected = (sizes[ends[:, 0]] * sizes[ends[:, 1]]).tolist()
     for edge, row in enumerate(rows):
         if len(row) != expected[edge]:
             raise ValueError(
@@ -188,10 +189,12 @@ def _flat(rows: list[list[int]], name: str) -> Ints:
 
 def _integers(row: list[int], name: str) -> Ints:
     """Return a list as integers of 64 bits; floats, booleans and texts are refused."""
+    if not {int}.issuperset(map(type, row)):
+        raise ValueError(f"{name} has something that is not an integer")
     try:
-        found = np.array(row) if row else np.zeros(0, dtype=np.int64)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{name} has something that is not an integer") from error
-    if found.dtype != np.int64 or found.ndim != 1:
-        raise ValueError(f"{name} has something that is not an integer of 64 bits")
+        found = np.array(row, dtype=np.int64)
+    except OverflowError as error:
+        raise ValueError(f"{name} has something that is not an integer of 64 bits") from error
+    if found.min(initial=0) < 0:
+        raise ValueError(f"{name} has a negative number, {found.min()}")
     return found

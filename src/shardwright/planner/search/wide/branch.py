@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.planner.search.wide.descent import capped_cost, fits
 from shardwright.planner.search.wide.dual import Dual, tolerance
-from shardwright.planner.search.wide.net import BIG, net_of
+from shardwright.planner.search.wide.net import net_of
 from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem
 
 Mask = NDArray[np.bool_]
@@ -43,10 +43,9 @@ class Branching:
         self.problem, self.cost = problem, cost
         self.best: Ints | None = None
         self._dual = Dual(problem, net_of(problem))
-        self._whole = self._dual.net.cost.copy()
         self.leaves = [
             Leaf(
-                allowed=dual.net.cost < BIG,
+                allowed=dual.allowed.copy(),
                 messages=dual.messages.copy(),
                 multipliers=dual.best_multipliers.copy(),
                 bound=dual.bound,
@@ -83,7 +82,7 @@ class Branching:
     def _bounded(self, leaf: Leaf, num_sweeps: int, goes_on: Callable[[], bool]) -> Leaf:
         """Return a leaf with a better bound and fewer strategies."""
         dual = self._dual
-        dual.restart(np.where(leaf.allowed, self._whole, BIG), leaf.messages, leaf.multipliers)
+        dual.restart(leaf.allowed, leaf.messages, leaf.multipliers)
         for _ in range(num_sweeps):
             dual.advance(self.cost)
             choice = dual.choice
@@ -93,7 +92,7 @@ class Branching:
             if self._is_hopeless(dual.bound) or not goes_on():
                 break
         return Leaf(
-            allowed=dual.net.cost < BIG,
+            allowed=dual.allowed.copy(),
             messages=dual.messages.copy(),
             multipliers=dual.best_multipliers.copy(),
             bound=max(leaf.bound, dual.bound),
@@ -103,11 +102,11 @@ class Branching:
         """Try some splits and return the children of the one that raises the bounds most."""
         best: list[Leaf] = []
         most = -math.inf
-        for low in self._splits(leaf):
+        for parts in self._splits(leaf):
             children: list[Leaf] = []
-            for part in (low, leaf.allowed & ~low):
+            for part in parts:
                 child = Leaf(
-                    allowed=leaf.allowed & part,
+                    allowed=part,
                     messages=leaf.messages,
                     multipliers=leaf.multipliers,
                     bound=leaf.bound,
@@ -119,24 +118,27 @@ class Branching:
                 best, most = children, merit
         return [child for child in best if not self._is_hopeless(child.bound)]
 
-    def _splits(self, leaf: Leaf) -> list[Mask]:
-        """Return masks that cut the strategies of one node in two and leave the others alone."""
+    def _splits(self, leaf: Leaf) -> list[tuple[Mask, Mask]]:
+        """Return ways to cut the allowed strategies of one node in two."""
         problem = self.problem
         prefix = np.concatenate([[0.0], np.cumsum(leaf.multipliers)])
         price = prefix[problem.end] - prefix[problem.begin]
-        high = np.maximum.reduceat(np.where(leaf.allowed, problem.usage, -1), problem.first[:-1])
-        low = np.minimum.reduceat(np.where(leaf.allowed, problem.usage, np.inf), problem.first[:-1])
+        most = np.maximum.reduceat(np.where(leaf.allowed, problem.usage, -1), problem.first[:-1])
+        least = np.minimum.reduceat(
+            np.where(leaf.allowed, problem.usage, np.inf), problem.first[:-1]
+        )
         count = np.add.reduceat(leaf.allowed, problem.first[:-1])
         # Usage matters most; where it does not, many strategies do.
-        worth = np.where(count > 1, price * (high - low) + 1e-6 * count, -1.0)
-        found: list[Mask] = []
+        worth = np.where(count > 1, price * (most - least) + 1e-6 * count, -1.0)
+        found: list[tuple[Mask, Mask]] = []
         for node in np.argsort(-worth, kind="stable")[:CANDIDATES].tolist():
             if worth[node] <= 0:
                 break
             part = slice(int(problem.first[node]), int(problem.first[node + 1]))
-            mask = np.ones(len(leaf.allowed), dtype=bool)
-            mask[part] = _lower_half(problem.usage[part], leaf.allowed[part])
-            found.append(mask)
+            low, high = leaf.allowed.copy(), leaf.allowed.copy()
+            low[part] &= _lower_half(problem.usage[part], leaf.allowed[part])
+            high[part] &= ~low[part]
+            found.append((low, high))
         return found
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.planner.compiled import compiled
-from shardwright.planner.search.wide.net import BIG, Net
+from shardwright.planner.search.wide.net import Net
 from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem, profile
 
 FIRST_STEP, LEAST_STEP = 0.1, 1e-4  # of Polyak's; below, they start again
@@ -34,6 +35,9 @@ class Dual:
         self.problem = problem
         self.net = net
         self.messages = np.zeros(int(problem.sizes[problem.ends].sum()))
+        self.allowed = problem.cost < np.inf
+        self._ceiling = np.inf
+        self._lower_ceiling(_most(problem.cost) + _most(problem.cells, len(problem.table)))
         self.choice = np.zeros(problem.num_nodes, dtype=np.int64)
         self.multipliers = np.zeros(len(problem.base))
         self.best_multipliers = self.multipliers
@@ -49,9 +53,10 @@ class Dual:
         self._step = FIRST_STEP
         self._stale = 0
 
-    def restart(self, cost: Floats, messages: Floats, multipliers: Floats) -> None:
-        """Start again with these costs of strategies, from these messages and prices."""
-        self.net.cost[:] = cost
+    def restart(self, allowed: NDArray[np.bool_], messages: Floats, multipliers: Floats) -> None:
+        """Start again with these strategies, from these messages and prices."""
+        self.allowed = allowed.copy()
+        self.net.cost[:] = np.where(allowed, self.problem.cost, self._ceiling)
         self.messages[:] = messages
         self.multipliers = self.best_multipliers = multipliers
         self.bound = -np.inf
@@ -65,6 +70,8 @@ class Dual:
 
     def advance(self, upper: float) -> None:
         """Sweep forth and back once and move the prices. ``upper`` is a known cost, or infinite."""
+        if self.num_sweeps == WARM_UP or upper < self.target:
+            self._lower_ceiling(2 * upper if upper < np.inf else 64 * self.target)
         bound = self._sweep(self.multipliers, upper)
         self.num_sweeps += 1
         self.target = min(self.target, self._finite_cost(), upper)
@@ -97,12 +104,23 @@ class Dual:
         bound = sweep(net, values, self.messages, self.choice, self._slack, False) - spent
         if before > upper - FIX_WITHIN * abs(upper):
             # Costs are whole, so a better solution costs at most upper - 1.
-            self.net.cost[before + self._slack > upper - 1 + tolerance(upper)] = BIG
+            self.allowed &= before + self._slack <= upper - 1 + tolerance(upper)
+            self.net.cost[~self.allowed] = self._ceiling
         return bound
+
+    def _lower_ceiling(self, ceiling: float) -> None:
+        """Cap what is forbidden, so that sums stay exact; the bound stays one.
+
+        While the ceiling is above the optimum, no bound is lost either: costs are not negative.
+        """
+        if ceiling < self._ceiling:
+            self._ceiling = max(ceiling, 1.0)
+            for values in (self.net.cost, self.net.cells, self.messages):
+                np.minimum(values, self._ceiling, out=values)
 
     def _finite_cost(self) -> float:
         costs = self.problem.costs(self.choice)
-        return max(float(costs[costs < BIG].sum()), self.bound)
+        return max(float(costs[costs < np.inf].sum()), self.bound)
 
     def _move_prices(self, bound: float) -> None:
         """Polyak's step along the smoothed violation, prices staying at least 0."""
@@ -118,6 +136,12 @@ class Dual:
             short = max(short, 1e-3 * abs(self.target))
             moved = self.multipliers + self._step * short / length * direction
             self.multipliers = np.maximum(0.0, moved)
+
+
+def _most(costs: Floats, times: int = 1) -> float:
+    """Return a bound of what finite costs can add up to."""
+    finite = costs[costs < np.inf]
+    return float(finite.sum()) if times == 1 else times * float(finite.max(initial=0.0))
 
 
 def tolerance(cost: float) -> float:

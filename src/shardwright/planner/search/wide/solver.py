@@ -21,7 +21,7 @@ from shardwright.planner.search.wide.problem import Ints, WideProblem
 from shardwright.planner.search.wide.region import room_of
 
 # Bounding goes on until the first share of the budget is used up, searching until the second.
-TURNS = ((0.3, 0.45), (0.55, 0.65), (0.75, 0.85))
+TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
 OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
 IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
@@ -75,6 +75,8 @@ def solve(
     ``spent`` says which fraction of the budget is used after a number of rounds; at 1 the search
     stops. ``tell`` hears of progress. Costs are taken to be whole numbers: the bound is rounded up.
     """
+    if math.isinf(problem.limit):
+        problem = replace(problem, limit=float(problem.usage.sum() + problem.base.max(initial=0)))
     smaller = compact(problem)
     run = _Run(problem, smaller, spent, tell, seed)
     if smaller.problem.num_nodes:
@@ -131,7 +133,7 @@ class _Run:
         """Search all that the bound leaves open, if that is little."""
         dual = self.dual
         dual.advance(self.cost)
-        open_costs = np.where(dual.net.cost < BIG, self.problem.cost, np.inf)
+        open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
         sizes = rest.problem.sizes[rest.problem.ends]
         if not rest.problem.num_nodes or int((sizes[:, 0] * sizes[:, 1]).sum()) > PROOF_CELLS:
