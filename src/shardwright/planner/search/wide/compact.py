@@ -129,8 +129,10 @@ class _Work:
         pattern = [patterns.setdefault(keep[part].tobytes(), len(patterns)) for part in parts]
         cut: dict[tuple[int, int, int], Floats] = {}
         self.near: list[dict[int, Floats]] = [{} for _ in parts]
-        sizes = problem.sizes.tolist()
-        for (one, two), start in zip(problem.ends.tolist(), problem.table.tolist(), strict=True):
+        sizes: list[int] = problem.sizes.tolist()
+        ends: list[tuple[int, int]] = problem.ends.tolist()
+        starts: list[int] = problem.table.tolist()
+        for (one, two), start in zip(ends, starts, strict=True):
             key = (start, pattern[one], pattern[two])
             table = cut.get(key)
             if table is None:

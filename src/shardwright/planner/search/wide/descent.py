@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.planner.search.wide.neighbourhood import Manner, improve, search_of
 from shardwright.planner.search.wide.net import BIG, Net
@@ -11,7 +10,7 @@ from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.search.wide.region import Room
 from shardwright.planner.search.wide.usage import usage_of
 
-MOVES = 25  # per round
+MOVE_NODES = 12_500  # of all regions of a round together, at most
 MOST_ROOTS = 100  # of the nodes that use the most memory where it is over the limit
 
 
@@ -30,6 +29,7 @@ class Descent:
         self._everywhere = np.flatnonzero(problem.sizes > 1)
         self._extra = np.zeros(len(problem.base))
         self._next = 1
+        self._num_rounds = 0
         self._least = np.minimum.reduceat(problem.usage, problem.first[:-1])
         self.excess = self._over()
         self.cost = capped_cost(problem, choice)
@@ -56,12 +56,13 @@ class Descent:
             prices = prices + np.concatenate([[0.0], np.cumsum(self._extra)])
             scale = 1.0
         manner = Manner(prices, scale, self.problem.limit, most_nodes, most_cells)
-        numbers = (self._next, self._next + MOVES)
+        numbers = (self._next, self._next + max(1, MOVE_NODES // most_nodes))
         roots = self._trouble()
-        if not len(roots) or self._next // MOVES % 2:
+        self._num_rounds += 1
+        if not len(roots) or self._num_rounds % 2:
             roots = self._everywhere
         gained = improve(self.net, self._search, self.room, manner, roots, numbers)
-        self._next += MOVES
+        self._next = numbers[1]
         if is_over:
             self.excess = self._over()
             self._search = self._search._replace(usage=usage_of(self._held(self.choice)))
@@ -102,6 +103,6 @@ def capped_cost(problem: WideProblem, choice: Ints) -> float:
     return float(np.minimum(problem.costs(choice), BIG).sum())
 
 
-def fits(problem: WideProblem, choice: Ints) -> NDArray[np.bool_]:
+def fits(problem: WideProblem, choice: Ints) -> bool:
     """Return whether a choice keeps the limit."""
-    return problem.profile(choice).max(initial=0.0) <= problem.limit
+    return bool(problem.profile(choice).max(initial=0.0) <= problem.limit)

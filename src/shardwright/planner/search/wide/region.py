@@ -154,7 +154,7 @@ def _enlist(room: Room, variable: int, factor: int) -> None:
 
 @compiled
 def _is_near(room: Room, one: int, two: int) -> bool:
-    for place in range(room.degree[one]):
+    for place in range(room.degree[one]):  # noqa: SIM110 - Numba has no generators
         if room.near[one, place] == two:
             return True
     return False

@@ -100,7 +100,9 @@ class _Run:
         self.net = net_of(self.problem)
         self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
-        self.cost = capped_cost(self.problem, self.best) if self._fits(self.best) else math.inf
+        self.cost = (
+            capped_cost(self.problem, self.best) if fits(self.problem, self.best) else math.inf
+        )
         self.num_rounds = 0
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
@@ -126,17 +128,19 @@ class _Run:
             self.descend(self._proposal(), searched)
             if self.cost < BIG:
                 self.prove()
-        if self._fits(self.best):
+        if fits(self.problem, self.best):
             self.descend(self.best, 1.0, polishing=True)
 
     def prove(self) -> None:
         """Search all that the bound leaves open, if that is little."""
         dual = self.dual
         dual.advance(self.cost)
+        count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
+        if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
+            return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
-        sizes = rest.problem.sizes[rest.problem.ends]
-        if not rest.problem.num_nodes or int((sizes[:, 0] * sizes[:, 1]).sum()) > PROOF_CELLS:
+        if not rest.problem.num_nodes:
             return
         cost = self.cost - rest.constant
         below = Dual(rest.problem, net_of(rest.problem))
@@ -179,9 +183,6 @@ class _Run:
                 self.best, self.cost = descent.choice.copy(), descent.cost
             if idle > patience and not polishing:
                 break
-
-    def _fits(self, choice: Ints) -> bool:
-        return bool(fits(self.problem, choice))
 
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
