@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.search.wide.net import Net
 from shardwright.planner.search.wide.problem import Floats, Ints, WideProblem, profile
 
@@ -195,7 +195,7 @@ def sweep(
     return bound
 
 
-@compiled
+@inner
 def _gather(
     net: Net,
     values: Floats,
@@ -229,7 +229,7 @@ def _gather(
     return 1.0 / max(1, before, after)
 
 
-@compiled
+@inner
 def _tell_later(
     net: Net, messages: Floats, edge: int, size: int, total: Floats, told: Floats
 ) -> None:
@@ -245,7 +245,7 @@ def _tell_later(
             told[t] = min(told[t], value + net.cells[row + t])
 
 
-@compiled
+@inner
 def _tell_earlier(
     net: Net, messages: Floats, edge: int, size: int, total: Floats, local: Floats, told: Floats
 ) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.search.wide.net import Net
 from shardwright.planner.search.wide.problem import Floats, Ints
 from shardwright.planner.search.wide.region import MOST_AROUND, Room, solve_region
@@ -68,7 +68,7 @@ def search_of(net: Net, choice: Ints, usage: Usage, seed: int) -> Search:
     )
 
 
-@compiled
+@inner
 def draw(random: NDArray[np.uint64], below: int) -> int:
     """Return a random integer from 0 to below - 1 (xorshift)."""
     x = random[0]
@@ -79,7 +79,7 @@ def draw(random: NDArray[np.uint64], below: int) -> int:
     return int((x >> np.uint64(11)) % np.uint64(below))
 
 
-@compiled
+@inner
 def _grow(net: Net, search: Search, room: Room, root: int, size: int, number: int) -> int:
     """Grow a region of up to ``size`` nodes into ``room.node``; return how many it has."""
     count, waiting, num_edges = 0, 1, 0
@@ -122,7 +122,7 @@ def _grow(net: Net, search: Search, room: Room, root: int, size: int, number: in
     return count
 
 
-@compiled
+@inner
 def _price(net: Net, search: Search, manner: Manner, num_bumps: int, node: int) -> float:
     """Return what a unit of usage of a node costs."""
     price = manner.scale * (manner.prices[net.end[node]] - manner.prices[net.begin[node]])
@@ -132,7 +132,7 @@ def _price(net: Net, search: Search, manner: Manner, num_bumps: int, node: int) 
     return price
 
 
-@compiled
+@inner
 def _surround(
     net: Net, search: Search, room: Room, manner: Manner, num_bumps: int, count: int
 ) -> None:
@@ -159,7 +159,7 @@ def _surround(
                 values[begin + s] += net.cells[cell + s * step]
 
 
-@compiled
+@inner
 def _gain(net: Net, search: Search, room: Room, count: int) -> float:
     """Return how much less the answers of the region cost."""
     gain = 0.0
@@ -186,7 +186,7 @@ def _gain(net: Net, search: Search, room: Room, count: int) -> float:
     return gain
 
 
-@compiled
+@inner
 def _shift(net: Net, search: Search, room: Room, count: int, sign: float) -> None:
     """Put the answers' usages in the place of the old ones', or (-1) take that back."""
     for place in range(count):
@@ -198,7 +198,7 @@ def _shift(net: Net, search: Search, room: Room, count: int, sign: float) -> Non
                 add(search.usage, net.begin[node], net.end[node], sign * change)
 
 
-@compiled
+@inner
 def _saved(net: Net, search: Search, room: Room, manner: Manner, count: int) -> float:
     """Return how much less the answers' memory costs at the given prices."""
     saved = 0.0
@@ -211,7 +211,7 @@ def _saved(net: Net, search: Search, room: Room, manner: Manner, count: int) -> 
     return saved
 
 
-@compiled
+@inner
 def _move(net: Net, search: Search, room: Room, manner: Manner, count: int) -> float:
     """Solve one region and take the answer if it is good and fits; return what was gained."""
     num_bumps = 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.search.wide.net import BIG, Net
 
 Mask = NDArray[np.bool_]
@@ -54,7 +54,7 @@ def prune(net: Net) -> Mask:
     return keep
 
 
-@compiled
+@inner
 def _forbid(net: Net, node: int, keep: Mask) -> bool:
     """Drop strategies for which some neighbour has no allowed strategy left."""
     changed = False
@@ -76,7 +76,7 @@ def _forbid(net: Net, node: int, keep: Mask) -> bool:
     return changed
 
 
-@compiled
+@inner
 def _row(net: Net, edge: int, node: int, s: int) -> tuple[int, int, int, int]:
     """Return, for an edge and a strategy of one end: the other end, how many strategies it has,
     where its costs begin in ``cells``, and the step between them."""
@@ -89,7 +89,7 @@ def _row(net: Net, edge: int, node: int, s: int) -> tuple[int, int, int, int]:
     return other, count, net.table[edge] + s, net.first[node + 1] - net.first[node]
 
 
-@compiled
+@inner
 def _dominate(net: Net, node: int, keep: Mask) -> bool:
     """Drop dominated strategies."""
     begin, size = net.first[node], net.first[node + 1] - net.first[node]
@@ -111,7 +111,7 @@ def _dominate(net: Net, node: int, keep: Mask) -> bool:
     return changed
 
 
-@compiled
+@inner
 def _excess(net: Net, node: int, better: int, worse: int, keep: Mask) -> float:
     """Return the most that ``better`` can cost more than ``worse``, stopping where it is clear."""
     excess = net.cost[net.first[node] + better] - net.cost[net.first[node] + worse]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.search.wide.net import Net
 from shardwright.planner.search.wide.problem import Floats, Ints
 
@@ -89,7 +89,7 @@ def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
     )
 
 
-@compiled
+@inner
 def _push(room: Room, key: float, variable: int) -> None:
     """Put a variable into the heap."""
     place = room.ends[3]
@@ -105,7 +105,7 @@ def _push(room: Room, key: float, variable: int) -> None:
     room.key[place], room.holder[place] = key, variable
 
 
-@compiled
+@inner
 def _pop(room: Room) -> tuple[float, int]:
     """Take the least key and its variable off the heap."""
     least, first = room.key[0], room.holder[0]
@@ -127,13 +127,13 @@ def _pop(room: Room) -> tuple[float, int]:
     return least, first
 
 
-@compiled
+@inner
 def _size(net: Net, room: Room, variable: int) -> int:
     node = room.node[variable]
     return net.first[node + 1] - net.first[node]
 
 
-@compiled
+@inner
 def _weigh(net: Net, room: Room, variable: int) -> None:
     """Note how large a table the elimination of a variable would need, and queue it."""
     weight = float(_size(net, room, variable))
@@ -143,7 +143,7 @@ def _weigh(net: Net, room: Room, variable: int) -> None:
     _push(room, weight, variable)
 
 
-@compiled
+@inner
 def _enlist(room: Room, variable: int, factor: int) -> None:
     entry = room.ends[1]
     room.ends[1] += 1
@@ -152,7 +152,7 @@ def _enlist(room: Room, variable: int, factor: int) -> None:
     room.head[variable] = entry
 
 
-@compiled
+@inner
 def _is_near(room: Room, one: int, two: int) -> bool:
     for place in range(room.degree[one]):  # noqa: SIM110 - Numba has no generators
         if room.near[one, place] == two:
@@ -160,7 +160,7 @@ def _is_near(room: Room, one: int, two: int) -> bool:
     return False
 
 
-@compiled
+@inner
 def _part(room: Room, one: int, two: int) -> None:
     """Make ``two`` no neighbour of ``one`` any more."""
     for place in range(room.degree[one]):
@@ -170,7 +170,7 @@ def _part(room: Room, one: int, two: int) -> None:
             return
 
 
-@compiled
+@inner
 def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
     """Set up the variables and the factors of the edges inside the region."""
     room.ends[:] = 0
@@ -203,7 +203,7 @@ def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
         _weigh(net, room, v)
 
 
-@compiled
+@inner
 def _fix(net: Net, room: Room, values: Floats, v: int, choice: int) -> None:
     """Let a variable keep its choice: its factors lose one dimension."""
     room.state[v] = FIXED
@@ -237,7 +237,7 @@ def _fix(net: Net, room: Room, values: Floats, v: int, choice: int) -> None:
         _weigh(net, room, w)
 
 
-@compiled
+@inner
 def _sum_out(net: Net, room: Room, values: Floats, v: int, total: int, begin: int) -> None:
     """Minimise over ``v``: for all choices of its neighbours, in row-major order, the least sum of
     its values and factors into ``cells[begin:]`` and its choice into ``picks[begin:]``."""
@@ -299,7 +299,7 @@ def _sum_out(net: Net, room: Room, values: Floats, v: int, total: int, begin: in
             digit -= 1
 
 
-@compiled
+@inner
 def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
     """Eliminate a variable: its neighbours get a common factor, or one neighbour new values."""
     degree = room.degree[v]
@@ -380,7 +380,7 @@ def solve_region(
     return num_fixed
 
 
-@compiled
+@inner
 def _obstacle(room: Room, v: int, weight: float, most_cells: int) -> int:
     """Return which variable has to keep its choice because ``v`` cannot be eliminated, or -1."""
     crowded = v

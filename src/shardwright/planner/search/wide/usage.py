@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.search.wide.problem import Floats
 
 BLOCK = 64
@@ -51,7 +51,7 @@ def add(usage: Usage, begin: int, end: int, change: float) -> None:
     _add_inside(usage, tail, tail * BLOCK, end, change)
 
 
-@compiled
+@inner
 def _add_inside(usage: Usage, block: int, begin: int, end: int, change: float) -> None:
     for time in range(begin, end):
         usage.cells[time] += change
