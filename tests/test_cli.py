@@ -27,6 +27,7 @@ COMMANDS = (
     "verify",
     "report",
     "export",
+    "iopddl",
 )
 PROFILED = ("plan", "--profile", "graph.txt")
 MODEL = """

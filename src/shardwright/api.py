@@ -37,6 +37,7 @@ from shardwright.verbs.request import Job, Request, Trial, Watch
 from shardwright.verbs.results import (
     Check,
     Comparison,
+    ContestAnswer,
     Profile,
     Proposal,
     Report,
@@ -56,9 +57,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
-    "init", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier", "read_origin",
-    "report", "run", "save_graph", "save_plan", "save_trace", "simulate", "study", "verify",
-    "verify_rules", "why_not",
+    "init", "iopddl", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier",
+    "read_origin", "report", "run", "save_choice", "save_graph", "save_plan", "save_trace",
+    "simulate", "study", "verify", "verify_rules", "why_not",
 ]  # fmt: skip
 
 
@@ -356,6 +357,22 @@ def export(checkpoint: str | Path, out: str | Path) -> Path:
     from shardwright.runtime.weights import export_checkpoint
 
     return export_checkpoint(checkpoint, out)
+
+
+def iopddl(
+    path: str | Path, *, seconds: float = 60.0, seed: int = 0, watch: Watch | None = None
+) -> ContestAnswer:
+    """Solve a problem of the IOPDDL contest: cheapest strategies within the memory limit."""
+    from shardwright.verbs.iopddl import answer
+
+    return answer(path, seconds, seed, watch or Watch())
+
+
+def save_choice(found: ContestAnswer, path: str | Path) -> Path | None:
+    """Write a solution in the contest's format; an empty path writes nothing."""
+    from shardwright.files.iopddl import write_choice
+
+    return write_choice(path, found.choice) if path else None
 
 
 def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path:

@@ -488,6 +488,27 @@ def export(
 
 
 @app.command()
+def iopddl(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A problem, .json or .json.gz.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="Time for all of it.")] = 60.0,
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Write the solution, a list of strategies.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search.")] = 0,
+    json: Json = False,
+) -> None:
+    """Solve a problem of the IOPDDL contest, with a bound."""
+    from shardwright import api, contest
+
+    speaker = _voice(json)
+    with speaker.progress(stoppable=True) as watch:
+        found = api.iopddl(file, seconds=seconds, seed=seed, watch=watch)
+    contest.show_contest(speaker, found, api.save_choice(found, out))
+    if not (found.fits and found.is_allowed):
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     out: Annotated[str, typer.Option("--out", "-o", help="Where results go.")] = "out",
     steps: Steps = 200,

@@ -9,6 +9,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
+from shardwright.files.iopddl import FORBIDDEN
 from shardwright.files.planfile import Origin, Unruled
 from shardwright.report.story import Difference, PlanStory
 
@@ -183,3 +184,42 @@ class Report:
 
     page: Path
     trace: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContestAnswer:
+    """A solution of a contest problem: a strategy per node, and what can be said about it.
+
+    ``limit`` None: memory is not limited. ``is_complete`` is false when the search was interrupted.
+    """
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    choice: tuple[int, ...]
+    cost: int
+    bound: float
+    peak: int
+    limit: int | None
+    seconds: float
+    is_complete: bool
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost, 0 where the solution is proved optimal."""
+        return max(0.0, (self.cost - self.bound) / self.cost) if self.cost > 0 else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no solution can be cheaper."""
+        return self.fits and self.cost <= self.bound
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory stays within the limit."""
+        return self.limit is None or self.peak <= self.limit
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether no forbidden strategy or pair is chosen."""
+        return self.cost < FORBIDDEN

@@ -9,17 +9,16 @@ the same in readable Python and is equal to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numba  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 from numpy.typing import NDArray
+
+from shardwright.planner.compiled import compiled
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Times = tuple[Floats, Floats, Ints]
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 # What a resource does. It has run queue entries begin..place-1 and runs instruction ``running``
 # (-1: none) with the work ``remaining`` at time ``since``, done at rate 1/``stretch`` (-1: not
@@ -44,15 +43,6 @@ QUEUE = np.dtype(
 Queues = Any  # an array of QUEUE
 
 
-def _compiled(function: Kernel) -> Kernel:
-    """Compile with Numba, whose decorator has no types of its own."""
-    njit = cast(Any, numba).njit
-    try:
-        return cast(Kernel, njit(cache=True)(function))
-    except RuntimeError:  # neither this folder nor the user's cache can be written
-        return cast(Kernel, njit(function))
-
-
 class Wiring(NamedTuple):
     """The columns of a Program which say in what order instructions run."""
 
@@ -70,7 +60,7 @@ class Followers(NamedTuple):
     waiting: Ints
 
 
-@_compiled
+@compiled
 def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
     """Compute start, end and cause in one pass; see ``plain.relax_plain``."""
     count = len(seconds)
@@ -104,7 +94,7 @@ def share(
     return _run(wiring, seconds, queues, entries, first, slowdown)
 
 
-@_compiled
+@compiled
 def _run(
     wiring: Wiring, seconds: Floats, queues: Queues, entries: Ints, first: Ints, slowdown: float
 ) -> Times:
@@ -154,7 +144,7 @@ def _run(
                     pending.append(wiring.resource[other])
 
 
-@_compiled
+@compiled
 def _latest(wiring: Wiring, end: Floats, before: int, index: int) -> tuple[float, int]:
     """Return the latest end among what an instruction waits for, and the first that has it."""
     latest = before
@@ -166,7 +156,7 @@ def _latest(wiring: Wiring, end: Floats, before: int, index: int) -> tuple[float
     return time, latest
 
 
-@_compiled
+@compiled
 def _sorted_by(keys: NDArray[np.int32], values: Ints, num_keys: int) -> tuple[Ints, Ints]:
     """Return where each key's values begin, and the values by ascending key, stably."""
     offset = np.zeros(num_keys + 1, dtype=np.int64)
@@ -181,7 +171,7 @@ def _sorted_by(keys: NDArray[np.int32], values: Ints, num_keys: int) -> tuple[In
     return offset, order
 
 
-@_compiled
+@compiled
 def _followers(wiring: Wiring) -> Followers:
     """Turn predecessors around."""
     count = len(wiring.resource)
@@ -194,7 +184,7 @@ def _followers(wiring: Wiring) -> Followers:
     return Followers(offset, follower, waiting)
 
 
-@_compiled
+@compiled
 def _tournament(leaves: int) -> Ints:
     """Return a tournament tree over equal finishes.
 
@@ -208,7 +198,7 @@ def _tournament(leaves: int) -> Ints:
     return tree
 
 
-@_compiled
+@compiled
 def _set_finish(queues: Queues, tree: Ints, resource: int, time: float) -> None:
     """Note when a resource finishes, and replay its matches in the tournament."""
     queues[resource].finish = time
@@ -222,7 +212,7 @@ def _set_finish(queues: Queues, tree: Ints, resource: int, time: float) -> None:
         node //= 2
 
 
-@_compiled
+@compiled
 def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
     """Start an instruction; settling its rate will tell when it ends."""
     queue.running = index
@@ -231,7 +221,7 @@ def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
     queue.stretch = -1.0
 
 
-@_compiled
+@compiled
 def _link(queues: Queues, first: Ints, resource: int, group: int) -> None:
     """Add a resource which has started to the busy ones of its group."""
     head = first[group]
@@ -241,7 +231,7 @@ def _link(queues: Queues, first: Ints, resource: int, group: int) -> None:
     first[group] = resource
 
 
-@_compiled
+@compiled
 def _unlink(queues: Queues, first: Ints, resource: int, group: int) -> None:
     """Take a resource which has finished out of its group, and go on to its next instruction."""
     queue = queues[resource]
@@ -255,7 +245,7 @@ def _unlink(queues: Queues, first: Ints, resource: int, group: int) -> None:
     queue.place += 1
 
 
-@_compiled
+@compiled
 def _settle(queues: Queues, tree: Ints, first: int, now: float, slowdown: float) -> None:
     """Give every running instruction of a group the rate that its mix of work allows."""
     some_compute, some_communicate = False, False

@@ -1,0 +1,80 @@
+"""What ``api.iopddl`` is made of: a contest problem to the solver, and its answer back.
+
+The clock is here, because the planner may not look at one.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.errors import InputError
+from shardwright.files.iopddl import FORBIDDEN, ContestProblem, read_iopddl
+from shardwright.planner.search.wide import Standing, WideProblem, solve
+from shardwright.verbs.request import Watch
+from shardwright.verbs.results import ContestAnswer
+
+# The rest of the time is for reading the answer off and writing it.
+USED = 0.985
+
+
+def answer(path: str | Path, seconds: float, seed: int, watch: Watch) -> ContestAnswer:
+    """Read and solve a problem within a time. Raises InputError for a file that is wrong."""
+    if not seconds > 0:
+        raise InputError(f"a search needs time, not {seconds:g} seconds; give --seconds 60")
+    begin = time.monotonic()
+    watch.tell("reading the problem", 0.0)
+    problem = read_iopddl(path)
+
+    def spent(num_rounds: int) -> float:
+        del num_rounds
+        return 1.0 if watch.stop() else (time.monotonic() - begin) / (USED * seconds)
+
+    def tell(standing: Standing) -> None:
+        watch.tell(_standing_text(standing), (time.monotonic() - begin) / seconds)
+
+    watch.tell("making the problem smaller", 0.0)
+    found = solve(wide_problem(problem), spent, tell, seed)
+    choice = tuple(found.choice.tolist())
+    return ContestAnswer(
+        name=problem.name or Path(path).name,
+        num_nodes=len(problem.intervals),
+        num_edges=len(problem.ends),
+        choice=choice,
+        cost=problem.evaluate(choice),
+        bound=found.bound,
+        peak=problem.peak(choice),
+        limit=problem.limit,
+        seconds=time.monotonic() - begin,
+        is_complete=not watch.stop(),
+    )
+
+
+def _standing_text(standing: Standing) -> str:
+    bound = f"bound {standing.bound:,.0f}" if np.isfinite(standing.bound) else "no bound yet"
+    if not np.isfinite(standing.cost):
+        return f"{standing.stage}: nothing fits yet, {bound}"
+    gap = max(0.0, 1 - standing.bound / standing.cost) if standing.cost > 0 else 0.0
+    return f"{standing.stage}: best {standing.cost:,.0f}, {bound}, gap {gap:.2%}"
+
+
+def wide_problem(problem: ContestProblem) -> WideProblem:
+    """Return the planner's form of a contest problem."""
+    return WideProblem(
+        first=problem.first,
+        cost=_costs(problem.cost),
+        usage=problem.usage.astype(np.float64),
+        begin=problem.intervals[:, 0],
+        end=problem.intervals[:, 1],
+        ends=problem.ends,
+        table=problem.table,
+        cells=_costs(problem.cells),
+        limit=np.inf if problem.limit is None else float(problem.limit),
+        base=np.zeros(int(problem.intervals.max()) + 1),
+    )
+
+
+def _costs(values: np.ndarray) -> np.ndarray:
+    return np.where(values >= FORBIDDEN, np.inf, values.astype(np.float64))
