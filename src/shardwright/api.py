@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
 from shardwright.files import clusterfile
 from shardwright.files.planfile import (
     Origin,
-    PlanFile,
-    check_fits,
     read_plan_file,
     write_atomically,
     write_graph,
@@ -31,6 +28,7 @@ from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
 from shardwright.report.story import PlanStory, Story, differences
 from shardwright.verbs.coverage import coverage
+from shardwright.verbs.evidence import document_of, evidence, model_of, picked, provenance
 from shardwright.verbs.narrate import tell, with_process
 from shardwright.verbs.pipelines import PipelineRequest, is_of_profile, plan_profile
 from shardwright.verbs.request import Job, Request, Trial, Watch
@@ -133,9 +131,9 @@ def simulate(
     pick: int | None = None,
 ) -> PlanStory:
     """Lower, price and simulate a plan: its Program, Timeline, half-width and operators."""
-    document = _document(plan)
-    chosen = _picked(document.frontier, pick)
-    graph, machine, costs = _evidence(document, chosen, model, cluster, batch)
+    document = document_of(plan)
+    chosen = picked(document.frontier, pick)
+    graph, machine, costs = evidence(document, chosen, model, cluster, batch)
     return tell(chosen, graph, machine, costs)
 
 
@@ -183,9 +181,9 @@ def why_not(
     from shardwright.planner.search import Training, room
     from shardwright.planner.search import why_not as find
 
-    document = _document(plan)
-    chosen = _picked(document.frontier, pick)
-    graph, machine, costs = _evidence(document, chosen, model, cluster, batch)
+    document = document_of(plan)
+    chosen = picked(document.frontier, pick)
+    graph, machine, costs = evidence(document, chosen, model, cluster, batch)
     mine = chosen.strategy
     training = Training(
         precision=mine.precision,
@@ -215,7 +213,7 @@ def build(
     """
     from shardwright.verbs.execution import build_executor
 
-    chosen = _picked(_document(plan).frontier, pick)
+    chosen = picked(document_of(plan).frontier, pick)
     return build_executor(chosen, model, optimizer=optimizer, batch=batch, options=options)
 
 
@@ -225,8 +223,8 @@ def run(
     """Train on this machine: one process per device of the plan, started and watched from here."""
     from shardwright.verbs.training import start
 
-    document = _document(plan)
-    return start(_picked(document.frontier, pick), document.origin, job, watch or Watch()).run
+    document = document_of(plan)
+    return start(picked(document.frontier, pick), document.origin, job, watch or Watch()).run
 
 
 def compare(
@@ -237,8 +235,8 @@ def compare(
 
     from shardwright.verbs.training import start
 
-    document = _document(plan)
-    chosen = _picked(document.frontier, pick)
+    document = document_of(plan)
+    chosen = picked(document.frontier, pick)
     story = simulate(plan, job.model, pick=pick)
     outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
     if outcome.timeline is None:
@@ -261,10 +259,10 @@ def verify(
 
     from shardwright.verbs import verification
 
-    document = _document(plan)
-    chosen = _picked(document.frontier, pick)
+    document = document_of(plan)
+    chosen = picked(document.frontier, pick)
     if not trial.model:
-        trial = replace(trial, model=_model_of(document))
+        trial = replace(trial, model=model_of(document))
     return verification.verify(chosen, document.origin, trial, watch or Watch())
 
 
@@ -307,9 +305,9 @@ def report(
 ) -> Report:
     """Write one self-contained page about all plans of a frontier, and a trace of the chosen
     one."""
-    document = _document(plan)
+    document = document_of(plan)
     frontier = document.frontier
-    graph, machine, costs = _evidence(document, frontier.best, model, cluster, batch)
+    graph, machine, costs = evidence(document, frontier.best, model, cluster, batch)
     stories = tuple(tell(one, graph, machine, costs) for one in frontier.plans)
     story = Story(
         graph=graph,
@@ -322,28 +320,10 @@ def report(
     return Report(page=page, trace=save_trace(stories[frontier.chosen], trace))
 
 
-def provenance(plan: Plan, cluster: Cluster, costs: CostTable) -> tuple[tuple[str, str], ...]:
-    """Say where a report's numbers come from."""
-    kinds = ", ".join(dict.fromkeys(f"{kind.name} ({kind.source})" for kind in cluster.kinds))
-    points = sum(len(found) for _, found in costs.collectives)
-    measured = f"{len(costs.operators)} operator shards, {points} collective points"
-    return (
-        ("Cluster", f"{cluster.name}, {cluster.num_devices} x {kinds}"),
-        (
-            "Measured here",
-            measured if costs.operators or points else "nothing: all costs are modelled",
-        ),
-        ("Graph", plan.graph_fingerprint),
-        ("Cluster fingerprint", plan.cluster_fingerprint),
-        ("Costs fingerprint", plan.costs_fingerprint),
-        *(("Assumed", note) for note in cluster.notes),
-    )
-
-
 def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -> Frontier:
     """Return a plan or plan file as a frontier, with ``pick`` chosen instead where it is given."""
-    frontier = _document(plan).frontier
-    _picked(frontier, pick)
+    frontier = document_of(plan).frontier
+    picked(frontier, pick)
     return frontier if pick is None else Frontier(plans=frontier.plans, chosen=pick)
 
 
@@ -407,55 +387,3 @@ def save_trace(story: PlanStory, path: str | Path) -> Path | None:
     if not path:
         return None
     return write_atomically(path, trace_bytes(story, compressed=str(path).endswith(".gz")))
-
-
-def _document(plan: Plan | Frontier | str | Path) -> PlanFile:
-    if isinstance(plan, Plan | Frontier):
-        return PlanFile(plans=plan, origin=Origin(), cluster=None)
-    return read_plan_file(plan)
-
-
-def _picked(frontier: Frontier, pick: int | None) -> Plan:
-    if pick is None:
-        return frontier.best
-    if not 0 <= pick < len(frontier.plans):
-        raise InputError(f"the frontier has plans 0 to {len(frontier.plans) - 1}, not {pick}")
-    return frontier.plans[pick]
-
-
-def _model_of(document: PlanFile) -> str:
-    """Return the model a plan file names.
-
-    A name of Python code in a file is not an order to run it; a config name is harmless.
-    """
-    model = document.origin.model
-    if not model.startswith("hf:"):
-        made_for = f" (it was made for {model!r})" if model else ""
-        raise InputError(f"the plan needs its model{made_for}; name it after the plan")
-    return model
-
-
-def _evidence(
-    document: PlanFile,
-    plan: Plan,
-    model: str | nn.Module,
-    cluster: Cluster | str,
-    batch: Batch | None,
-) -> tuple[OperatorGraph, Cluster, CostTable]:
-    """Return the graph, cluster and costs behind a plan, refusing what it was not made for."""
-    origin = document.origin
-    model = model or _model_of(document)
-    captured = capture(
-        model,
-        batch,
-        global_batch=plan.global_batch,
-        seq=origin.seq,
-        precision=plan.strategy.precision,
-        batch_norm=plan.strategy.batch_norm,
-        outputs=plan.outputs,
-    )
-    machine = find_cluster(cluster)[0] if cluster or not document.cluster else document.cluster
-    check_fits(plan, captured.graph, machine)
-    from shardwright.verbs.measure import costs_of
-
-    return captured.graph, machine, costs_of(plan)

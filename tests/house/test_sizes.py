@@ -13,8 +13,8 @@ MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_NESTING = 450, 80, 8
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_PARAMETERS = {
-    "cli.py:plan": "typer makes an option of every parameter",
-    "cli.py:run": "likewise",
+    "cli/planning.py:plan": "typer makes an option of every parameter",
+    "cli/running.py:run": "likewise",
     "api.py:plan": "the fields of a Request, spelled out for scripts and notebooks",
     "runtime/capture/vocabulary.py:vocabulary_cross_entropy_sum": "those of cross_entropy, and its share",
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",

@@ -16,6 +16,8 @@ from shardwright.core.program import Call, Segment, Value
 from shardwright.planner.cost.derivatives import base_kind, is_identity, is_view, saved_tensors
 
 Shapes = tuple[tuple[int, ...], ...]
+# What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
+LOGSUMEXP_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True)
@@ -23,7 +25,8 @@ class _Storages:
     """Which storage each value lives in, and what happens to the storages of one segment.
 
     ``made``/``last`` are call positions of birth and last forward use, ``kept`` the storages that
-    autograd holds with the call that first keeps them, ``extra`` the nameless bytes per call.
+    autograd holds with the call that first keeps them, ``extra`` the nameless bytes per call,
+    ``workspace`` those only while it runs forward.
     """
 
     root: dict[int, int] = field(default_factory=dict[int, int])
@@ -33,6 +36,7 @@ class _Storages:
     kept: dict[int, int] = field(default_factory=dict[int, int])
     released: dict[int, int] = field(default_factory=dict[int, int])
     extra: list[int] = field(default_factory=list[int])
+    workspace: list[int] = field(default_factory=list[int])
 
 
 def segment_memory(
@@ -118,6 +122,8 @@ def _keep(
         for v, shape in zip(call.results, call.result_shapes, strict=True)
     )
     storages.extra.append(extra(shapes, results))
+    kind = base_kind(graph.operators[call.operator].kind)
+    storages.workspace.append(_forward_workspace(kind, call, values))
 
 
 def _through_alias(values: Sequence[Value], value: int) -> int:
@@ -162,9 +168,19 @@ def _forward_peak(
     peak = level = 0
     for step in range(len(extra)):
         level += change[step]
-        peak = max(peak, level)
+        peak = max(peak, level + storages.workspace[step])
     end = sum(storages.size[root] for root in lasting) + (sum(extra) if keeps_extra else 0)
     return max(0, peak - end)
+
+
+def _forward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
+    """Return what a kernel needs besides its results: exponentials before they are added up, so
+    many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``)."""
+    if bare != "vocabulary_logsumexp":
+        return 0
+    scores, sums = values[call.operands[0]], values[call.results[0]]
+    wide = max(4, DTYPE_BYTES[scores.dtype])
+    return wide * (min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS) + 2 * math.prod(sums.shape))
 
 
 def _backward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:

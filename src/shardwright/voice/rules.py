@@ -10,7 +10,7 @@ from rich.text import Text
 from shardwright.files.planfile import Unruled
 from shardwright.report.text import plain_table, unruled_lines
 from shardwright.verbs.results import Proposal, RuleChecks
-from shardwright.voice import Voice
+from shardwright.voice.speaker import Voice
 
 EVIDENCE = (
     "Each line held in all these tests, which is evidence and no proof: read it against what the "

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from shardwright.report.text import plain_table
 from shardwright.verbs.results import ContestAnswer
-from shardwright.voice import Voice
+from shardwright.voice.speaker import Voice
 
 FIELDS = (
     "name cost bound gap is_optimal peak limit fits is_allowed is_complete seconds choice".split()

@@ -1,0 +1,44 @@
+"""The command line: parse, call one verb, print.
+
+Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every
+command prints tables for people or, with ``--json``, one object with stable keys. Exit codes: 0
+good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from shardwright.cli import looking, planning, running  # their commands join the app
+from shardwright.cli.app import app
+
+__all__ = ["app", "looking", "main", "planning", "running"]
+
+
+def main() -> None:
+    """Run the command line; the one place where errors become a message and an exit code."""
+    from shardwright.errors import InputError, ShardwrightError
+
+    code = 0
+    try:
+        app()  # misuse and interruption end here, with 2 and 1
+    except ShardwrightError as error:
+        code = _complain(str(error), 2 if isinstance(error, InputError) else 1)
+    except MemoryError:
+        code = _complain(
+            "this machine is out of memory; use a smaller batch or free some memory", 1
+        )
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 1
+    except OSError as error:
+        code = _complain(f"the system refused: {error}; free space or check the path", 2)
+    sys.exit(code)
+
+
+def _complain(message: str, code: int) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    return code

@@ -1,0 +1,5 @@
+"""``python -m shardwright.cli``."""
+
+from shardwright.cli import main
+
+main()

@@ -1,0 +1,63 @@
+"""Arguments and options that several commands take, and the voice that answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardwright.voice import Voice
+
+MODEL_HELP = "file.py:factory, package.module:factory, or hf:NAME (hf:gpt2, hf:config.json)"
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+MaybeModel = Annotated[
+    str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; the plan's, if hf:")
+]
+PlanPath = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
+Cluster = Annotated[
+    str, typer.Option("--cluster", "-c", help="A cluster file, 8x8xH100, or local (this machine).")
+]
+Batch = Annotated[
+    int | None, typer.Option("--global-batch", "-b", min=1, help="Samples per step, all devices.")
+]
+Seq = Annotated[
+    int | None, typer.Option("--seq", "-s", min=1, help="Tokens per sample, where that applies.")
+]
+Precision = Annotated[
+    str, typer.Option("--precision", help="auto, float32, bfloat16 (mixed), or float64.")
+]
+Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, or momentum.")]
+Pick = Annotated[
+    int | None,
+    typer.Option("--pick", min=0, help="Plan of the frontier to use, not the chosen one."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+LayerProfile = Annotated[
+    str, typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model.")
+]
+Workers = Annotated[
+    str, typer.Option("--workers", help="With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
+]
+Bandwidth = Annotated[
+    str,
+    typer.Option("--bandwidth", help="With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'."),
+]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
+    ),
+]
+Microbatches = Annotated[
+    int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
+]
+Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
+
+
+def voice_for(as_json: bool) -> Voice:
+    """Return where a command speaks."""
+    from shardwright.voice import Voice
+
+    return Voice(as_json)

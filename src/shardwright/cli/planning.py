@@ -1,0 +1,260 @@
+"""Commands that plan, and tell of plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwright.cli.app import app
+from shardwright.cli.options import (
+    MODEL_HELP,
+    Bandwidth,
+    Batch,
+    Cluster,
+    Json,
+    LayerProfile,
+    MaybeModel,
+    Microbatches,
+    Optimizer,
+    Pick,
+    PlanPath,
+    Precision,
+    Schedule,
+    Seq,
+    Workers,
+    voice_for,
+)
+
+if TYPE_CHECKING:
+    from shardwright.verbs.pipelines import PipelineRequest
+    from shardwright.voice import Voice
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; or see --profile")
+    ] = "",
+    cluster: Cluster = "local",
+    global_batch: Batch = None,
+    seq: Seq = None,
+    memory_limit: Annotated[
+        str,
+        typer.Option("--memory-limit", "--memory", help="Per device, such as '12 GiB'."),
+    ] = "",
+    optimizer: Optimizer = "adamw",
+    precision: Precision = "auto",
+    batch_norm: Annotated[
+        str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
+    ] = "local",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
+        ),
+    ] = "auto",
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", help="Reported besides the loss; may be given several times."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
+    seed_plan: Annotated[
+        str,
+        typer.Option(
+            "--seed-plan",
+            help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], "
+            "expert, spatial, spatial-2d, or a parts file (parts.toml).",
+        ),
+    ] = "",
+    mode: Annotated[
+        str, typer.Option("--mode", help="min-time, min-devices, min-money, or curve.")
+    ] = "min-time",
+    deadline: Annotated[
+        str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
+    ] = "",
+    measure: Annotated[
+        str, typer.Option("--measure", help="auto, never, or always (again).")
+    ] = "auto",
+    profile: LayerProfile = "",
+    workers: Workers = "",
+    bandwidth: Bandwidth = "",
+    schedule: Schedule = "auto",
+    microbatches: Microbatches = 0,
+    out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
+    json: Json = False,
+) -> None:
+    """Find the best plans in step time, memory and money."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    if api.is_of_profile(model, profile, workers, bandwidth):
+        wanted = api.PipelineRequest(
+            workers=workers,
+            bandwidth=bandwidth,
+            memory_limit=memory_limit,
+            schedule=schedule,
+            microbatches=microbatches,
+        )
+        _plan_profile(speaker, profile, wanted)
+        return
+    request = api.Request(
+        global_batch=global_batch,
+        seq=seq,
+        memory_limit=memory_limit,
+        optimizer=optimizer,
+        precision=precision,
+        seed=seed,
+        measure=measure,
+        batch_norm=batch_norm,
+        recompute=recompute,
+        outputs=tuple(output or ()),
+        seed_plan=seed_plan,
+        mode=mode,
+        deadline=deadline,
+    )
+    with speaker.progress(stoppable=True) as watch:
+        study = api.study(model, cluster, request, watch)
+    voice.show_unruled(speaker, study.origin.unruled, model)
+    voice.show_study(speaker, study, api.save_plan(study, out))
+
+
+def _plan_profile(speaker: Voice, profile: str, wanted: PipelineRequest) -> None:
+    from shardwright import api
+    from shardwright.report.pipelines import pipeline_tables, pipeline_values
+
+    with speaker.waiting("planning the pipeline"):
+        graph, found = api.plan_profile(profile, wanted)
+    speaker.say(pipeline_tables(graph, found))
+    speaker.emit(**pipeline_values(graph, found))
+
+
+@app.command()
+def simulate(
+    plan: PlanPath,
+    model: MaybeModel = "",
+    cluster: Cluster = "",
+    pick: Pick = None,
+    trace: Annotated[str, typer.Option("--trace", help="Write a Perfetto trace.")] = "",
+    json: Json = False,
+) -> None:
+    """Run a plan with a clock: where time and memory go."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    with speaker.waiting("simulating"):
+        story = api.simulate(plan, model, cluster, pick=pick)
+    voice.show_simulation(speaker, story, api.save_trace(story, trace))
+
+
+@app.command()
+def explain(
+    plan: PlanPath,
+    model: MaybeModel = "",
+    cluster: Cluster = "",
+    pick: Pick = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many operators to show.")] = 20,
+    json: Json = False,
+) -> None:
+    """Say why this plan, what each operator costs, and what else."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    with speaker.waiting("pricing every operator"):
+        story = api.simulate(plan, model, cluster, pick=pick)
+    voice.show_explanation(speaker, api.read_frontier(plan, pick), story, limit)
+
+
+@app.command()
+def diff(
+    one: PlanPath,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another plan file.")],
+    model: MaybeModel = "",
+    cluster: Cluster = "",
+    json: Json = False,
+) -> None:
+    """Lay two plans side by side, and say what decides."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    with speaker.waiting("simulating both"):
+        found = api.diff(one, other, model, cluster)
+    voice.show_contrast(speaker, found)
+
+
+@app.command("why-not")
+def why_not(
+    plan: PlanPath,
+    model: MaybeModel = "",
+    data: Annotated[int | None, typer.Option("--dp", min=1, help="Data parallel degree.")] = None,
+    tensor: Annotated[
+        int | None, typer.Option("--tp", min=1, help="Tensor parallel degree.")
+    ] = None,
+    stages: Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline stages.")] = None,
+    zero: Annotated[int | None, typer.Option("--zero", min=0, max=3, help="ZeRO stage.")] = None,
+    microbatches: Annotated[int | None, typer.Option("--microbatches", min=1)] = None,
+    recompute: Annotated[
+        bool | None, typer.Option("--recompute/--no-recompute", help="Recompute every block.")
+    ] = None,
+    seed_plan: Annotated[str, typer.Option("--seed-plan", help="A strategy by name.")] = "",
+    cluster: Cluster = "",
+    pick: Pick = None,
+    json: Json = False,
+) -> None:
+    """Say what decides against an alternative that you name."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    wish = api.Wish(
+        data=data,
+        tensor=tensor,
+        stages=stages,
+        zero=zero,
+        microbatches=microbatches,
+        recompute=recompute,
+        seed_plan=seed_plan,
+    )
+    with speaker.waiting("planning the alternative"):
+        found = api.why_not(plan, wish, model, cluster, pick=pick)
+    voice.show_contrast(speaker, found)
+
+
+@app.command()
+def report(
+    plan: PlanPath,
+    model: MaybeModel = "",
+    cluster: Cluster = "",
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Where to write the page.")
+    ] = "report.html",
+    trace: Annotated[str, typer.Option("--trace", help="Also write a Perfetto trace.")] = "",
+    json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about all plans of a file."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    with speaker.waiting("writing the report"):
+        files = api.report(plan, model, cluster, out=out, trace=trace)
+    voice.show_report(speaker, files)
+
+
+@app.command()
+def iopddl(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A problem, .json or .json.gz.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="Time for all of it.")] = 60.0,
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Write the solution, a list of strategies.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the search.")] = 0,
+    json: Json = False,
+) -> None:
+    """Solve a problem of the IOPDDL contest, with a bound."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    with speaker.progress(stoppable=True) as watch:
+        found = api.iopddl(file, seconds=seconds, seed=seed, watch=watch)
+    voice.show_contest(speaker, found, api.save_choice(found, out))
+    if not (found.fits and found.is_allowed):
+        raise typer.Exit(1)

@@ -1,0 +1,226 @@
+"""How graphs, profiles and plans sound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Frontier, Plan
+from shardwright.report.contrast import Contrast
+from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
+from shardwright.report.text import (
+    chosen_lines,
+    contrast_parts,
+    curve_table,
+    frontier_table,
+    operator_table,
+    plain_table,
+    plan_tables,
+)
+from shardwright.report.units import bytes_text, count_text, seconds_text
+from shardwright.verbs.results import (
+    Check,
+    Coverage,
+    Profile,
+    Study,
+)
+from shardwright.voice.speaker import Voice
+
+WIDE = 110
+MOST_ROWS = 20  # of a table of tensors; --json has all
+
+
+def show_checks(voice: Voice, checks: Sequence[Check]) -> None:
+    """Print what the doctor found."""
+    table = plain_table("This machine")
+    for name in ("", "what", "found", "remedy"):
+        table.add_column(name, overflow="fold")
+    for check in checks:
+        mark = Text("ok", style="green") if check.is_ok else Text("no", style="bold red")
+        table.add_row(
+            mark, check.name, Text(check.detail), Text("" if check.is_ok else check.remedy)
+        )
+    voice.say(table)
+    voice.emit(ok=all(check.is_ok for check in checks), checks=list(checks))
+    voice.next("`shardwright demo` shows everything on a small model, in a few minutes")
+
+
+def show_cluster_file(voice: Voice, path: Path) -> None:
+    """Say where the cluster file is."""
+    voice.say(Text(f"Wrote {path}."))
+    voice.emit(file=str(path))
+    voice.next(f"edit it, then `shardwright plan MODEL --cluster {path}`")
+
+
+def show_graph(voice: Voice, graph: OperatorGraph, coverage: Coverage, path: Path | None) -> None:
+    """Print what was captured and what can be split."""
+    table = plain_table(f"Captured {graph.name}")
+    table.add_column("what")
+    table.add_column("value")
+    rows = (
+        ("parameters", f"{count_text(graph.num_parameters)} in {len(graph.parameters)} tensors"),
+        ("operators", f"{len(graph.operators)} in {len(graph.blocks)} blocks"),
+        ("distinct blocks", str(len({block.signature for block in graph.blocks}))),
+        ("flops, forward", count_text(sum(op.flops for op in graph.operators))),
+        (
+            "batch",
+            ", ".join(
+                f"{t.name} {list(t.shape)}" for t in map(graph.tensors.__getitem__, graph.inputs)
+            ),
+        ),
+        ("can be split", f"{coverage.num_with_rule} of {coverage.num_operators} operators"),
+        ("cannot, share of time", f"{coverage.replicated_share:.1%} (modelled)"),
+    )
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    voice.say(
+        table,
+        *(Text(f"Note: {note}", style="dim") for note in graph.notes),
+    )
+    voice.emit(
+        model=graph.name,
+        fingerprint=graph.fingerprint,
+        num_parameters=graph.num_parameters,
+        num_operators=coverage.num_operators,
+        num_with_rule=coverage.num_with_rule,
+        replicated={one.kind: one.count for one in coverage.replicated},
+        replicated_shares={one.kind: one.share for one in coverage.replicated},
+        replicated_share=coverage.replicated_share,
+        notes=graph.notes,
+        file=str(path) if path else None,
+    )
+    voice.next("`shardwright plan MODEL` finds how to train it")
+
+
+def show_profile(voice: Voice, found: Profile) -> None:
+    """Print what was measured."""
+    text = f"{found.num_measured} new measurements, {found.num_known} known in this environment."
+    voice.say(Text(text))
+    for name, value in found.costs.overheads:
+        text = bytes_text(value) if name.endswith("bytes") else f"{value:.3g} s"
+        voice.say(Text(f"{name.replace('_', ' ')}: {text}", style="dim"))
+    voice.emit(measured=found.num_measured, known=found.num_known, cluster=found.cluster.name)
+    voice.next("`shardwright plan MODEL` plans with these numbers")
+
+
+def show_study(voice: Voice, study: Study, path: Path) -> None:
+    """Print the frontier and the chosen plan."""
+    cluster = study.cluster
+    room = min(cluster.kind_of(d).memory_bytes for d in range(cluster.num_devices))
+    if study.curve:
+        voice.say(curve_table(study.curve))
+    voice.say(frontier_table(study.frontier, study.spreads, room), chosen_lines(study.frontier))
+    if not study.is_complete:
+        voice.say(Text("Stopped early: this is the best found so far.", style="yellow"))
+    voice.emit(
+        file=str(path),
+        complete=study.is_complete,
+        measured=study.num_measured,
+        chosen=study.frontier.chosen,
+        plans=[
+            plan_summary(plan) | {"spread_seconds": spread}
+            for plan, spread in zip(study.frontier.plans, study.spreads, strict=True)
+        ],
+        curve=[plan_summary(plan) for plan in study.curve],
+    )
+    model = study.origin.model or "MODEL"
+    voice.say(Text(f"Wrote {path}."))
+    if cluster.name == "local":
+        voice.next(f"`shardwright run {path} {model}` trains with it")
+    else:
+        voice.next(
+            f"`shardwright report {path} {model}` shows more; on the cluster, torchrun trains"
+        )
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """Return a plan's numbers for machines."""
+    return {
+        "label": plan.strategy.label,
+        "step_seconds": plan.predicted.step_seconds,
+        "peak_bytes": plan.predicted.peak_bytes,
+        "dollars": plan.predicted.dollars,
+        "devices": len(plan.strategy.devices),
+        "reason": plan.reason,
+        "bound_seconds": None if plan.bound is None else plan.bound.step_seconds,
+        "gap": None if plan.bound is None else plan.bound.gap,
+        "sources": dict(plan.sources),
+    }
+
+
+def story_summary(story: PlanStory) -> dict[str, Any]:
+    """Return a simulated plan's numbers for machines."""
+    timeline = story.predicted
+    return plan_summary(story.plan) | {
+        "step_seconds": timeline.step_seconds,
+        "spread_seconds": story.spread_seconds,
+        "peak_bytes": list(timeline.peak_bytes),
+        "num_instructions": story.program.num_instructions,
+        "work_seconds": dict(seconds_by_work(story.program, timeline)),
+        "memory_bytes": [
+            dict(memory_by_part(story, mesh)) for mesh in range(len(story.program.meshes))
+        ],
+    }
+
+
+def show_simulation(voice: Voice, story: PlanStory, trace: Path | None) -> None:
+    """Print where a step's time and memory go."""
+    spread = f" ± {seconds_text(story.spread_seconds)}" if story.spread_seconds else ""
+    title = Text.assemble(
+        (story.plan.strategy.label or "unnamed", "bold cyan"),
+        f": {seconds_text(story.predicted.step_seconds)}{spread} per step, "
+        f"{bytes_text(story.predicted.worst_peak_bytes)} at the peak",
+    )
+    voice.say(title, plan_tables(story))
+    voice.emit(**story_summary(story), trace=str(trace) if trace else None)
+    if trace:
+        voice.say(Text(f"Wrote {trace}; open it at ui.perfetto.dev (it stays on your machine)."))
+    voice.next("`shardwright explain` says what each operator costs and how it is split")
+
+
+def show_contrast(voice: Voice, found: Contrast) -> None:
+    """Print two plans side by side."""
+    voice.say(contrast_parts(found))
+    voice.emit(
+        one=found.one,
+        other=found.other,
+        sentence=found.sentence,
+        rows=[asdict(row) for row in found.rows],
+        facts=[dict(zip(("what", "one", "other"), fact, strict=True)) for fact in found.facts],
+    )
+
+
+def show_explanation(voice: Voice, frontier: Frontier, story: PlanStory, limit: int) -> None:
+    """Print why this plan, and everything it does."""
+    voice.say(*_explanation(frontier, story, limit))
+    operators = group_rows(story.operators)
+    voice.emit(
+        **story_summary(story),
+        operators=list(operators[:limit]),
+        others=[plan_summary(plan) for plan in frontier.plans],
+    )
+    voice.next("`shardwright report` shows the same and the timeline on one page")
+
+
+def explanation_text(frontier: Frontier, story: PlanStory, limit: int = 20) -> str:
+    """Return the explanation as plain text."""
+    console = Console(width=WIDE, no_color=True, file=None, record=True, quiet=False, stderr=True)
+    with console.capture() as captured:
+        for part in _explanation(frontier, story, limit):
+            console.print(part)
+    return captured.get()
+
+
+def _explanation(frontier: Frontier, story: PlanStory, limit: int) -> list[RenderableType]:
+    return [
+        chosen_lines(frontier),
+        plan_tables(story),
+        operator_table(group_rows(story.operators), limit),
+        frontier_table(frontier),
+    ]

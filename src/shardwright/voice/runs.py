@@ -1,0 +1,124 @@
+"""How training, comparisons, proofs and files sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.text import Text
+
+from shardwright.report.text import (
+    difference_table,
+    plain_table,
+)
+from shardwright.report.units import bytes_text, count_text, seconds_text
+from shardwright.verbs.request import Job
+from shardwright.verbs.results import (
+    Comparison,
+    Report,
+    TrainingRun,
+    Verification,
+)
+from shardwright.voice.speaker import Voice
+
+WIDE = 110
+MOST_ROWS = 20  # of a table of tensors; --json has all
+
+
+def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
+    """Print how training went."""
+    done = run.first_step + len(run.losses)
+    if run.losses:
+        facts = [
+            f"{len(run.losses)} steps (to step {done})",
+            f"loss {run.losses[0]:.4f} to {run.losses[-1]:.4f}",
+            f"{seconds_text(run.step_seconds)} per step",
+        ]
+        if run.tokens_per_second:
+            facts.append(f"{count_text(run.tokens_per_second)} tokens/s")
+        voice.say(Text(", ".join(facts) + "."))
+    if not run.is_complete:
+        voice.say(Text("Stopped before the last step.", style="yellow"))
+    voice.emit(
+        complete=run.is_complete,
+        first_step=run.first_step,
+        losses=run.losses,
+        step_seconds=run.step_seconds,
+        tokens_per_second=run.tokens_per_second,
+        peak_bytes=run.peak_bytes,
+        checkpoint=run.checkpoint or None,
+    )
+    if run.checkpoint:
+        voice.next(f"the last checkpoint is {run.checkpoint}; `--resume` goes on from it")
+    elif job.checkpoint_dir == "":
+        voice.next(
+            "`--checkpoint-dir DIR` keeps checkpoints; `shardwright compare` checks predictions"
+        )
+
+
+def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) -> None:
+    """Print predicted beside measured."""
+    voice.say(difference_table(comparison.rows))
+    voice.emit(
+        label=comparison.story.plan.strategy.label,
+        rows=[
+            {
+                "name": row.name,
+                "predicted": row.predicted,
+                "measured": row.measured,
+                "unit": row.unit,
+            }
+            for row in comparison.rows
+        ],
+        step_seconds=comparison.training.step_seconds,
+        trace=str(trace) if trace else None,
+    )
+    voice.next("`shardwright profile MODEL` measures again if predictions have drifted")
+
+
+def show_verification(voice: Voice, found: Verification) -> None:
+    """Print how far a plan is from plain PyTorch, the worst tensors first, and the verdict."""
+    title = f"{found.label or 'unnamed'}: largest differences from plain PyTorch"
+    table = plain_table(title)
+    for name in ("tensor", "what", "shape", "relative difference"):
+        table.add_column(name, overflow="fold")
+    for row in found.rows[:MOST_ROWS]:
+        style = "" if row.difference <= found.tolerance else "bold red"
+        gap = Text(f"{row.difference:.1e}" if row.difference else "0", style=style)
+        table.add_row(row.name, row.role, Text(str(list(row.shape)) if row.shape else ""), gap)
+    beyond = sum(row.difference > found.tolerance for row in found.rows)
+    verdict = (
+        f"Equal: all {len(found.rows)} tensors are within {found.tolerance:g}."
+        if found.is_equal
+        else f"Different: {beyond} of {len(found.rows)} tensors are beyond {found.tolerance:g}."
+    )
+    style = "green" if found.is_equal else "bold red"
+    what = f"ranks: {found.num_ranks}, as {found.ranks}"
+    notes = [Text(f"Note: {note}", style="dim") for note in (what, *found.notes)]
+    voice.say(table, *notes, Text(verdict, style=style))
+    voice.emit(
+        equal=found.is_equal,
+        label=found.label,
+        tolerance=found.tolerance,
+        losses=found.losses,
+        num_ranks=found.num_ranks,
+        ranks=found.ranks,
+        global_batch=found.global_batch,
+        notes=found.notes,
+        rows=list(found.rows),
+    )
+    if not found.is_equal:
+        voice.next("this is a defect: please report it with the plan file and the model")
+
+
+def show_report(voice: Voice, files: Report) -> None:
+    """Say where the report is."""
+    voice.say(Text(f"Wrote {files.page}" + (f" and {files.trace}." if files.trace else ".")))
+    voice.emit(page=str(files.page), trace=str(files.trace) if files.trace else None)
+    voice.next(f"open {files.page} in a browser; it needs no network")
+
+
+def show_export(voice: Voice, path: Path) -> None:
+    """Say where the weights are."""
+    voice.say(Text(f"Wrote {path} ({bytes_text(path.stat().st_size)})."))
+    voice.emit(weights=str(path), bytes=path.stat().st_size)
+    voice.next("module.load_state_dict(safetensors.torch.load_file(path)) takes it")
