@@ -246,3 +246,34 @@ def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path
     assert report.returncode == 0, report.stderr
     assert (tmp_path / "report.html").stat().st_size < 6 * 10**6
     assert (tmp_path / "t.json.gz").exists()
+
+
+def test_a_contest_problem_is_solved_and_its_solution_written(tmp_path):
+    problem = {
+        "problem": {
+            "nodes": {
+                "intervals": [[0, 2], [1, 3]],
+                "costs": [[1, 5], [2, 4]],
+                "usages": [[6, 3], [6, 3]],
+            },
+            "edges": {"nodes": [[0, 1]], "costs": [[0, 0, 9, 1]]},
+            "usage_limit": 10,
+        }
+    }
+    (tmp_path / "p.json").write_text(json.dumps(problem))
+    words = ["iopddl", "p.json", "--seconds", "60", "--out", "s.json", "--json"]
+    done = shardwright(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    # Both at 6 would need 12; one at 3 costs 1 + 4 + 0, the other way 5 + 2 + 9.
+    assert (answer["cost"], answer["bound"], answer["peak"]) == (5, 5, 9)
+    assert json.loads((tmp_path / "s.json").read_text()) == answer["choice"] == [0, 1]
+
+
+def test_a_contest_problem_that_cannot_fit_ends_with_1(tmp_path):
+    nodes = {"intervals": [[0, 1]], "costs": [[1]], "usages": [[5]]}
+    problem = {"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}, "usage_limit": 4}}
+    (tmp_path / "p.json").write_text(json.dumps(problem))
+    done = shardwright("iopddl", "p.json", folder=tmp_path)
+    assert done.returncode == 1
+    assert "Over the limit" in done.stdout

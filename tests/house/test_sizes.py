@@ -14,6 +14,7 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_PARAMETERS = {
     "cli/planning.py:plan": "typer makes an option of every parameter",
+    "cli/planning.py:why_not": "likewise",
     "cli/running.py:run": "likewise",
     "api.py:plan": "the fields of a Request, spelled out for scripts and notebooks",
     "runtime/capture/vocabulary.py:vocabulary_cross_entropy_sum": "those of cross_entropy, and its share",

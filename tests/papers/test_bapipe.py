@@ -30,7 +30,7 @@ TIMES = [(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
 def step(schedule, n, m, forward, backward, transfer):
     first = StageTimes(forward=forward, backward=backward)
     other = StageTimes(forward=forward, backward=backward, receive=transfer)
-    return replay([first, *[other] * (n - 1)], schedule, m)
+    return replay([first, *[other] * (n - 1)], schedule, m, has_own_links=True)
 
 
 def sno_seconds(n, m, total, sr):
@@ -97,18 +97,39 @@ def test_microbatches_held_equal_the_table(n, m):
         assert held == tuple(in_flight(schedule, 1, n - k, m) for k in range(n))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_without_transfers_no_schedule_beats_the_model_of_a_step(seed):
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-so"])
+def test_no_step_beats_the_model(seed, schedule):
     rng = random.Random(seed)
     _, problem = random_problem(rng, most_layers=7, most_workers=6)
-    for schedule in ("gpipe", "1f1b-sno", "1f1b-so"):
-        workers = (WorkerKind(count=rng.randint(1, 6)),)
-        each = PipelineProblem(
-            cuts=problem.cuts, workers=workers, bandwidth=1e15, schedule=schedule,
-            microbatches=rng.randint(1, 12),
-        )  # fmt: skip
-        for plan in (plan_exact(each), plan_bapipe(each)):
-            assert replayed(each, plan).simulated_seconds >= plan.seconds * (1 - 1e-9)
+    each = PipelineProblem(
+        cuts=problem.cuts, workers=(WorkerKind(count=rng.randint(1, 6)),),
+        bandwidth=rng.choice([1.0, 5.0, 1e6]), schedule=schedule, microbatches=rng.randint(1, 12),
+    )  # fmt: skip
+    for plan in (plan_exact(each), plan_bapipe(each)):
+        assert replayed(each, plan).simulated_seconds >= plan.seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_without_transfers_neither_does_the_schedule_that_exposes_them(seed):
+    rng = random.Random(seed)
+    _, problem = random_problem(rng, most_layers=7, most_workers=6)
+    each = PipelineProblem(
+        cuts=problem.cuts, workers=(WorkerKind(count=rng.randint(1, 6)),), bandwidth=1e15,
+        schedule="1f1b-sno", microbatches=rng.randint(1, 12),
+    )  # fmt: skip
+    plan = plan_exact(each)
+    assert replayed(each, plan).simulated_seconds >= plan.seconds * (1 - 1e-9)
+
+
+def test_a_link_carries_one_transfer_at_a_time():
+    """Forward 1 s, transfers 2 s: outputs leave at 1, 3 and 5, gradients follow at 8.5 at best."""
+    first = StageTimes(forward=1.0, backward=0.0)
+    second = StageTimes(forward=0.5, backward=0.5, receive=2.0)
+    shared = replay([first, second], "gpipe", 3).seconds
+    own = replay([first, second], "gpipe", 3, has_own_links=True).seconds
+    # Shared: arrivals at 3, 5 and 7, forwards until 7.5, backwards until 9, gradients 8-10-12-14.
+    assert (shared, own) == (14.0, 9.0)
 
 
 def test_sum_of_stages_plus_the_rounds_of_the_slowest_is_no_lower_bound():

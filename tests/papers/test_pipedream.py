@@ -110,6 +110,20 @@ def test_idle_workers_are_its_one_loss_on_equal_workers():
     assert nest(cuts, levels, OURS).seconds == 1.0
 
 
+def test_it_forgets_what_its_first_stage_sends():
+    """It plans 8/3 s for one worker and three; the one sends 4 bytes there and back, so 8 s."""
+    layers = tuple(
+        Layer(name=str(i), forward_seconds=seconds, activation_bytes=sent, parameter_bytes=1.0)
+        for i, (seconds, sent) in enumerate(((1.0, 4.0), (4.0, 0.0)))
+    )
+    cuts = find_cuts(LayerGraph(name="two", layers=layers, edges=((0, 1),)))
+    planned = nest(cuts, [Level(count=4, bandwidth=1.0)], Habits(counts_transfers=True))
+    problem = PipelineProblem(cuts=cuts, workers=(WorkerKind(count=4),), bandwidth=1.0)
+    assert planned.seconds == 8 / 3
+    assert plan_pipedream(problem, counts_transfers=True).seconds == 8.0
+    assert plan_exact(problem).seconds == 2.75
+
+
 def test_the_input_stage_keeps_noam_minibatches_in_flight():
     for workers in range(1, 20):
         for replicas in range(1, workers + 1):

@@ -53,7 +53,30 @@ Schedule = Annotated[
 Microbatches = Annotated[
     int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
 ]
+BatchNorm = Annotated[
+    str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
+]
+Recompute = Annotated[
+    str,
+    typer.Option(
+        "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
+    ),
+]
+SeedPlan = Annotated[
+    str,
+    typer.Option(
+        "--seed-plan",
+        help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], "
+        "expert, spatial, spatial-2d, or a parts file (parts.toml).",
+    ),
+]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
+
+
+def given(context: typer.Context) -> set[str]:
+    """Return the names of the arguments and options that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def voice_for(as_json: bool) -> Voice:

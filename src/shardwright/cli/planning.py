@@ -11,6 +11,7 @@ from shardwright.cli.options import (
     MODEL_HELP,
     Bandwidth,
     Batch,
+    BatchNorm,
     Cluster,
     Json,
     LayerProfile,
@@ -20,9 +21,12 @@ from shardwright.cli.options import (
     Pick,
     PlanPath,
     Precision,
+    Recompute,
     Schedule,
+    SeedPlan,
     Seq,
     Workers,
+    given,
     voice_for,
 )
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def plan(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; or see --profile")
     ] = "",
@@ -45,28 +50,14 @@ def plan(
     ] = "",
     optimizer: Optimizer = "adamw",
     precision: Precision = "auto",
-    batch_norm: Annotated[
-        str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
-    ] = "local",
-    recompute: Annotated[
-        str,
-        typer.Option(
-            "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
-        ),
-    ] = "auto",
+    batch_norm: BatchNorm = "local",
+    recompute: Recompute = "auto",
     output: Annotated[
         list[str] | None,
         typer.Option("--output", help="Reported besides the loss; may be given several times."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
-    seed_plan: Annotated[
-        str,
-        typer.Option(
-            "--seed-plan",
-            help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], "
-            "expert, spatial, spatial-2d, or a parts file (parts.toml).",
-        ),
-    ] = "",
+    seed_plan: SeedPlan = "",
     mode: Annotated[
         str, typer.Option("--mode", help="min-time, min-devices, min-money, or curve.")
     ] = "min-time",
@@ -88,7 +79,7 @@ def plan(
     from shardwright import api, voice
 
     speaker = voice_for(json)
-    if api.is_of_profile(model, profile, workers, bandwidth):
+    if api.is_of_profile(given(context)):
         wanted = api.PipelineRequest(
             workers=workers,
             bandwidth=bandwidth,

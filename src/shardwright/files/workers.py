@@ -9,7 +9,7 @@ from shardwright.core.profile import WorkerKind
 from shardwright.errors import InputError
 from shardwright.files.units import read_quantity
 
-MOST_WORKERS = 4096
+MOST_WORKERS = 256
 
 
 def read_workers(text: str, memory_bytes: float = math.inf) -> tuple[WorkerKind, ...]:
@@ -38,7 +38,7 @@ def read_workers(text: str, memory_bytes: float = math.inf) -> tuple[WorkerKind,
 
 def read_levels(text: str) -> tuple[int, ...]:
     """Read ``hosts x workers``, outermost first: ``2x8`` is (2, 8), ``16`` is (16,), else ()."""
-    if not re.fullmatch(r"\s*\d{1,4}(\s*x\s*\d{1,4})*\s*", text):
+    if not re.fullmatch(r"\s*\d{1,3}(\s*x\s*\d{1,3})*\s*", text):
         return ()
     return tuple(int(part) for part in text.split("x"))
 

@@ -38,10 +38,13 @@ def pipeline_tables(graph: LayerGraph, study: PipelineStudy) -> Group:
 
 def bound_sentence(plan: PipelinePlan) -> str:
     """Say what is proved about a plan."""
-    if not plan.bound:
+    if plan.seconds > 0 and not plan.bound:
         return "No bound is known."
-    if plan.gap < 1e-6:
-        return "Optimal: every cut of the graph and every use of the workers was tried or excluded."
+    if plan.seconds <= plan.bound * (1 + 1e-6):
+        return (
+            "Optimal under these costs: every cut of the graph and every use of the workers was "
+            "tried or excluded."
+        )
     return (
         f"No pipeline is faster than {seconds_text(plan.bound)} (gap {plan.gap:.1%}); the graph has "
         "too many cuts to try them all."
@@ -127,7 +130,7 @@ def _rival_table(study: PipelineStudy) -> Table:
     table = plain_table("Other planners, under the same costs")
     table.add_column("planner")
     table.add_column("schedule")
-    for name in ("stages", "workers", "seconds", "against ours", "memory"):
+    for name in ("stages", "workers", "seconds", "against ours", "replayed", "memory"):
         table.add_column(name, justify="right")
     for rival in study.rivals:
         ratio = rival.seconds / study.best.seconds - 1 if study.best.seconds else 0.0
@@ -138,6 +141,7 @@ def _rival_table(study: PipelineStudy) -> Table:
             str(rival.num_workers),
             seconds_text(rival.seconds),
             percent_text(ratio),
+            "-" if rival.simulated_seconds is None else seconds_text(rival.simulated_seconds),
             "fits" if rival.fits else Text("does not fit", style="red"),
         )
     return table

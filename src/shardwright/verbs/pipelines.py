@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,8 @@ from shardwright.files.workers import read_bandwidths, read_levels, read_workers
 AUTO = "auto"
 FORMULAS = ("code", "paper")
 MOST_NESTED_CUTS = 450
+PROFILE_OPTIONS = frozenset({"profile", "workers", "bandwidth", "schedule", "microbatches"})
+SHARED_OPTIONS = frozenset({"memory_limit", "json"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +60,21 @@ class PipelineRequest:
             raise InputError(f"the memory limit {error}") from error
 
 
-def is_of_profile(model: str, profile: str, workers: str, bandwidth: str) -> bool:
-    """Tell whether a profile is to be planned, not a model. Raises InputError for a mixture."""
-    if bool(model) == bool(profile):
-        raise InputError(
-            "plan needs either a MODEL or --profile graph.txt"
-            + (f", not both {model[:60]!r} and {profile[:60]!r}" if model else "")
-        )
-    if model and (workers or bandwidth):
-        raise InputError("--workers and --bandwidth go with --profile; a MODEL takes --cluster")
-    return bool(profile)
+def is_of_profile(given: Collection[str]) -> bool:
+    """Tell from the names of the options given whether a profile is to be planned, not a model.
+
+    Raises InputError for both, neither, or options of the other.
+    """
+    if ("model" in given) == ("profile" in given):
+        both = ", not both" if "model" in given else ""
+        raise InputError(f"plan needs either a MODEL or --profile graph.txt{both}")
+    chosen, other = ("--profile", "a MODEL") if "profile" in given else ("a MODEL", "--profile")
+    own = PROFILE_OPTIONS if "profile" in given else set(given) - PROFILE_OPTIONS
+    strays = sorted(set(given) - own - SHARED_OPTIONS)
+    if strays:
+        names = ", ".join("--" + stray.replace("_", "-") for stray in strays)
+        raise InputError(f"{names} goes with {other}, not with {chosen}; leave it out")
+    return "profile" in given
 
 
 def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph, PipelineStudy]:

@@ -123,11 +123,12 @@ def busy(problem, forward, backward, weights, transfer, replicas):
         return max((compute + message) / replicas, 2 * x / replicas)
     if problem.schedule == "pipedream":
         return max(compute / replicas, message / replicas, 2 * x)
-    each = {
-        "1f1b-sno": compute + 2 * x,
-        "1f1b-as": max(forward, x) + max(backward, x),
-    }.get(problem.schedule, max(compute, 2 * x))
-    return math.ceil(m / replicas) * each + message
+    rounds = math.ceil(m / replicas)
+    if problem.schedule == "1f1b-sno":
+        return rounds * (compute + 2 * x) + message
+    if problem.schedule == "1f1b-as":
+        return rounds * (max(forward, x) + max(backward, x)) + message
+    return max(rounds * compute + message, rounds * 2 * x)
 
 
 def price(graph, problem, stages):

@@ -1,18 +1,19 @@
 """The best pipeline of profiled layers under the cost model, with a proof.
 
 ``solve`` (kernel.py) tries every pipeline of the kept cuts that takes at most a limit. Whatever it
-finds is the optimum among all, since every better one is within the limit too. So limits begin
-little above a lower bound and grow up to what a cheaper problem attains, workers in lots: most of
-the table is never filled.
+finds is the optimum among all, since every better one is within the limit too. So the limit is what
+simpler problems attain (workers in lots, or in powers of two): most of the table is never filled.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.core.profile import PipelinePlan, ScheduleKind
 from shardwright.errors import NoPlan
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PLANNER = "exact"
 SLACK = 1 + 1e-12
-GROWTH = (1.1, 1.3, 1.6, 2.0)  # of the lower bound; a solve that finds nothing is cheap
+FEW_WORKERS = 16
 KEEPS: dict[ScheduleKind, int] = {
     "pipedream": 0, "gpipe": 1, "1f1b-so": 2, "fbp-as": 3, "1f1b-sno": 4, "1f1b-as": 4,
 }  # fmt: skip
@@ -54,19 +55,16 @@ def plan_exact(problem: PipelineProblem) -> PipelinePlan:
     Ties: fewest workers, then the earliest cuts. Raises NoPlan when no pipeline fits the memory.
     """
     tables = _prepare(problem)
-    floor, most = lower_bound(problem, tables.mixtures), math.inf
-    for lots in (8, 16):  # some fifty times cheaper than single workers
-        if problem.num_workers >= 2 * lots:
-            found = _run(problem, _in_lots(problem, tables, lots), most)
-            most = found.seconds * SLACK if found is not None else most
-    best = None
-    for limit in (*(floor * factor for factor in GROWTH if floor * factor < most), most):
-        best = _run(problem, tables, limit)
-        if best is not None:
-            break
+    most = math.inf
+    for simpler in _simpler(problem, tables):
+        found = _run(problem, simpler, most)
+        most = found.seconds * SLACK if found is not None else most
+    best = _run(problem, tables, most)
     if best is None:
         raise NoPlan(_why_nothing_fits(problem))
-    return replace(best, bound=best.seconds if problem.cuts.is_complete else floor)
+    if problem.cuts.is_complete:
+        return replace(best, bound=best.seconds)
+    return replace(best, bound=lower_bound(problem, tables.mixtures))
 
 
 def lower_bound(problem: PipelineProblem, mixtures: Mixtures | None = None) -> float:
@@ -106,13 +104,24 @@ def _prepare(problem: PipelineProblem) -> _Tables:
     return _Tables(rules, columns, pools, mixtures)
 
 
-def _in_lots(problem: PipelineProblem, tables: _Tables, lots: int) -> _Tables:
-    """Allow only mixtures of whole lots of each kind (the last lot may be smaller)."""
-    pools, mixtures = tables.pools, tables.mixtures
-    size = np.array([max(1, kind.count // lots) for kind in problem.workers])
-    whole = (mixtures.vectors % size == 0).all(axis=1)
-    mixture = np.repeat(np.arange(len(whole)), np.diff(pools.part_offset))
-    kept = whole[pools.part] & whole[mixture]
+def _simpler(problem: PipelineProblem, tables: _Tables) -> Iterator[_Tables]:
+    """Yield problems that have fewer choices, so that what they attain bounds the whole one: whole
+    lots of workers for each stage, then powers of two (of each kind)."""
+    if problem.num_workers < FEW_WORKERS:
+        return
+    vectors = tables.mixtures.vectors
+    size = np.array([max(1, kind.count // 8) for kind in problem.workers])
+    whole = (vectors % size == 0).all(axis=1)
+    yield _restricted(tables, whole, whole)
+    powers = (vectors & (vectors - 1) == 0).all(axis=1)
+    yield _restricted(tables, powers, np.ones(len(powers), dtype=np.bool_))
+
+
+def _restricted(tables: _Tables, parts: NDArray[np.bool_], mixtures: NDArray[np.bool_]) -> _Tables:
+    """Allow only some mixtures for stages, and some for what is left."""
+    pools = tables.pools
+    mixture = np.repeat(np.arange(len(mixtures)), np.diff(pools.part_offset))
+    kept = parts[pools.part] & mixtures[mixture]
     offset = np.concatenate(([0], np.cumsum(kept)))[pools.part_offset]
     return replace(tables, pools=pools._replace(part_offset=offset, part=pools.part[kept]))
 

@@ -29,9 +29,9 @@ def _compiled(function: Kernel) -> Kernel:
     """Compile with Numba, whose decorator has no types of its own."""
     njit = cast(Any, numba).njit
     try:
-        return cast(Kernel, njit(cache=True)(function))
+        return cast(Kernel, njit(cache=True, error_model="numpy")(function))
     except RuntimeError:  # neither this folder nor the user's cache can be written
-        return cast(Kernel, njit(function))
+        return cast(Kernel, njit(error_model="numpy")(function))
 
 
 class Rules(NamedTuple):
@@ -100,12 +100,10 @@ def _busy(
         return max((forward + backward + message) / replicas, 2 * send / replicas)
     rounds = -(-rules.microbatches // replicas)
     if rules.overlap == EXPOSED:
-        each = forward + backward + 2 * send
-    elif rules.overlap == STREAMED:
-        each = max(forward, send) + max(backward, send)
-    else:
-        each = max(forward + backward, 2 * send)
-    return rounds * each + message
+        return rounds * (forward + backward + 2 * send) + message
+    if rules.overlap == STREAMED:
+        return rounds * (max(forward, send) + max(backward, send)) + message
+    return max(rounds * (forward + backward) + message, rounds * 2 * send)
 
 
 @_compiled

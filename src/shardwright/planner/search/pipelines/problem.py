@@ -8,16 +8,16 @@ A stage of r replicas takes every r-th (micro)batch on each (PipeDream's 1F1B-RR
 seconds per minibatch: C is its compute time on its slowest worker, w its weights, a the bytes that
 cross its cuts, B the bandwidth of a worker. "code" is the formula of PipeDream's published
 optimizer with transfers counted, "paper" that of its paper. With a flush every M microbatches the
-weights' message S is paid once, and a replica's ceil(M / r) microbatches each take
+weights' message S is paid once, and with n = ceil(M / r) microbatches of a replica a stage is busy
 
-    1f1b-so, gpipe, fbp-as:  max(C, 2x)      transfers of x = max(a_in, a_out) / B hidden
-    1f1b-sno:                C + 2x          transfers exposed (in full; the closed form of equal
-                                             stages has the share 1 - 1/N of it)
-    1f1b-as:                 max(F, x) + max(B, x)   hidden inside forward and backward
+    1f1b-so, gpipe, fbp-as:  max(n C + S, n 2x)    transfers of x = max(a_in, a_out) / B hidden
+    1f1b-sno:                n (C + 2x) + S        transfers exposed (in full; the closed form of
+                                                   equal stages has the share 1 - 1/N of it)
+    1f1b-as:                 n (max(F, x) + max(B, x)) + S   hidden inside forward and backward
 
 A step is not over before any stage has waited for its first microbatch, done its own share, and the
-last one has gone back: step(s) = max(ceil(M / r) * that + S, C + 2 a_out / B + step(s + 1)). That is
-the closed form of equal stages, and without transfers never more than any schedule takes. See
+last one has gone back: step(s) = max(that, C + 2 a_out / B + step(s + 1)). That is the closed form of
+equal stages, and 1f1b-so and gpipe never take less. See
 docs/guides/pipelines.md.
 """
 
@@ -43,7 +43,7 @@ from shardwright.planner.search.pipelines.cuts import Cuts
 SCHEDULES: tuple[ScheduleKind, ...] = (
     "pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as",
 )  # fmt: skip
-MOST_STATES = 4096
+MOST_STATES = 1200
 
 Replicas = tuple[int, ...]
 Placed = tuple[int, Replicas]  # the cut a stage ends at, its workers of each kind
@@ -192,12 +192,10 @@ def busy_seconds(problem: PipelineProblem, start: int, stop: int, workers: Repli
         return max((forward + backward) / replicas, message / replicas, 2 * send)
     rounds = -(-problem.microbatches // replicas)
     if problem.schedule == "1f1b-sno":
-        each = forward + backward + 2 * send
-    elif problem.schedule == "1f1b-as":
-        each = max(forward, send) + max(backward, send)
-    else:
-        each = max(forward + backward, 2 * send)
-    return rounds * each + message
+        return rounds * (forward + backward + 2 * send) + message
+    if problem.schedule == "1f1b-as":
+        return rounds * (max(forward, send) + max(backward, send)) + message
+    return max(rounds * (forward + backward) + message, rounds * 2 * send)
 
 
 def memory_bytes(

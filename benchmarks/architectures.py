@@ -1,4 +1,4 @@
-"""How much of Hugging Face's architectures can be planned: `python benchmarks/coverage.py --write`.
+"""How much of Hugging Face's architectures can be planned: `python benchmarks/architectures.py --write`.
 
 Captures every architecture that has an `hf:` name in a usual size (no weights), counts operators and
 rules, models which share of a step's cost cannot be split, and trains a miniature of each in three
