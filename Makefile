@@ -26,7 +26,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 laws: $(INSTALLED)
-	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws --timeout 1800
+	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws tests/papers/test_transformer_layer_traffic.py --timeout 1800
 
 check: $(CHECKED)
 	$(BIN)/ruff format --check .

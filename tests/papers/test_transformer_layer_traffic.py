@@ -10,6 +10,7 @@ whole rows and vectors; both are added here, each by its own line.
 from __future__ import annotations
 
 import math
+import os
 from functools import cache, partial
 
 import pytest
@@ -142,6 +143,9 @@ def elements(traffic: Traffic, rank: int) -> float:
     return total
 
 
+@pytest.mark.skipif(
+    "SHARDWRIGHT_LAWS" not in os.environ, reason="minutes: 64 ranks in one process, in `make laws`"
+)
 @pytest.mark.parametrize("plan", SIXTY_FOUR, ids=lambda plan: plan.label)
 def test_a_layer_on_64_ranks_in_one_process_sends_what_the_formulas_say(plan: Grid) -> None:
     batch = zoo.gpt(batch=B, length=S, width=H)[1]

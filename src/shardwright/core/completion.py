@@ -54,7 +54,8 @@ def scatter_turns(program: Program) -> list[tuple[NDArray[np.int64], NDArray[np.
 
 
 def _complete_sends(program: Program, until: NDArray[np.int64]) -> None:
-    """Fill in sends: what comes back, by the two meshes that it travels between."""
+    """Fill in sends: what comes back, by the two meshes that it travels between. Sends of no message
+    (item -1, a Program made for its times alone) end with the step."""
     received: dict[tuple[int, int], int] = {}
     for index in np.flatnonzero(program.kind == Kind.RECEIVE).tolist():
         received[int(program.item[index]), int(program.microbatch[index])] = index
@@ -62,7 +63,7 @@ def _complete_sends(program: Program, until: NDArray[np.int64]) -> None:
     for index in np.flatnonzero(program.kind == Kind.SEND).tolist():
         item = int(program.item[index])
         arrival = received.get((item, int(program.microbatch[index])))
-        if arrival is not None:
+        if arrival is not None and item >= 0:
             message = program.messages[item]
             ends = (message.mesh, message.destination)
             crossings.setdefault(ends, []).append((index, arrival))

@@ -167,8 +167,10 @@ def _owners(graph: OperatorGraph, parts: Sequence[Part]) -> list[int]:
 def _check_order(graph: OperatorGraph, owner: Sequence[int]) -> None:
     for index, operator in enumerate(graph.operators):
         for tensor in operator.inputs:
-            producer = graph.tensors[tensor].producer
-            if producer >= 0 and owner[producer] > owner[index]:
+            spec = graph.tensors[tensor]
+            producer = spec.producer
+            # What is not trained is made wherever it is read.
+            if spec.needs_gradient and owner[producer] > owner[index] and producer >= 0:
                 raise ValueError(
                     f"operator {graph.operators[producer].name} of part {owner[producer]} feeds "
                     f"{operator.name} of part {owner[index]}, but data goes from earlier parts to "
