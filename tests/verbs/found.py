@@ -24,6 +24,8 @@ def columns(iteration: Iteration, case: Case) -> set[Column]:
             dim.name in iteration.mean,
         )
         for dim in iteration.dims
+        # Halos cannot be written in the notation, so that nobody proposes them.
+        if all(window.dim != dim.name for window in iteration.windows)
         if (case.kind, dim.name) not in LOCAL_STATISTICS
     }
 

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.torch
         "aten.layer_norm.default",
         "aten.transpose.int",
         "aten.dot.default",
-        "aten.conv2d.default",
         "aten.cumsum.default",
         "aten.cdist.default",
         "aten.mse_loss.default",

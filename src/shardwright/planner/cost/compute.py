@@ -77,7 +77,7 @@ def operator_cost(
 ) -> Cost:
     """Return the seconds of one operator on a device; ``phase`` is ``forward`` or ``backward``."""
     operator = graph.operators[operator_index]
-    if phase == "backward" and not any(graph.tensors[i].needs_gradient for i in operator.inputs):
+    if phase == "backward" and not has_backward(graph, operator):
         return Cost(seconds=0.0)
     key = operator_key(
         graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision
@@ -101,6 +101,14 @@ def operator_cost(
     scale, deviation = _scale(shard.kind, phase, rates)
     seconds = _roofline(shard, phase, rates.kind) * scale
     return Cost(seconds=seconds, spread=seconds * deviation)
+
+
+def has_backward(graph: OperatorGraph, operator: Operator) -> bool:
+    """Whether a gradient comes in and goes on."""
+    return all(
+        any(graph.tensors[tensor].needs_gradient for tensor in tensors)
+        for tensors in (operator.inputs, operator.outputs)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
