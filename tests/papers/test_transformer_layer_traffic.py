@@ -30,8 +30,9 @@ from tests.runtime.equivalence import train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
-pytestmark = pytest.mark.torch
-B, S, H = 16, 16, 64
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+# Narrower, and a gradient's way over depth and rows is one all-reduce: fewer messages, more bytes.
+B, S, H = 16, 16, 128
 TOKENS, WEIGHTS = B * S * H, 12 * H * H
 SGD = partial(torch.optim.SGD, lr=1e-3)
 Plan = Seed | Grid
