@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.library import Library, register_fake
 from torch.utils import _pytree as pytree
 
 from shardwright.errors import CaptureError
@@ -27,7 +26,7 @@ from shardwright.runtime.capture.record import Slot, Unsupported
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 500_000_000
 
-_operators = Library("shardwright", "FRAGMENT")
+_operators = library.Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
 
 
@@ -81,7 +80,7 @@ _stubs: dict[str, _Stub] = {}  # alive only while ``opaque_modules`` is suspende
 _keys = itertools.count()
 
 
-@register_fake("shardwright::opaque", lib=_operators)
+@library.register_fake("shardwright::opaque", lib=_operators)
 def _fake_results(tensors: list[Tensor], key: str) -> list[Tensor]:
     return _results(_stubs[key], tensors)
 
