@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from processor import processor_name
 
 from shardwright import __version__
 from shardwright.errors import ShardwrightError
@@ -173,16 +174,6 @@ def write(new: dict[str, str]) -> None:
         text.split("`")[1][3:]: text for text in before.splitlines() if text.startswith("| `hf:")
     }
     PAGE.write_text(head + BEGIN + page_text(old | new) + END + tail)
-
-
-def processor_name() -> str:
-    """Return what the operating system calls the processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
+from processor import processor_name
 from rich.console import Console
 from rich.table import Table
 
@@ -37,16 +38,6 @@ from shardwright.planner.search.pipelines import (
 
 BAR_SECONDS, BAR_LAYERS, BAR_WORKERS = 1.0, 400, 64
 WORKERS = (4, 8, 16, 32, 64)
-
-
-def processor_name() -> str:
-    """Return what the operating system calls the processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
 
 
 def generated(count: int) -> Iterator[LayerGraph]:

@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import torch
+from processor import processor_name
 from rich.console import Console
 from rich.table import Table
 
@@ -26,16 +27,6 @@ from shardwright.planner.search import Limits, Progress, Training, search
 from shardwright.runtime.capture import capture, load_model
 
 BAR_SECONDS = 30.0
-
-
-def processor_name() -> str:
-    """Return what the operating system calls the processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
 
 
 def show(console: Console, frontier: Frontier) -> None:

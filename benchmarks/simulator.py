@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from processor import processor_name
 from rich.console import Console
 from rich.table import Table
 
@@ -121,18 +122,6 @@ def time_runs(
         simulate(program, seconds, overlap_slowdown=slowdown, plain=plain)
         runs.append(time.perf_counter() - begin)
     return runs[1:]
-
-
-def processor_name() -> str:
-    """Return what the operating system calls the processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [
-                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
 
 
 def main() -> int:

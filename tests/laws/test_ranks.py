@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -17,10 +14,9 @@ from benchmarks.hosts import hosts, why_not
 from tests.laws.models import FACTORIES
 from tests.laws.remote import Case, as_json, holds
 from tests.laws.strategies import Shape, shapes
-from tests.runtime.world import run_ranks
+from tests.runtime.world import run_ranks, start_torchrun
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
-ROOT = Path(__file__).parents[2]
 MANY = "SHARDWRIGHT_LAWS" in os.environ
 
 
@@ -54,7 +50,10 @@ def test_random_strategies_on_four_hosts_train_as_one() -> None:
     names = list(FACTORIES) if MANY else ["mlp", "lstm_translation"]
     tried = as_json(cases(names, 4, 22 if MANY else 4))
     with hosts(4, prefix=f"swl{os.getpid() % 10000}") as found:
-        ranks = [started(name, number, tried) for number, name in enumerate(found)]
+        ranks = [
+            start_torchrun(name, number, len(found), "tests.laws.remote", tried)
+            for number, name in enumerate(found)
+        ]
         try:
             for rank in ranks:
                 out, err = rank.communicate(timeout=1500 if MANY else 110)
@@ -64,18 +63,3 @@ def test_random_strategies_on_four_hosts_train_as_one() -> None:
             for rank in ranks:
                 rank.kill()
                 rank.communicate()
-
-
-def started(name: str, number: int, tried: str) -> subprocess.Popen[str]:
-    """Start torchrun with one rank in a namespace; the first host is the rendezvous."""
-    words = [
-        "ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run",
-        "--nnodes", "4", "--nproc-per-node", "1", "--node-rank", str(number),
-        "--master-addr", "10.84.0.1", "--master-port", "29500",
-        "-m", "tests.laws.remote", tried,
-    ]  # fmt: skip
-    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        words, cwd=ROOT, env=os.environ | variables, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,27 +12,12 @@ import torch
 from benchmarks.hosts import hosts, why_not
 from tests import zoo
 from tests.runtime.equivalence import train_plain
+from tests.runtime.world import start_torchrun
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made"),
 ]
-
-
-def started(name: str, number: int, count: int, seed: dict[str, object]) -> subprocess.Popen[str]:
-    """Start torchrun in a namespace; the first host is the rendezvous."""
-    words = [
-        "ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run",
-        "--nnodes", str(count), "--nproc-per-node", "1", "--node-rank", str(number),
-        "--master-addr", "10.84.0.1", "--master-port", "29500",
-        "-m", "tests.runtime.remote", json.dumps(seed),
-    ]  # fmt: skip
-    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        words, cwd=ROOT, env=os.environ | variables, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -46,7 +28,10 @@ def started(name: str, number: int, count: int, seed: dict[str, object]) -> subp
 def test_ranks_on_several_hosts_train_as_one_process(seed: dict[str, object]) -> None:
     expected = train_plain(zoo.mlp, partial(torch.optim.SGD, lr=1.0)).losses
     with hosts(2, prefix=f"swt{os.getpid() % 10000}") as names:
-        ranks = [started(name, i, len(names), seed) for i, name in enumerate(names)]
+        ranks = [
+            start_torchrun(name, i, len(names), "tests.runtime.remote", json.dumps(seed))
+            for i, name in enumerate(names)
+        ]
         try:
             for rank in ranks:
                 out, err = rank.communicate(timeout=90)

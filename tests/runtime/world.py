@@ -6,12 +6,34 @@ first call a world costs a fraction of a second.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from shardwright.runtime.launch import launch
+
+ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
     """Run ``fn(*args)`` on ``n`` ranks of a fresh world; return their results in rank order."""
     return launch(fn, n, args, timeout=timeout, collective_timeout=timeout / 2)
+
+
+def start_torchrun(
+    host: str, number: int, count: int, module: str, argument: str
+) -> subprocess.Popen[str]:
+    """Start torchrun with one rank in a host's namespace; the first host is the rendezvous."""
+    words = [
+        "ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run",
+        "--nnodes", str(count), "--nproc-per-node", "1", "--node-rank", str(number),
+        "--master-addr", "10.84.0.1", "--master-port", "29500", "-m", module, argument,
+    ]  # fmt: skip
+    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        words, cwd=ROOT, env=os.environ | variables, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip

@@ -23,7 +23,12 @@ def inner(function: Kernel) -> Kernel:
     return _compile(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
 
 
-def _compile(function: Kernel, **options: bool) -> Kernel:
+def numeric(function: Kernel) -> Kernel:
+    """Compile a function in which a division by zero is infinite, as in NumPy, not an error."""
+    return _compile(function, no_cfunc_wrapper=True, error_model="numpy")
+
+
+def _compile(function: Kernel, **options: bool | str) -> Kernel:
     njit = cast(Any, numba).njit
     try:
         return cast(Kernel, njit(cache=True, nogil=True, **options)(function))

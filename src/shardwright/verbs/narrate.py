@@ -31,14 +31,7 @@ Shard = tuple[int, tuple[Shape, ...], tuple[Shape, ...]]
 
 def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> PlanStory:
     """Lower, price and simulate one plan. Raises ValueError where it is not legal for the graph."""
-    program = lower(graph, plan.strategy)
-    prices = price(program, graph, cluster, table)
-    timeline = simulate(
-        program,
-        prices.seconds,
-        overlap_slowdown=cluster.overlap_slowdown,
-        scatter_copies=cluster.scatter_copies,
-    )
+    program, prices, timeline = _simulated(plan, graph, cluster, table)
     rates = Rates(
         cluster=cluster,
         table=table,
@@ -54,6 +47,20 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
         spread_seconds=half_width(prices, timeline.critical),
         operators=operator_rows(program, graph, rates),
     )
+
+
+def _simulated(
+    plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable
+) -> tuple[Program, Prices, Timeline]:
+    program = lower(graph, plan.strategy)
+    prices = price(program, graph, cluster, table)
+    timeline = simulate(
+        program,
+        prices.seconds,
+        overlap_slowdown=cluster.overlap_slowdown,
+        scatter_copies=cluster.scatter_copies,
+    )
+    return program, prices, timeline
 
 
 def with_process(timeline: Timeline, process_bytes: float) -> Timeline:
@@ -104,14 +111,7 @@ def _row(
 
 def spread_of(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> float:
     """Return the half-width of a plan's predicted step time."""
-    program = lower(graph, plan.strategy)
-    prices = price(program, graph, cluster, table)
-    timeline = simulate(
-        program,
-        prices.seconds,
-        overlap_slowdown=cluster.overlap_slowdown,
-        scatter_copies=cluster.scatter_copies,
-    )
+    _, prices, timeline = _simulated(plan, graph, cluster, table)
     return half_width(prices, timeline.critical)
 
 

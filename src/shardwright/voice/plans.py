@@ -30,10 +30,7 @@ from shardwright.verbs.results import (
     Profile,
     Study,
 )
-from shardwright.voice.speaker import Voice
-
-WIDE = 110
-MOST_ROWS = 20  # of a table of tensors; --json has all
+from shardwright.voice.speaker import WIDE, Voice
 
 
 def show_checks(voice: Voice, checks: Sequence[Check]) -> None:

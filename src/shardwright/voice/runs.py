@@ -20,7 +20,6 @@ from shardwright.verbs.results import (
 )
 from shardwright.voice.speaker import Voice
 
-WIDE = 110
 MOST_ROWS = 20  # of a table of tensors; --json has all
 
 

@@ -19,7 +19,6 @@ from shardwright.report.units import count_text, seconds_text
 from shardwright.verbs.request import Watch
 
 WIDE = 110
-MOST_ROWS = 20  # of a table of tensors; --json has all
 
 
 class Voice:

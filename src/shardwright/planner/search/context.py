@@ -140,6 +140,18 @@ class Context:
         return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
 
     @cached_property
+    def serial_seconds(self) -> float:
+        """The seconds of all operators on one device, unsplit."""
+        graph = self.graph
+        total = 0.0
+        for index, operator in enumerate(graph.operators):
+            inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
+            outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
+            cost = self.seconds(index, inputs, outputs)
+            total += cost.forward + cost.backward
+        return total
+
+    @cached_property
     def hands_on(self) -> tuple[bool, ...]:
         """Whether an operator sees no samples but its readers do (a position embedding).
 
@@ -261,18 +273,6 @@ def _steps(
         return [(step, step.axes) for step in reshard_steps(shape, dtype, source, target, sizes)]
     local = tuple(n // sizes[0] if dim == kept else n for dim, n in enumerate(shape))
     return [(step, (1,)) for step in reshard_steps(local, dtype, source[1:], target[1:], sizes[1:])]
-
-
-def serial_seconds(context: Context) -> float:
-    """Return the seconds of all operators on one device, unsplit."""
-    graph = context.graph
-    total = 0.0
-    for index, operator in enumerate(graph.operators):
-        inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
-        outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
-        cost = context.seconds(index, inputs, outputs)
-        total += cost.forward + cost.backward
-    return total
 
 
 def num_bytes(shape: Shape, dtype: str) -> int:

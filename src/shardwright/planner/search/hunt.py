@@ -27,7 +27,7 @@ from shardwright.planner.search.candidates import (
     spread,
     to_strategy,
 )
-from shardwright.planner.search.context import Context, serial_seconds
+from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import Judged, judge, merge
 from shardwright.planner.search.named import (
     as_strategy,
@@ -85,7 +85,7 @@ class Hunt:
         self.tried: dict[object, tuple[Candidate, Judged | None]] = {}
         self.bound = math.inf
         self.fastest = math.inf
-        self.serial = serial_seconds(context)
+        self.serial = context.serial_seconds
         self.complete = True
 
     @property

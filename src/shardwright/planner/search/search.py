@@ -17,7 +17,7 @@ from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
-from shardwright.planner.search.context import Context, Training, serial_seconds
+from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.hunt import Hunt, Progress
 from shardwright.planner.space import Placement
@@ -174,7 +174,7 @@ class _Session:
     def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
         """Hunt on every number of devices in turn, fewest first, but for those that would miss the
         deadline even if all work divided evenly."""
-        cluster, least = self.context.cluster, serial_seconds(self.context) / deadline
+        cluster, least = self.context.cluster, self.context.serial_seconds / deadline
         numbers = [
             number
             for number in device_numbers(cluster)

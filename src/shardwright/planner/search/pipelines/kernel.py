@@ -8,30 +8,20 @@ Import this module late, as ``planner/simulate/full.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.compiled import numeric
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 Table = tuple[Floats, Ints, Ints]
 
 HIDDEN, EXPOSED, STREAMED = 0, 1, 2  # how transfers and compute share time
 ASYNCHRONOUS, KEEPS_ALL, KEEPS_TWICE, KEEPS_PAIRS, KEEPS_FEW = 0, 1, 2, 3, 4  # microbatches held
 SLACK = 1 + 1e-9  # prefix sums carry rounding; pruning must not cut what is equal
-
-
-def _compiled(function: Kernel) -> Kernel:
-    """Compile with Numba, whose decorator has no types of its own."""
-    njit = cast(Any, numba).njit
-    try:
-        return cast(Kernel, njit(cache=True, error_model="numpy")(function))
-    except RuntimeError:  # neither this folder nor the user's cache can be written
-        return cast(Kernel, njit(error_model="numpy")(function))
 
 
 class Rules(NamedTuple):
@@ -81,7 +71,7 @@ class State(NamedTuple):
     uses: Ints
 
 
-@_compiled
+@numeric
 def _busy(
     rules: Rules, columns: Columns, start: int, stop: int, replicas: int, speed: float
 ) -> float:
@@ -106,7 +96,7 @@ def _busy(
     return max(rounds * (forward + backward) + message, rounds * 2 * send)
 
 
-@_compiled
+@numeric
 def _bytes(
     rules: Rules, columns: Columns, start: int, stop: int, replicas: int, total: int
 ) -> float:
@@ -128,7 +118,7 @@ def _bytes(
     return 2 * weights + held * kept
 
 
-@_compiled
+@numeric
 def _extend(
     rules: Rules, columns: Columns, pools: Pools, state: State, mixture: int, start: int, used: int
 ) -> None:
@@ -174,7 +164,7 @@ def _extend(
         state.uses[mixture, start] = used
 
 
-@_compiled
+@numeric
 def solve(rules: Rules, columns: Columns, pools: Pools) -> Table:
     """Fill best[mixture, cut]: the fewest seconds in which exactly these workers do all layers
     outside the cut, if not above the limit.
@@ -224,7 +214,7 @@ class Level(NamedTuple):
     memory: float
 
 
-@_compiled
+@numeric
 def _unit_seconds(level: Level, seconds: float, weights: float, replicas: int, inner: int) -> float:
     if level.is_paper:
         return max(seconds, 2 * (replicas - 1) * weights / level.bandwidth / inner) / replicas
@@ -232,7 +222,7 @@ def _unit_seconds(level: Level, seconds: float, weights: float, replicas: int, i
     return (seconds + message / inner) / replicas
 
 
-@_compiled
+@numeric
 def pipeline_level(
     level: Level, seconds: Floats, inside: NDArray[np.bool_], parameter: Floats,
     activation: Floats, crossing: Floats,
@@ -258,7 +248,7 @@ def pipeline_level(
     return best, split, used
 
 
-@_compiled
+@numeric
 def _one_stage(
     level: Level, seconds: Floats, columns: tuple[Floats, Floats, Floats], table: Table,
     place: tuple[int, int, int],
@@ -278,7 +268,7 @@ def _one_stage(
         used[i, j, m - 1] = used[i, j, m - 2]
 
 
-@_compiled
+@numeric
 def _last_stage(
     level: Level, seconds: Floats, columns: tuple[Floats, Floats, Floats], table: Table,
     place: tuple[int, int, int, int],
