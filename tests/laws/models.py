@@ -105,6 +105,7 @@ FACTORIES: dict[str, tuple[Callable[[], zoo.Example], float]] = {
     "windows": (zoo.windows, EXACT),
     "segmentation": (zoo.segmentation, EXACT),
     "gpt": (partial(zoo.gpt, tied=True, length=8), EXACT),
+    "fused": (zoo.fused, EXACT),
     "bert": (partial(zoo.bert, length=8), EXACT),
     "lstm_translation": (zoo.lstm_translation, EXACT),
     "llama": (exact_llama, EXACT),

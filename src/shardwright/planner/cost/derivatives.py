@@ -54,7 +54,7 @@ KEEPS_POSITIONS = {
     "index_add": (1,), "index_copy": (1,), "index_fill": (1,), "take_along_dim": (1,),
 }  # fmt: skip
 
-PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "mul", "einsum", "mv", "dot", "conv1d",
+PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "einsum", "mv", "dot", "conv1d",
                       "conv2d", "conv3d", "convolution"})  # fmt: skip
 
 
