@@ -83,9 +83,18 @@ def test_equal_blocks_of_features_become_one_operator_with_equal_bits(cut: objec
         lambda _, y: _sum((y[..., :12], y[..., 6:18])),
         lambda _, y: _sum(y.split(2, 1)),
         lambda _, y: _sum((*y.chunk(2, -1), y)),
+        lambda _, y: y.square().sum((0, 1)).mean(),
         lambda self, y: _sum((*y.chunk(2, -1), self.fused.weight)),
     ],
-    ids=["unequal", "not all", "overlapping", "another dim", "also whole", "weight read twice"],
+    ids=[
+        "unequal",
+        "not all",
+        "overlapping",
+        "another dim",
+        "also whole",
+        "not cut",
+        "weight read twice",
+    ],
 )
 def test_anything_else_is_left_as_it_is(cut: object) -> None:
     module = Cut(cut)

@@ -126,16 +126,15 @@ def _pieces(
     cuts: list[tuple[int, Value]] = []
     for place in places:
         record = records[place]
-        along = record.kwargs.get("dim", 0) % value.meta.dim()
-        if along != dim:
+        is_split = record.target in SPLITS and len(places) == 1
+        is_slice = record.target is aten.slice.Tensor and record.kwargs.get("step", 1) == 1
+        if not (is_split or is_slice) or record.kwargs.get("dim", 0) % value.meta.dim() != dim:
             return None
-        if record.target in SPLITS and len(places) == 1:
+        if is_split:
             size = record.outputs[0].meta.shape[dim]
             cuts += [(size * number, piece) for number, piece in enumerate(record.outputs)]
-        elif record.target is aten.slice.Tensor and record.kwargs.get("step", 1) == 1:
-            cuts.append((record.kwargs.get("start") or 0, record.outputs[0]))
         else:
-            return None
+            cuts.append((record.kwargs.get("start") or 0, record.outputs[0]))
     cuts.sort(key=lambda cut: cut[0])
     size = width // len(cuts) if cuts else 0
     if len(cuts) < 2 or any(
