@@ -43,8 +43,9 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
     """Return the cost of every instruction, alone on its resource."""
     tariff = _Tariff(program, graph, cluster, table)
     columns = np.zeros((3, program.num_instructions))
-    forward = _columns([tariff.segment(item, "forward") for item in program.segments])
-    backward = _columns([tariff.segment(item, "backward") for item in program.segments])
+    segments = range(len(program.segments))
+    forward = _columns([tariff.segment(item, "forward") for item in segments])
+    backward = _columns([tariff.segment(item, "backward") for item in segments])
     messages = _columns([tariff.message(item) for item in range(len(program.messages))])
     started = _columns([tariff.received() for _ in program.messages])
     meshes = range(len(program.meshes))
@@ -102,6 +103,7 @@ class _Tariff:
         self.sorts: dict[object, int] = {}
         self.sort_of: dict[int, int] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
+        self._added = self._find_added()
         precision = program.strategy.precision
         # One device of each kind per mesh: the group waits for its slowest member.
         self.rates: list[list[Rates]] = []
@@ -117,7 +119,8 @@ class _Tariff:
                 found[kind] = by_kind[kind]
             self.rates.append(list(found.values()))
 
-    def segment(self, segment: Segment, phase: str) -> Cost:
+    def segment(self, number: int, phase: str) -> Cost:
+        segment = self.program.segments[number]
         if phase == "backward" and not segment.has_backward:
             return Cost(seconds=0.0)
         fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
@@ -125,7 +128,8 @@ class _Tariff:
         for rates in self.rates[segment.mesh]:
             costs = [self._call(call, phase, rates) for call in segment.calls]
             if phase == "backward":
-                costs.append(Cost(seconds=memory_seconds(3 * self._joined(segment), rates.kind)))
+                added = self._joined(segment) + self._added.get(number, 0)
+                costs.append(Cost(seconds=memory_seconds(3 * added, rates.kind)))
             options.append(_total([fixed, *costs]))
         return max(options, key=lambda cost: cost.seconds)
 
@@ -160,6 +164,26 @@ class _Tariff:
             for value, count in uses.items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
+
+    def _find_added(self) -> dict[int, int]:
+        """Return by segment the bytes of gradients that it adds to those of segments behind it.
+
+        Backward runs the last reader of a value first; so its gradient is written once, then added
+        to, however the readers are spread over segments.
+        """
+        values, found, written = self.program.values, dict[int, int](), set[int]()
+        for number in reversed(range(len(self.program.segments))):
+            segment = self.program.segments[number]
+            if not segment.has_backward:
+                continue
+            for value in segment.inputs:
+                gradient = values[value].gradient
+                if gradient < 0 or values[gradient].scope == "step":
+                    continue  # ``accumulated`` counts what is summed over the step
+                if gradient in written:
+                    found[number] = found.get(number, 0) + _bytes(values[value])
+                written.add(gradient)
+        return found
 
     def accumulated(self, segment: Segment) -> float:
         """Return the seconds of adding a later microbatch's gradients to those kept."""
