@@ -32,7 +32,7 @@ Differ = Callable[[Case, Split], Answer]
 Result = TypeVar("Result")
 
 CRASH = "a piece ended its process"
-SECONDS = 60.0  # that a trial, and what comes before and after it, may take
+SECONDS = 30.0  # that a trial, and what comes before and after it, may take
 MOST_CRASHES = 200  # of one piece of work
 
 
@@ -87,7 +87,7 @@ def apart(work: Callable[[Differ], Result], seconds: float = SECONDS) -> Result:
         if not journal.is_trying:
             raise Crashed(f"the kernel ended its process ({reason}) outside of any split")
         # After others, a trial may have died of memory that an earlier one damaged: once more.
-        if journal.num_tried == 1:
+        if journal.num_tried == 1 or exitcode == -signal.SIGALRM:
             journal.answers.append((math.inf, f"{CRASH} ({reason})"))
     raise Crashed(
         f"more than {MOST_CRASHES} processes ended in trials; this was the last: {reason}"
