@@ -38,13 +38,14 @@ class Found:
 def columns(iteration: Iteration, case: Case) -> dict[Column, Dim]:
     """Return the dims by what they cut, whatever their names: per tensor its dim, or -1."""
     tensors = (*iteration.inputs, *iteration.outputs)
+    is_trained = case.arguments.get("training") is not False
     return {
         (
             tuple(names.index(dim.name) if dim.name in names else -1 for names in tensors),
             dim.name in iteration.mean,
         ): dim
         for dim in iteration.dims
-        if dim.size > 1 and (case.kind, dim.name) not in LOCAL_STATISTICS
+        if dim.size > 1 and not (is_trained and (case.kind, dim.name) in LOCAL_STATISTICS)
     }
 
 
