@@ -31,6 +31,7 @@ pytestmark = pytest.mark.torch
         "aten.mse_loss.default",
         "aten.amax.default",
         "aten.gru.input",
+        "aten.addmv.default",
     ],
 )
 def test_a_known_rule_is_found_again(kind: str) -> None:

@@ -40,7 +40,7 @@ class Finding:
         terms = [
             " ".join(["+" * (at in self.once) + name, *(one or "_" for one in dims)])
             for at, (name, dims) in enumerate(zip(self.names, self.inputs, strict=True))
-            if any(dims)
+            if any(dims) or at in self.once
         ]
         results = [" ".join(one or "_" for one in dims) for dims in self.outputs]
         passing = " ".join(self.names[at] for at in self.linear)

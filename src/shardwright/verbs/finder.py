@@ -214,9 +214,17 @@ def _has_dims(example: Call) -> bool:
 
 
 def _offers(finding: Finding | None, kind: str, example: Call, rule: Rule) -> bool:
-    """Whether a line splits the example into as many dims as were found for it alone."""
+    """Whether a line cuts the example everywhere where cuts were found for it alone."""
     if finding is None:
         return False
     iteration: Iteration = iteration_of(draw(kind, example), rule)
-    found = {name for dims in (*finding.inputs, *finding.outputs) for name in dims if name}
-    return len(iteration.dims) >= len(found) and set(iteration.linear) >= set(finding.linear)
+    splittable = {dim.name for dim in iteration.dims if dim.size > 1}
+    offered = _cuts((*iteration.inputs, *iteration.outputs), splittable)
+    rows = (*finding.inputs, *finding.outputs)
+    found = _cuts(rows, {name for dims in rows for name in dims if name})
+    return offered >= found and set(iteration.linear) >= set(finding.linear)
+
+
+def _cuts(tensors: Sequence[tuple[str, ...]], names: set[str]) -> set[tuple[int, ...]]:
+    """Return, for each name, where every tensor has it, or -1."""
+    return {tuple(dims.index(name) if name in dims else -1 for dims in tensors) for name in names}

@@ -9,6 +9,7 @@ which now counts as wrong. So the work must be deterministic, and must return wh
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import math
 import multiprocessing
 import os
@@ -104,6 +105,8 @@ def _attempt(work: Callable[[Differ], Any], seconds: float, journal: _Journal) -
     if "fork" not in multiprocessing.get_all_start_methods():
         journal.ended = "unable", None
         return None
+    # Autograd imports it at its first backward: once here, instead of seconds in every child.
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(
