@@ -70,17 +70,22 @@ def summary(rows: list[dict[str, Any]]) -> str:
     lines += [f"| {words} | {count} |" for words, count in reasons.most_common()]
     known, again = sum(row["known"] for row in rows), sum(row["again"] for row in rows)
     sums = [sum(row["sums"][at] for row in rows) for at in (0, 1)]
-    more = [row["kind"] for row in rows if row["more"]]
-    ended = sum(bool(row["crashes"] or row["problem"]) for row in rows)
+    named = {
+        "Cut further than by the table": [row["kind"] for row in rows if row["more"]],
+        "Not all found": [row["kind"] for row in rows if row["verdict"] in ("weaker", "none")],
+        "Wrong cuts end the process": [row["kind"] for row in rows if row["crashes"]],
+    }
     lines += [
         "",
         f"Of {known:,} dims of all example calls {again:,} are found again, and of {sums[0]} calls "
-        f"through which partial sums pass {sums[1]}. {len(more)} kinds are cut further than by the "
-        f"table. {ended} kinds have cuts that end the process in which they are tried. Two random "
-        f"shapes per example, seed 0, torch {torch.__version__}.",
+        f"through which partial sums pass {sums[1]}.",
+        f"Two random shapes per example, seed 0, torch {torch.__version__}.",
         "",
     ]
-    return "\n".join(lines) + "\n"
+    for title, kinds in named.items():
+        listed = ", ".join(f"`{kind.removeprefix('aten.')}`" for kind in kinds)
+        lines += [f"{title}: {listed or 'none'}.", ""]
+    return "\n".join(lines)
 
 
 def main() -> None:
