@@ -1,9 +1,10 @@
-"""Try splits in a child process, so that a kernel that reads out of bounds ends no more than a trial.
+"""Try splits in a child process, so that a kernel that reads out of bounds ends only a trial.
 
-Some of torch's kernels (fused attention, recurrent layers) do not look at the shapes they are given. The work runs
-in a fork of this process and tells every answer through a pipe. Where a trial ends the fork, another
-is made: it gives the answers known so far without trying again, so that it comes to the same trial,
-which now counts as wrong. So the work must be deterministic, and must return what can be pickled.
+Some of torch's kernels (fused attention, recurrent layers) do not look at the shapes they are
+given. The work runs in a fork of this process and tells every answer through a pipe. Where a trial
+ends the fork, another is made: it gives the answers known so far without trying again, so that it
+comes to the same trial, which now counts as wrong. So the work must be deterministic, and must
+return what can be pickled.
 """
 
 from __future__ import annotations
