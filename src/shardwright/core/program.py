@@ -118,7 +118,8 @@ class Segment:
     needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
-    peak while it runs, above what it began with and all that it makes; it may be below that. A segment whose graph is kept from its forward holds none of the inputs in
+    peak while it runs, above what it began with and all that it makes; it may be below that.
+    ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. A segment whose graph is kept from its forward holds none of the inputs in
     ``remade`` and ``spared``: backward finds the first made again, and does not need the second.
     """
 
@@ -133,6 +134,7 @@ class Segment:
     spared: tuple[int, ...] = ()
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
+    bare_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ def _take_back(lent: Sequence[Tensor]) -> None:
     """Wait, at most some seconds, until tensors are held by their Python objects alone."""
     deadline = time.monotonic() + 5.0
     for tensor in lent:
-        while tensor._use_count() > 1 and time.monotonic() < deadline:
+        while tensor._use_count() > 1 and time.monotonic() < deadline:  # type: ignore[attr-defined]
             time.sleep(1e-5)
 
 

@@ -138,8 +138,9 @@ def once_lifetimes(
 def _walk(
     draft: Draft, steps: Sequence[Step], dying: set[int], returning: set[int], alive: set[int]
 ) -> Lifetimes:
-    """Play the steps: allocate at a first write, free ``dying`` values after their last touch."""
-    last = {value: place for place, step in enumerate(steps) for value in _touches(draft, step)}
+    """Play the steps: allocate at a first write, free ``dying`` values after their last touch, or
+    after the last before they are made anew."""
+    done = _done_with(draft, steps)
     count = len(steps)
     result = Lifetimes([0] * count, [0] * count, [0] * count, [[] for _ in range(count)])
     for place, step in enumerate(steps):
@@ -148,12 +149,27 @@ def _walk(
                 alive.add(value)
                 result.allocated[place] += draft.bytes_of(value)
         _segment_bytes(draft, step, place, result)
-        for value in _touches(draft, step):
-            if last[value] == place and value in dying:
+        for value in done[place]:
+            if value in dying:
                 result.frees[place].append(value)
                 if value in alive:
                     alive.discard(value)
                     result.freed[place] += draft.bytes_of(value)
+    return result
+
+
+def _done_with(draft: Draft, steps: Sequence[Step]) -> list[list[int]]:
+    """Return, per step, the values with no use after it before a step that makes them anew."""
+    result: list[list[int]] = [[] for _ in steps]
+    is_made_next: dict[int, bool] = {}
+    for place in reversed(range(len(steps))):
+        step = steps[place]
+        made = {draft.root(v) for v in writes_of(draft, step) if draft.values[v].role != "gradient"}
+        made -= {draft.root(value) for value in _held(draft, step)}
+        for value in _touches(draft, step):
+            if is_made_next.get(value, True):
+                result[place].append(value)
+            is_made_next[value] = value in made
     return result
 
 
@@ -169,12 +185,14 @@ def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> N
     if step.kind is Kind.CLIP:
         return
     segment = draft.segments[step.item]
-    is_backward = step.kind is Kind.BACKWARD
-    result.temporary[place] = segment.temporary_bytes[int(is_backward)]
-    keeps = step.kind is Kind.RECOMPUTE or (step.kind is Kind.FORWARD and not segment.recomputed)
-    if is_backward:
+    forward, backward = segment.temporary_bytes
+    if step.kind is Kind.BACKWARD:
+        result.temporary[place] = backward
         result.freed[place] += segment.saved_bytes
-    elif keeps:
+    elif step.kind is Kind.FORWARD and segment.recomputed:
+        result.temporary[place] = segment.bare_bytes
+    else:
+        result.temporary[place] = forward
         result.allocated[place] += segment.saved_bytes
 
 

@@ -268,16 +268,15 @@ class _Lowering:
         draft = self.draft
         for index, segment in enumerate(draft.segments):
             outputs = tuple(value for value in segment.outputs if value in draft.external)
-            saved, temporary = segment_memory(
-                draft.graph,
-                segment.calls,
-                draft.values,
-                segment.inputs,
-                outputs,
-                segment.has_backward,
-            )
+            operands = (draft.graph, segment.calls, draft.values, segment.inputs, outputs)
+            saved, temporary = segment_memory(*operands, segment.has_backward)
+            bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
             finished = replace(
-                segment, outputs=outputs, saved_bytes=saved, temporary_bytes=temporary
+                segment,
+                outputs=outputs,
+                saved_bytes=saved,
+                temporary_bytes=temporary,
+                bare_bytes=bare,
             )
             draft.segments[index] = finished
             draft.saved[index] = saved_outputs(draft.graph, finished, draft.values)
