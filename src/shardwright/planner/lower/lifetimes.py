@@ -21,7 +21,7 @@ class Lifetimes:
     """Per template position: bytes appearing, bytes disappearing, and values freed.
 
     ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate),
-    ``later`` the temporary bytes of the other microbatches, which add to those.
+    ``second`` and ``onward`` the temporary bytes of the other microbatches, which add to those.
     """
 
     allocated: list[int]
@@ -29,7 +29,8 @@ class Lifetimes:
     temporary: list[int]
     frees: list[list[int]]
     first: list[int] = field(default_factory=list[int])
-    later: list[int] = field(default_factory=list[int])
+    second: list[int] = field(default_factory=list[int])
+    onward: list[int] = field(default_factory=list[int])
 
 
 def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
@@ -113,7 +114,9 @@ def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) 
             begun.add(value)
         alone = lifetimes.temporary[place]
         lifetimes.temporary[place] = _with_sums(draft, step, alone, again)
-        lifetimes.later.append(_with_sums(draft, step, alone, again + new))
+        lifetimes.second.append(_with_sums(draft, step, alone, again + new))
+        # By now the sums are the store's alone, and are added to in place.
+        lifetimes.onward.append(alone + sum(again + new))
         if step.last_only:
             for value in set(step.reads) & synced:
                 if draft.values[value].scope == "step":
