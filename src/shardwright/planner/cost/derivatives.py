@@ -23,6 +23,10 @@ VIEWS = frozenset({
     "tensor_split",
 })  # fmt: skip
 
+# Views that copy what does not lie in the order of its dims, and views that keep that order.
+MAY_COPY = frozenset({"reshape", "reshape_as", "contiguous", "flatten"})
+KEEPS_ORDER = MAY_COPY | {"view", "view_as", "_unsafe_view", "unflatten", "unsqueeze", "squeeze"}
+
 # Names with nothing to keep: the gradient needs shapes only.
 KEEPS_NOTHING = frozenset({
     "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to",

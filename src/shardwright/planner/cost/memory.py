@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
 from shardwright.planner.cost.backward import backward_peak, value_bytes
-from shardwright.planner.cost.derivatives import base_kind, is_identity, is_view, saved_tensors
+from shardwright.planner.cost.derivatives import (
+    KEEPS_ORDER,
+    MAY_COPY,
+    base_kind,
+    is_identity,
+    is_view,
+    saved_tensors,
+)
 
 Shapes = tuple[tuple[int, ...], ...]
 # What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
@@ -81,6 +88,35 @@ def saved_inputs(graph: OperatorGraph, segment: Segment, values: Sequence[Value]
     """Return the inputs of a segment that its own backward needs."""
     storages = _trace(graph, segment.calls, values, segment.inputs)
     return frozenset(v for v in segment.inputs if storages.root[v] in storages.kept)
+
+
+def viewed_inputs(
+    graph: OperatorGraph, segment: Segment, values: Sequence[Value]
+) -> dict[int, int]:
+    """Map outputs of a segment to the activations among its inputs that they are mere views of.
+
+    Left out is what may have been copied on the way: reshaped when no longer in order of memory.
+    """
+    source: dict[int, int] = {}
+    ordered: set[int] = set()
+    for value in segment.inputs:
+        root = _through_alias(values, value)
+        if values[root].role == "activation":
+            source[value] = root
+            producer = graph.tensors[values[root].tensor].producer
+            bare = base_kind(graph.operators[producer].kind)
+            ordered |= {value} if not is_view(bare) or bare in KEEPS_ORDER else set()
+    for call in segment.calls:
+        operator = graph.operators[call.operator]
+        bare = base_kind(operator.kind)
+        operand = call.operands[0] if call.operands else -1
+        same = is_identity(graph, operator)
+        views = same or (is_view(bare) and (operand in ordered or bare not in MAY_COPY))
+        if views and operand in source and call.scale == 1.0:
+            made = {value for value in call.results if value >= 0}
+            source |= dict.fromkeys(made, source[operand])
+            ordered |= made if operand in ordered and (same or bare in KEEPS_ORDER) else set()
+    return {value: source[value] for value in segment.outputs if value in source}
 
 
 def _trace(

@@ -217,7 +217,7 @@ class _Compiler:
                 and value not in synced
             }
         place = next(i for i, step in enumerate(epilogue) if step.kind is Kind.UPDATE)
-        reported = {draft.root(output.value) for output in draft.outputs} - values
+        reported = {draft.storage(output.value) for output in draft.outputs} - values
         for value in sorted(v for v in reported if draft.values[v].mesh == stage):
             pieces = draft.strategy.pipeline.num_microbatches
             lives = pieces if draft.values[value].scope == "microbatch" else 1

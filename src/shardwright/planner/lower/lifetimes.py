@@ -2,7 +2,7 @@
 
 A microbatch's forward and backward are looked at together. A value that backward reads before it
 writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
-Data viewed by aliases lives as long as its last alias.
+Data lives as long as the last alias or view of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _held(draft: Draft, step: Step) -> tuple[int, ...]:
 
 def _touches(draft: Draft, step: Step) -> dict[int, None]:
     touched = (*_held(draft, step), *writes_of(draft, step))
-    return dict.fromkeys(draft.root(value) for value in touched)
+    return dict.fromkeys(draft.storage(value) for value in touched)
 
 
 def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
@@ -61,13 +61,13 @@ def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
         found |= {v for v in _touches(draft, step) if draft.values[v].scope == "microbatch"}
         for value in writes_of(draft, step):
             if draft.values[value].role == "parameter" and not draft.values[value].resident:
-                found.add(draft.root(value))
+                found.add(draft.storage(value))
     return found
 
 
 def _reported(draft: Draft) -> set[int]:
     """Values that live until the end of the step because somebody may ask for them."""
-    return {draft.root(output.value) for output in draft.outputs}
+    return {draft.storage(output.value) for output in draft.outputs}
 
 
 def forward_lifetimes(
@@ -78,9 +78,9 @@ def forward_lifetimes(
     first_is_write: dict[int, bool] = {}
     for step in backward:
         for value in _held(draft, step):
-            first_is_write.setdefault(draft.root(value), False)
+            first_is_write.setdefault(draft.storage(value), False)
         for value in writes_of(draft, step):
-            first_is_write.setdefault(draft.root(value), True)
+            first_is_write.setdefault(draft.storage(value), True)
     dying = {value for value in returning if first_is_write.get(value, True)} - _reported(draft)
     alive: set[int] = set()
     lifetimes = _walk(draft, forward, dying, returning, alive)
@@ -148,7 +148,7 @@ def _walk(
     result = Lifetimes([0] * count, [0] * count, [0] * count, [[] for _ in range(count)])
     for place, step in enumerate(steps):
         for value in writes_of(draft, step):
-            if value in returning and value not in alive and draft.values[value].alias < 0:
+            if value in returning and value not in alive and draft.storage(value) == value:
                 alive.add(value)
                 result.allocated[place] += draft.bytes_of(value)
         _segment_bytes(draft, step, place, result)
@@ -167,8 +167,10 @@ def _done_with(draft: Draft, steps: Sequence[Step]) -> list[list[int]]:
     is_made_next: dict[int, bool] = {}
     for place in reversed(range(len(steps))):
         step = steps[place]
-        made = {draft.root(v) for v in writes_of(draft, step) if draft.values[v].role != "gradient"}
-        made -= {draft.root(value) for value in _held(draft, step)}
+        made = {
+            draft.storage(v) for v in writes_of(draft, step) if draft.values[v].role != "gradient"
+        }
+        made -= {draft.storage(value) for value in _held(draft, step)}
         for value in _touches(draft, step):
             if is_made_next.get(value, True):
                 result[place].append(value)

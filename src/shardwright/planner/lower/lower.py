@@ -14,7 +14,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import saved_outputs, segment_memory
+from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
 from shardwright.planner.lower.assemble import Templates, assemble
 from shardwright.planner.lower.backward import (
     Transfers,
@@ -280,6 +280,7 @@ class _Lowering:
             )
             draft.segments[index] = finished
             draft.saved[index] = saved_outputs(draft.graph, finished, draft.values)
+            draft.views |= viewed_inputs(draft.graph, finished, draft.values)
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:
