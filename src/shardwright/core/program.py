@@ -162,6 +162,13 @@ class Message:
     destination: int = -1
 
     @property
+    def is_packed(self) -> bool:
+        """Whether what is split is copied into a buffer first, instead of sent from where it lies,
+        rank by rank, as it does along its first dim and alone."""
+        splits = self.primitive in ("reduce_scatter", "all_to_all")
+        return splits and not (len(self.sources) == 1 and self.dims[0][1] == 0)
+
+    @property
     def is_unpacked(self) -> bool:
         """Whether results are copied out of the buffer that arrives, instead of being views of it.
 
@@ -204,8 +211,8 @@ class Program:
     ``free_value[free_offset[i]:free_offset[i+1]]``. Memory per device of the group:
     ``allocated`` bytes appear at the start of the instruction, ``freed`` disappear at its end,
     ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time. What a
-    message has under way, and what a send frees, stays until it is completed
-    (``core.completion``).
+    message has under way, and what a message frees that is sent from where it lies, stays until it
+    is completed (``core.completion``).
 
     ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss;
     ``outputs`` are reported besides. Both live until the end of the step.

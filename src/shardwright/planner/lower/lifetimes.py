@@ -204,11 +204,11 @@ def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> N
 def _buffers(message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
-    What is split is packed rank by rank first. All other buffers become the results, or stand where
-    results will: see ``Message.is_unpacked`` for what is copied out at the end. Packed pieces to
-    gather are left out: they are copied into the output at once.
+    What is split is packed rank by rank first, unless it lies so. All other buffers become the
+    results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
+    end. Packed pieces to gather are left out: they are copied into the output at once.
     """
-    return message.bytes if message.primitive in ("reduce_scatter", "all_to_all") else 0
+    return message.bytes if message.is_packed else 0
 
 
 def _with_sums(draft: Draft, step: Step, temporary: int, sizes: Sequence[int]) -> int:
