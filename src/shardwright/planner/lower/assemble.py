@@ -74,18 +74,17 @@ class _Layout:
     def resource(self, name: str) -> int:
         return self.resources.setdefault(name, len(self.resources))
 
-    def append(
-        self, name: str, compiled: _Compiled, microbatch: int, *, adds: bool = False
-    ) -> None:
-        """Append an instance; ``adds``: to the gradients of microbatches before."""
+    def append(self, name: str, compiled: _Compiled, microbatch: int, *, before: int = 0) -> None:
+        """Append an instance, which adds to the gradients of so many microbatches ``before``."""
         base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
         self.begin[name, stage, microbatch] = base
         targets = compiled.targets.copy()
         for (instance, other), chosen in compiled.references.items():
             targets[chosen] += self._base(instance, other, microbatch, base, stage)
         allocated, temporary = compiled.allocated, compiled.temporary
-        if adds:
-            temporary = np.array(lifetimes.later, dtype=np.int64)
+        if before:
+            sums = lifetimes.second if before == 1 else lifetimes.onward
+            temporary = np.array(sums, dtype=np.int64)
         elif lifetimes.first:
             allocated = allocated + np.asarray(lifetimes.first)
         keep = targets >= 0
@@ -123,16 +122,15 @@ def assemble(draft: Draft, templates: Templates, loss: int) -> Program:
         layout.append("prologue", compiled[stage]["prologue"], -1)
     pipeline = draft.strategy.pipeline
     orders = pipeline_order(pipeline.schedule, count, pipeline.num_microbatches)
-    begun: set[int] = set()
     left = [pipeline.num_microbatches] * count
     for stage, phase, microbatch in global_order(orders):
         if phase == "F":
             layout.append("forward", compiled[stage]["forward"], microbatch)
             continue
+        before = pipeline.num_microbatches - left[stage]
         left[stage] -= 1
         template = compiled[stage]["last backward" if left[stage] == 0 else "backward"]
-        layout.append("backward", template, microbatch, adds=stage in begun)
-        begun.add(stage)
+        layout.append("backward", template, microbatch, before=before)
     for name in ("send", "receive", "epilogue"):
         for stage in range(count):
             layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
@@ -219,7 +217,7 @@ class _Compiler:
                 and value not in synced
             }
         place = next(i for i, step in enumerate(epilogue) if step.kind is Kind.UPDATE)
-        reported = {draft.root(output.value) for output in draft.outputs} - values
+        reported = {draft.storage(output.value) for output in draft.outputs} - values
         for value in sorted(v for v in reported if draft.values[v].mesh == stage):
             pieces = draft.strategy.pipeline.num_microbatches
             lives = pieces if draft.values[value].scope == "microbatch" else 1

@@ -82,6 +82,7 @@ class Draft:
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
+        self.views: dict[int, int] = {}  # output of a segment -> input whose storage it lies in
         # What does not depend on the batch but is read sample by sample (an initial state of
         # zeros), and along which dim; ``samples.tensor_dim`` knows only what carries samples.
         self.cut_dim: dict[int, int] = {}
@@ -145,10 +146,22 @@ class Draft:
             value = self.values[value].alias
         return value
 
+    def storage(self, value: int) -> int:
+        """Return the value in whose memory a value lies: that of its data, or what that views."""
+        value = self.root(value)
+        while value in self.views:
+            value = self.root(self.views[value])
+        return value
+
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""
         entry = self.values[value]
-        if entry.alias >= 0 or entry.role in ("input", "buffer") or entry.resident:
+        if (
+            value in self.views
+            or entry.alias >= 0
+            or entry.role in ("input", "buffer")
+            or entry.resident
+        ):
             return 0
         none = (-1,) * len(entry.layout)
         return local_bytes(entry.shape, entry.dtype, none, self.mesh(entry.mesh).sizes)

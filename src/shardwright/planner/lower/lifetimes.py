@@ -2,7 +2,7 @@
 
 A microbatch's forward and backward are looked at together. A value that backward reads before it
 writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
-Data viewed by aliases lives as long as its last alias.
+Data lives as long as the last alias or view of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Lifetimes:
     """Per template position: bytes appearing, bytes disappearing, and values freed.
 
     ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate),
-    ``later`` the temporary bytes of the other microbatches, which add to those.
+    ``second`` and ``onward`` the temporary bytes of the other microbatches, which add to those.
     """
 
     allocated: list[int]
@@ -29,7 +29,8 @@ class Lifetimes:
     temporary: list[int]
     frees: list[list[int]]
     first: list[int] = field(default_factory=list[int])
-    later: list[int] = field(default_factory=list[int])
+    second: list[int] = field(default_factory=list[int])
+    onward: list[int] = field(default_factory=list[int])
 
 
 def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def _held(draft: Draft, step: Step) -> tuple[int, ...]:
 
 def _touches(draft: Draft, step: Step) -> dict[int, None]:
     touched = (*_held(draft, step), *writes_of(draft, step))
-    return dict.fromkeys(draft.root(value) for value in touched)
+    return dict.fromkeys(draft.storage(value) for value in touched)
 
 
 def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
@@ -60,13 +61,13 @@ def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
         found |= {v for v in _touches(draft, step) if draft.values[v].scope == "microbatch"}
         for value in writes_of(draft, step):
             if draft.values[value].role == "parameter" and not draft.values[value].resident:
-                found.add(draft.root(value))
+                found.add(draft.storage(value))
     return found
 
 
 def _reported(draft: Draft) -> set[int]:
     """Values that live until the end of the step because somebody may ask for them."""
-    return {draft.root(output.value) for output in draft.outputs}
+    return {draft.storage(output.value) for output in draft.outputs}
 
 
 def forward_lifetimes(
@@ -77,9 +78,9 @@ def forward_lifetimes(
     first_is_write: dict[int, bool] = {}
     for step in backward:
         for value in _held(draft, step):
-            first_is_write.setdefault(draft.root(value), False)
+            first_is_write.setdefault(draft.storage(value), False)
         for value in writes_of(draft, step):
-            first_is_write.setdefault(draft.root(value), True)
+            first_is_write.setdefault(draft.storage(value), True)
     dying = {value for value in returning if first_is_write.get(value, True)} - _reported(draft)
     alive: set[int] = set()
     lifetimes = _walk(draft, forward, dying, returning, alive)
@@ -113,7 +114,9 @@ def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) 
             begun.add(value)
         alone = lifetimes.temporary[place]
         lifetimes.temporary[place] = _with_sums(draft, step, alone, again)
-        lifetimes.later.append(_with_sums(draft, step, alone, again + new))
+        lifetimes.second.append(_with_sums(draft, step, alone, again + new))
+        # By now the sums are the store's alone, and are added to in place.
+        lifetimes.onward.append(alone + sum(again + new))
         if step.last_only:
             for value in set(step.reads) & synced:
                 if draft.values[value].scope == "step":
@@ -138,22 +141,40 @@ def once_lifetimes(
 def _walk(
     draft: Draft, steps: Sequence[Step], dying: set[int], returning: set[int], alive: set[int]
 ) -> Lifetimes:
-    """Play the steps: allocate at a first write, free ``dying`` values after their last touch."""
-    last = {value: place for place, step in enumerate(steps) for value in _touches(draft, step)}
+    """Play the steps: allocate at a first write, free ``dying`` values after their last touch, or
+    after the last before they are made anew."""
+    done = _done_with(draft, steps)
     count = len(steps)
     result = Lifetimes([0] * count, [0] * count, [0] * count, [[] for _ in range(count)])
     for place, step in enumerate(steps):
         for value in writes_of(draft, step):
-            if value in returning and value not in alive and draft.values[value].alias < 0:
+            if value in returning and value not in alive and draft.storage(value) == value:
                 alive.add(value)
                 result.allocated[place] += draft.bytes_of(value)
         _segment_bytes(draft, step, place, result)
-        for value in _touches(draft, step):
-            if last[value] == place and value in dying:
+        for value in done[place]:
+            if value in dying:
                 result.frees[place].append(value)
                 if value in alive:
                     alive.discard(value)
                     result.freed[place] += draft.bytes_of(value)
+    return result
+
+
+def _done_with(draft: Draft, steps: Sequence[Step]) -> list[list[int]]:
+    """Return, per step, the values with no use after it before a step that makes them anew."""
+    result: list[list[int]] = [[] for _ in steps]
+    is_made_next: dict[int, bool] = {}
+    for place in reversed(range(len(steps))):
+        step = steps[place]
+        made = {
+            draft.storage(v) for v in writes_of(draft, step) if draft.values[v].role != "gradient"
+        }
+        made -= {draft.storage(value) for value in _held(draft, step)}
+        for value in _touches(draft, step):
+            if is_made_next.get(value, True):
+                result[place].append(value)
+            is_made_next[value] = value in made
     return result
 
 
@@ -169,23 +190,25 @@ def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> N
     if step.kind is Kind.CLIP:
         return
     segment = draft.segments[step.item]
-    is_backward = step.kind is Kind.BACKWARD
-    result.temporary[place] = segment.temporary_bytes[int(is_backward)]
-    keeps = step.kind is Kind.RECOMPUTE or (step.kind is Kind.FORWARD and not segment.recomputed)
-    if is_backward:
+    forward, backward = segment.temporary_bytes
+    if step.kind is Kind.BACKWARD:
+        result.temporary[place] = backward
         result.freed[place] += segment.saved_bytes
-    elif keeps:
+    elif step.kind is Kind.FORWARD and segment.recomputed:
+        result.temporary[place] = segment.bare_bytes
+    else:
+        result.temporary[place] = forward
         result.allocated[place] += segment.saved_bytes
 
 
 def _buffers(message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
-    What is split is packed rank by rank first. All other buffers become the results, or stand where
-    results will: see ``Message.is_unpacked`` for what is copied out at the end. Packed pieces to
-    gather are left out: they are copied into the output at once.
+    What is split is packed rank by rank first, unless it lies so. All other buffers become the
+    results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
+    end. Packed pieces to gather are left out: they are copied into the output at once.
     """
-    return message.bytes if message.primitive in ("reduce_scatter", "all_to_all") else 0
+    return message.bytes if message.is_packed else 0
 
 
 def _with_sums(draft: Draft, step: Step, temporary: int, sizes: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import saved_outputs, segment_memory
+from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
 from shardwright.planner.lower.assemble import Templates, assemble
 from shardwright.planner.lower.backward import (
     Transfers,
@@ -268,19 +268,19 @@ class _Lowering:
         draft = self.draft
         for index, segment in enumerate(draft.segments):
             outputs = tuple(value for value in segment.outputs if value in draft.external)
-            saved, temporary = segment_memory(
-                draft.graph,
-                segment.calls,
-                draft.values,
-                segment.inputs,
-                outputs,
-                segment.has_backward,
-            )
+            operands = (draft.graph, segment.calls, draft.values, segment.inputs, outputs)
+            saved, temporary = segment_memory(*operands, segment.has_backward)
+            bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
             finished = replace(
-                segment, outputs=outputs, saved_bytes=saved, temporary_bytes=temporary
+                segment,
+                outputs=outputs,
+                saved_bytes=saved,
+                temporary_bytes=temporary,
+                bare_bytes=bare,
             )
             draft.segments[index] = finished
             draft.saved[index] = saved_outputs(draft.graph, finished, draft.values)
+            draft.views |= viewed_inputs(draft.graph, finished, draft.values)
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:
