@@ -51,12 +51,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.executor import Executor, RunOptions
+    from shardwright.verbs.reasons import Explanation
 
 __all__ = [
     "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier",
-    "read_origin", "report", "run", "save_choice", "save_graph", "save_plan", "save_trace",
+    "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_plan", "save_trace",
     "simulate", "study", "verify", "verify_rules", "why_not",
 ]  # fmt: skip
 
@@ -145,11 +146,26 @@ def explain(
     batch: Batch | None = None,
     pick: int | None = None,
 ) -> str:
-    """Return, as text, why this plan: where time and memory go and what each operator costs."""
+    """Return, as text, why this plan: what else could be decided, what more of everything would buy,
+    where time and memory go."""
     from shardwright.voice import explanation_text
 
-    story = simulate(plan, model, cluster, batch=batch, pick=pick)
-    return explanation_text(read_frontier(plan, pick), story)
+    return explanation_text(reasons(plan, model, cluster, batch=batch, pick=pick))
+
+
+def reasons(
+    plan: Plan | Frontier | str | Path,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Batch | None = None,
+    pick: int | None = None,
+    watch: Watch | None = None,
+) -> Explanation:
+    """Return why this plan: its decisions with their runners-up, shadow prices, critical path."""
+    from shardwright.verbs.reasons import explanation
+
+    return explanation(plan, model, cluster, batch=batch, pick=pick, watch=watch)
 
 
 def diff(
@@ -178,20 +194,14 @@ def why_not(
 
     Raises InputError where there is no such plan.
     """
-    from shardwright.planner.search import Training, room
+    from shardwright.planner.search import room
     from shardwright.planner.search import why_not as find
+    from shardwright.verbs.reasons import training_of
 
     document = document_of(plan)
     chosen = picked(document.frontier, pick)
     graph, machine, costs = evidence(document, chosen, model, cluster, batch)
-    mine = chosen.strategy
-    training = Training(
-        precision=mine.precision,
-        optimizer_states=mine.optimizer_states,
-        clips=mine.clips,
-        batch_norm=mine.batch_norm,
-    )
-    other = find(graph, machine, costs, wish, training=training)
+    other = find(graph, machine, costs, wish, training=training_of(chosen.strategy))
     stories = [tell(one, graph, machine, costs) for one in (chosen, other)]
     return contrast(stories[0], stories[1], room(machine))
 

@@ -144,16 +144,16 @@ def explain(
     model: MaybeModel = "",
     cluster: Cluster = "",
     pick: Pick = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many operators to show.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows per table.")] = 15,
     json: Json = False,
 ) -> None:
-    """Say why this plan, what each operator costs, and what else."""
+    """Say why this plan, what else was possible, what more would buy."""
     from shardwright import api, voice
 
     speaker = voice_for(json)
-    with speaker.waiting("pricing every operator"):
-        story = api.simulate(plan, model, cluster, pick=pick)
-    voice.show_explanation(speaker, api.read_frontier(plan, pick), story, limit)
+    with speaker.progress() as watch:
+        found = api.reasons(plan, model, cluster, pick=pick, watch=watch)
+    voice.show_explanation(speaker, found, limit)
 
 
 @app.command()

@@ -45,7 +45,7 @@ class Unruled(BaseModel):
 class Origin(BaseModel):
     """Which model and batch the file was made for, so that a command can build them again.
 
-    ``unruled`` is what of the model runs replicated, or as an opaque block, for want of a rule.
+    ``memory_limit`` is bytes per device, None for the devices' own; ``unruled`` is what of the model runs replicated, or as an opaque block, for want of a rule.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -53,6 +53,7 @@ class Origin(BaseModel):
     model: str = Field(default="", max_length=4096)
     seq: int | None = Field(default=None, ge=1, le=2**31)
     optimizer: str = Field(default="adamw", max_length=64)
+    memory_limit: float | None = Field(default=None, gt=0)
     unruled: list[Unruled] = Field(default_factory=list[Unruled], max_length=10_000)
 
 
@@ -99,7 +100,9 @@ def write_plan(
 
 
 def _origin(origin: Origin) -> dict[str, Any]:
-    return origin.model_dump(exclude=None if origin.unruled else {"unruled"})
+    written = origin.model_dump()
+    optional = ("unruled", "memory_limit")
+    return {name: value for name, value in written.items() if value or name not in optional}
 
 
 def write_graph(path: str | Path, graph: OperatorGraph) -> Path:

@@ -94,6 +94,7 @@ def study(
             model=model if isinstance(model, str) else "",
             seq=request.seq,
             optimizer=request.optimizer,
+            memory_limit=request.memory_bytes,
             unruled=list(coverage(graph).replicated),
         ),
         spreads=spreads,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.plan import Frontier, Plan
+from shardwright.core.plan import Plan
 from shardwright.report.contrast import Contrast
+from shardwright.report.reasons import reason_parts
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
 from shardwright.report.text import (
     chosen_lines,
@@ -31,6 +32,9 @@ from shardwright.verbs.results import (
     Study,
 )
 from shardwright.voice.speaker import WIDE, Voice
+
+if TYPE_CHECKING:
+    from shardwright.verbs.reasons import Explanation
 
 
 def show_checks(voice: Voice, checks: Sequence[Check]) -> None:
@@ -193,31 +197,37 @@ def show_contrast(voice: Voice, found: Contrast) -> None:
     )
 
 
-def show_explanation(voice: Voice, frontier: Frontier, story: PlanStory, limit: int) -> None:
-    """Print why this plan, and everything it does."""
-    voice.say(*_explanation(frontier, story, limit))
-    operators = group_rows(story.operators)
+def show_explanation(voice: Voice, found: Explanation, limit: int) -> None:
+    """Print why this plan, what else could have been decided, and what more would buy."""
+    voice.say(*_explanation(found, limit))
     voice.emit(
-        **story_summary(story),
-        operators=list(operators[:limit]),
-        others=[plan_summary(plan) for plan in frontier.plans],
+        **story_summary(found.story),
+        memory_limit=found.limit,
+        seconds_per_byte=found.reasons.byte_seconds,
+        decisions=[asdict(one) for one in found.reasons.decisions],
+        prices=[asdict(one) for one in found.reasons.prices],
+        critical=[asdict(row) for row in found.critical],
+        notes=list(found.reasons.notes),
+        operators=list(group_rows(found.story.operators)[:limit]),
+        others=[plan_summary(plan) for plan in found.frontier.plans],
     )
     voice.next("`shardwright report` shows the same and the timeline on one page")
 
 
-def explanation_text(frontier: Frontier, story: PlanStory, limit: int = 20) -> str:
+def explanation_text(found: Explanation, limit: int = 15) -> str:
     """Return the explanation as plain text."""
     console = Console(width=WIDE, no_color=True, file=None, record=True, quiet=False, stderr=True)
     with console.capture() as captured:
-        for part in _explanation(frontier, story, limit):
+        for part in _explanation(found, limit):
             console.print(part)
     return captured.get()
 
 
-def _explanation(frontier: Frontier, story: PlanStory, limit: int) -> list[RenderableType]:
+def _explanation(found: Explanation, limit: int) -> list[RenderableType]:
     return [
-        chosen_lines(frontier),
-        plan_tables(story),
-        operator_table(group_rows(story.operators), limit),
-        frontier_table(frontier),
+        chosen_lines(found.frontier),
+        reason_parts(found.story.plan, found.reasons, found.critical, found.limit, limit),
+        plan_tables(found.story),
+        operator_table(group_rows(found.story.operators), limit),
+        frontier_table(found.frontier),
     ]

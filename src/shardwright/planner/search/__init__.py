@@ -1,6 +1,6 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search``, ``curve`` and ``why_not`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
+``search``, ``curve``, ``why_not`` and ``explain`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
 additive problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them
 before the simulator. Nothing here knows torch, the clock or the disk.
 """
@@ -9,6 +9,7 @@ from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.context import Training
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.hunt import Progress
+from shardwright.planner.search.reasons import explain
 from shardwright.planner.search.search import Limits, best_of, curve, room, search, why_not
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Wish",
     "best_of",
     "curve",
+    "explain",
     "room",
     "search",
     "why_not",

@@ -109,7 +109,7 @@ def explore(
     found: dict[tuple[object, ...], Candidate] = {}
     own = fastest = math.inf
     for share in shares:
-        weights = _search_weights(arrangement, max(share, 0.02))
+        weights = search_weights(arrangement, max(share, 0.02))
         eliminated = Elimination(problem.factor_graph(weights))
         curve = hull(eliminated, MAX_POINTS, limit, HOPELESS * best)
         if share == least:
@@ -124,7 +124,7 @@ def explore(
     return Explored(candidates=tuple(found.values()), bound=bound, fastest=fastest)
 
 
-def _search_weights(arrangement: Arrangement, exposed: float) -> Weights:
+def search_weights(arrangement: Arrangement, exposed: float) -> Weights:
     """Weigh one stage of equal stages, the first one's memory."""
     p, m = arrangement.stages, arrangement.microbatches
     held = in_flight(arrangement.schedule, 0, p, m)

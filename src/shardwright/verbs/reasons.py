@@ -1,0 +1,83 @@
+"""Why a plan: its story with the runners-up of its decisions and its shadow prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.explanation import Reasons
+from shardwright.core.plan import Frontier, Plan
+from shardwright.core.strategy import Strategy
+from shardwright.planner.search import Training, room
+from shardwright.planner.search import explain as find
+from shardwright.report.critical import CriticalRow, critical_rows
+from shardwright.report.story import PlanStory
+from shardwright.verbs.evidence import document_of, evidence, picked
+from shardwright.verbs.narrate import tell
+from shardwright.verbs.request import Watch
+from shardwright.verbs.subject import Batch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A plan of a frontier with all that speaks for it. ``limit`` is the bytes per device that it was
+    held against."""
+
+    frontier: Frontier
+    story: PlanStory
+    reasons: Reasons
+    critical: tuple[CriticalRow, ...]
+    limit: float
+
+
+def explanation(
+    plan: Plan | Frontier | str | Path,
+    model: str | nn.Module = "",
+    cluster: Cluster | str = "",
+    *,
+    batch: Batch | None = None,
+    pick: int | None = None,
+    watch: Watch | None = None,
+) -> Explanation:
+    """Explain the chosen plan of a file, or number ``pick``.
+
+    The fastest plan is held against the memory that it was planned for, others against their own.
+    """
+    watch = watch or Watch()
+    document = document_of(plan)
+    frontier = document.frontier
+    chosen = picked(frontier, pick)
+    if pick is not None:
+        frontier = Frontier(plans=frontier.plans, chosen=pick)
+    watch.tell("capturing the model", 0.0)
+    graph, machine, costs = evidence(document, chosen, model, cluster, batch)
+    fastest = chosen.predicted == frontier.plans[0].predicted
+    limit = document.origin.memory_limit or room(machine)
+    limit = limit if fastest else chosen.predicted.peak_bytes
+    story = tell(chosen, graph, machine, costs)
+    reasons = find(
+        graph, machine, costs, chosen, training=training_of(chosen.strategy), limit=limit,
+        tell=watch.tell,
+    )  # fmt: skip
+    return Explanation(
+        frontier=frontier,
+        story=story,
+        reasons=reasons,
+        critical=critical_rows(story, graph, machine),
+        limit=limit,
+    )
+
+
+def training_of(strategy: Strategy) -> Training:
+    """Return how a plan's model is trained."""
+    return Training(
+        precision=strategy.precision,
+        optimizer_states=strategy.optimizer_states,
+        clips=strategy.clips,
+        batch_norm=strategy.batch_norm,
+    )
