@@ -60,7 +60,8 @@ def test_small_missing_memory_is_told_in_a_unit_that_shows_it(tmp_path: Path) ->
     done = shardwright("plan", "net.py:build", *PLANNED, "--memory-limit", "1 KiB", folder=tmp_path)
     said = complaint(done, 1)
     assert "must fit 1.00 KiB per device" in said
-    assert "KiB too much; use" in said
+    assert "KiB too much; any one of these helps" in said
+    assert "KiB per device instead of 1.00 KiB (--memory-limit" in said
 
 
 def test_the_seed_of_hashing_changes_no_byte_of_a_plan(

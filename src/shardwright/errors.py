@@ -6,6 +6,12 @@ Every message has three parts: the rule that was broken, the values that broke i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.core.explanation import Relaxation
+    from shardwright.core.plan import Plan
+
 
 class ShardwrightError(Exception):
     """Root of everything this package raises on purpose."""
@@ -32,7 +38,26 @@ class CheckpointError(InputError):
 
 
 class NoPlan(ShardwrightError):
-    """Nothing in the space satisfies the limits."""
+    """Nothing in the space satisfies the limits.
+
+    ``problem`` is the rule with its values. ``remedy`` is a guess until somebody tried: then
+    ``relaxations`` are the smallest changes that help, each found to by planning under it.
+    ``nearest`` is the smallest plan found where memory is what is missing.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        remedy: str = "",
+        relaxations: tuple[Relaxation, ...] = (),
+        nearest: Plan | None = None,
+    ) -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = problem
+        self.remedy = remedy
+        self.relaxations = relaxations
+        self.nearest = nearest
 
 
 class RunError(ShardwrightError):

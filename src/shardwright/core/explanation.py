@@ -41,6 +41,22 @@ class ShadowPrice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation:
+    """A change of what was asked under which a plan was found: the smallest one tried that helps.
+
+    ``option`` is how to ask for it on the command line, empty where that takes other hardware.
+    ``step_seconds``, ``peak_bytes`` and ``label`` are the found plan's, which only shows that one
+    exists; the best may be faster.
+    """
+
+    what: str
+    option: str
+    label: str
+    step_seconds: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reasons:
     """All that speaks for a plan.
 

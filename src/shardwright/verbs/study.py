@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier, Plan
+from shardwright.errors import NoPlan
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.search import Goal, Limits, Progress, Training, best_of, curve, search
@@ -17,12 +18,15 @@ from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.narrate import spread_of
+from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.subject import Batch, capture, find_cluster
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from shardwright.runtime.capture import Captured
 
 
 def study(
@@ -72,17 +76,18 @@ def study(
         points = curve(graph, machine, costs, **how)
         return best_of(points, goal)
 
-    measured = 0
-    if is_local and request.measure != "never":
-        from shardwright.verbs.measure import local_cluster, measure_links, refine
-
-        measured = measure_links(machine, watch)
-        machine = local_cluster(watch)  # now with the measured overlap
-        costs, frontier, shards = refine(captured, machine, request, watch, solve)
-        measured += shards
-    else:
-        costs = CostTable()
-        frontier = solve(costs)
+    question = Question(
+        model=model,
+        batch=batch,
+        graph=graph,
+        cluster=machine,
+        is_local=is_local,
+        costs=CostTable(),
+        request=request,
+        training=_training,
+    )
+    question, frontier, measured = _answered(question, captured, watch, solve)
+    machine, costs = question.cluster, question.costs
     watch.tell("estimating uncertainty", 1.0)
     spreads = tuple(spread_of(one, graph, machine, costs) for one in frontier.plans)
     return Study(
@@ -102,6 +107,29 @@ def study(
         num_measured=measured,
         is_complete=not watch.stop(),
     )
+
+
+def _answered(
+    question: Question,
+    captured: Captured,
+    watch: Watch,
+    solve: Callable[[CostTable], Frontier],
+) -> tuple[Question, Frontier, int]:
+    """Plan, measuring in between on this machine; return the cluster and costs planned with in the
+    question, the frontier, and how much was measured. A refusal says what would help."""
+    measured = 0
+    try:
+        if not question.is_local or question.request.measure == "never":
+            return question, solve(question.costs), 0
+        from shardwright.verbs.measure import known_costs, local_cluster, measure_links, refine
+
+        measured = measure_links(question.cluster, watch)
+        machine = local_cluster(watch)  # now with the measured overlap
+        question = replace(question, cluster=machine, costs=known_costs())
+        costs, frontier, shards = refine(captured, machine, question.request, watch, solve)
+        return replace(question, costs=costs), frontier, measured + shards
+    except NoPlan as refused:
+        raise relaxed(replace(question, nearest=refused.nearest), refused, watch) from refused
 
 
 def _training(request: Request) -> Training:

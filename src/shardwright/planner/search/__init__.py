@@ -7,6 +7,7 @@ before the simulator. Nothing here knows torch, the clock or the disk.
 
 from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.context import Training
+from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.hunt import Progress
 from shardwright.planner.search.reasons import explain
@@ -22,7 +23,9 @@ __all__ = [
     "best_of",
     "curve",
     "explain",
+    "grown",
     "room",
     "search",
+    "some_plan",
     "why_not",
 ]

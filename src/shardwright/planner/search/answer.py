@@ -59,9 +59,9 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
     """
     verdicts = found.fitting
     if not verdicts:
-        raise NoPlan(_no_plan(found))
+        raise _no_plan(found)
     if verdicts[0].seconds > goal.deadline:
-        raise NoPlan(late(verdicts[0].strategy.label, verdicts[0].seconds, goal.deadline))
+        raise late(verdicts[0].strategy.label, verdicts[0].seconds, goal.deadline)
     best: dict[Objective, Judged] = {}
     for verdict in verdicts:
         best.setdefault(verdict.objective, verdict)
@@ -80,12 +80,12 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
     return Frontier(plans=tuple(plans), chosen=chosen)
 
 
-def late(label: str, seconds: float, deadline: float) -> str:
-    """Say that the fastest plan that fits is too slow, and by how much."""
-    return (
-        f"every step must end within {deadline:.4g} s, but the fastest plan that fits ({label}) "
-        f"takes {seconds:.4g} s; allow {seconds:.4g} s, or use more or faster devices, or a smaller "
-        "global batch"
+def late(label: str, seconds: float, deadline: float, tried: str = "") -> NoPlan:
+    """Complain that the fastest plan that fits is too slow, and by how much."""
+    return NoPlan(
+        f"{tried}every step must end within {deadline:.4g} s, but the fastest plan that fits "
+        f"({label}) takes {seconds:.4g} s",
+        remedy=f"allow {seconds:.4g} s, or use more or faster devices, or a smaller global batch",
     )
 
 
@@ -185,17 +185,22 @@ def _size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _no_plan(found: Findings) -> str:
+def _no_plan(found: Findings) -> NoPlan:
     if not found.judged:
         why = "; ".join(found.refused[:3]) or "no arrangement of the devices divides the batch"
-        return f"no plan could be made: {why}; choose a global batch that more devices divide"
+        return NoPlan(
+            f"no plan could be made: {why}",
+            remedy="choose a global batch that more devices divide",
+        )
     nearest = min(found.judged, key=lambda j: j.bytes)
     stage = max(range(len(nearest.stage_bytes)), key=lambda s: nearest.stage_bytes[s])
     missing = nearest.bytes - found.limit
-    return (
+    return NoPlan(
         f"every plan must fit {_size(found.limit)} per device, but the smallest found "
         f"({nearest.strategy.label}) needs {_size(nearest.bytes)} on stage {stage}, "
-        f"{_size(missing)} too much; {_remedy(found, nearest)}"
+        f"{_size(missing)} too much",
+        remedy=_remedy(found, nearest),
+        nearest=make_plan(found, nearest, 0),
     )
 
 

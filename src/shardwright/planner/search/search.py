@@ -14,12 +14,13 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.errors import InputError, NoPlan
+from shardwright.errors import InputError
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.hunt import Hunt, Progress
+from shardwright.planner.search.rescue import rescue
 from shardwright.planner.space import Placement
 
 RESERVE = 0.05
@@ -76,7 +77,9 @@ def search(
         return named_answer(hunt.findings(), seed, name)
     if goal.mode == "min-time":
         hunt = session.hunt(cluster.num_devices)
-        return answer(hunt.run(), seed, goal)
+        if not hunt.run().fitting:
+            rescue(hunt)
+        return answer(hunt.findings(), seed, goal)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)
     if goal.mode == "min-money":
@@ -139,7 +142,7 @@ def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
     frontier = Frontier(plans=tuple(kept[objective] for objective in sorted(kept)))
     fastest = frontier.best.predicted.step_seconds
     if fastest > goal.deadline:
-        raise NoPlan(late(frontier.best.strategy.label, fastest, goal.deadline))
+        raise late(frontier.best.strategy.label, fastest, goal.deadline)
     return frontier
 
 
@@ -183,7 +186,10 @@ class _Session:
         for place, number in enumerate(numbers):
             if place and self._stop is not None and self._stop():
                 return
-            yield number, self.hunt(number, (place, len(numbers))).run(only=True)
+            hunt = self.hunt(number, (place, len(numbers)))
+            if not hunt.run(only=True).fitting:
+                rescue(hunt)
+            yield number, hunt.findings()
 
 
 def _fewest(session: _Session, goal: Goal, seed: int) -> Frontier:
@@ -205,9 +211,8 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Frontier:
     if not nearest.fitting:
         return answer(nearest, seed)  # raises NoPlan with what is missing
     best = nearest.fitting[0]
-    raise NoPlan(
-        f"tried {tried_text(tried)} devices: {late(best.strategy.label, best.seconds, goal.deadline)}"
-    )
+    tried_first = f"tried {tried_text(tried)} devices: "
+    raise late(best.strategy.label, best.seconds, goal.deadline, tried_first)
 
 
 def _nearness(findings: Findings) -> tuple[float, float]:

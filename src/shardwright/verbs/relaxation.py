@@ -1,0 +1,276 @@
+"""Where nothing fits: the smallest changes of the request under which a plan is really found.
+
+Each sort of change is tried by itself: memory, devices, batch, sequence, precision, recomputation,
+optimizer, deadline, and searching freely where a strategy was named. What helps is kept with the plan
+that shows it; guesses are not made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.explanation import Relaxation
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.errors import InputError, NoPlan
+from shardwright.planner.search import Goal, Limits, Training, grown, room, some_plan
+from shardwright.report.units import bytes_text, seconds_text
+from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
+from shardwright.verbs.subject import Batch, capture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GIB = 2**30
+# Devices are tried up to so many times as many, sequences down to so few tokens.
+MOST_TIMES, SHORTEST = 16, 16
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Question:
+    """What could not be answered: the model, its graph, where, and what was asked of the plan.
+
+    ``nearest`` is the smallest plan found, ``is_local``: the cluster is this machine, which cannot be made larger.
+    """
+
+    model: str | nn.Module
+    batch: Batch | None
+    graph: OperatorGraph
+    cluster: Cluster
+    is_local: bool
+    costs: CostTable
+    request: Request
+    training: Callable[[Request], Training]
+    nearest: Plan | None = None
+
+
+def relaxed(question: Question, refused: NoPlan, watch: Watch) -> NoPlan:
+    """Return the refusal with the smallest changes that help in place of its guesses.
+
+    Stopping early keeps those found by then.
+    """
+    found = tuple(_relaxations(question, watch))
+    if not found:
+        remedy = "no single change of memory, devices, batch or precision that was tried helps"
+        return NoPlan(refused.problem, remedy=refused.remedy if watch.stop() else remedy)
+    return NoPlan(refused.problem, remedy=relaxations_text(found), relaxations=found)
+
+
+def relaxations_text(found: tuple[Relaxation, ...]) -> str:
+    """Write what helps as one sentence."""
+    pieces = [
+        f"{one.what}{f' ({one.option})' if one.option else ''}: {one.label}, "
+        f"{seconds_text(one.step_seconds)} per step, {bytes_text(one.peak_bytes)}"
+        for one in found
+    ]
+    return "any one of these helps, a plan was found under each: " + "; ".join(pieces)
+
+
+def _relaxations(question: Question, watch: Watch) -> Iterator[Relaxation]:
+    sorts: tuple[tuple[str, Callable[[Question, Watch], Relaxation | None]], ...] = (
+        ("a free search", _free_search),
+        ("memory", _memory),
+        ("the deadline", _deadline),
+        ("recomputation", _recomputation),
+        ("precision", _precision),
+        ("devices", _devices),
+        ("batch", _batch),
+        ("sequence", _sequence),
+        ("optimizer", _optimizer),
+    )
+    for number, (name, find) in enumerate(sorts):
+        if watch.stop():
+            return
+        watch.tell(f"nothing fits; trying what would help: {name}", number / len(sorts))
+        found = find(question, watch)
+        if found is not None:
+            yield found
+
+
+def _try(
+    question: Question, request: Request, watch: Watch, cluster: Cluster | None = None
+) -> Plan | None:
+    """Return a plan for a changed request, or a changed cluster, if there is one."""
+    captured = ("global_batch", "seq", "precision")
+    graph = question.graph
+    if any(getattr(request, name) != getattr(question.request, name) for name in captured):
+        try:
+            graph = capture(
+                question.model, question.batch, global_batch=request.global_batch,
+                seq=request.seq, precision=request.precision, batch_norm=request.batch_norm,
+                outputs=request.outputs,
+            ).graph  # fmt: skip
+        except InputError:
+            return None
+    return some_plan(
+        graph,
+        cluster or question.cluster,
+        question.costs,
+        training=question.training(request),
+        limits=Limits(memory_bytes=request.memory_bytes),
+        goal=Goal(deadline=request.deadline_seconds),
+        stop=watch.stop,
+    )
+
+
+def _said(what: str, option: str, plan: Plan | None) -> Relaxation | None:
+    if plan is None:
+        return None
+    return Relaxation(
+        what=what,
+        option=option,
+        label=plan.strategy.label,
+        step_seconds=plan.predicted.step_seconds,
+        peak_bytes=plan.predicted.peak_bytes,
+    )
+
+
+def _free_search(question: Question, watch: Watch) -> Relaxation | None:
+    if not question.request.seed_plan:
+        return None
+    plan = _try(question, question.request, watch)
+    return _said("another strategy", "without --seed-plan", plan)
+
+
+def _memory(question: Question, watch: Watch) -> Relaxation | None:
+    """Ask for as much memory as the smallest plan needs; nothing where memory is not the problem."""
+    del watch
+    plan, request, cluster = question.nearest, question.request, question.cluster
+    if plan is None:
+        return None
+    needed, limit = (
+        plan.predicted.peak_bytes,
+        room(cluster, Limits(memory_bytes=request.memory_bytes)),
+    )
+    device = min(cluster.kind_of(d).memory_bytes for d in range(cluster.num_devices))
+    scale, unit = (GIB, "GiB") if needed >= GIB else (2**10, "KiB")
+    option = f'--memory-limit "{math.ceil(needed / scale * 1000) / 1000:.10g} {unit}"'
+    what = f"{bytes_text(needed)} per device instead of {bytes_text(limit)}"
+    return _said(what, option if needed <= device else "", plan)
+
+
+def _deadline(question: Question, watch: Watch) -> Relaxation | None:
+    request = question.request
+    if request.deadline_seconds == math.inf:
+        return None
+    from shardwright.planner.search import search
+
+    try:
+        plan = search(
+            question.graph, question.cluster, question.costs, stop=watch.stop,
+            training=question.training(request), limits=Limits(memory_bytes=request.memory_bytes),
+        ).best  # fmt: skip
+    except NoPlan:
+        return None
+    seconds = plan.predicted.step_seconds
+    if seconds <= request.deadline_seconds:
+        return None
+    return _said(
+        f"{seconds_text(seconds)} per step", f'--deadline "{math.ceil(seconds * 1e6)} us"', plan
+    )
+
+
+def _recomputation(question: Question, watch: Watch) -> Relaxation | None:
+    if question.request.recompute == "auto":
+        return None
+    plan = _try(question, replace(question.request, recompute="auto"), watch)
+    return _said("recomputation as memory requires", "--recompute auto", plan)
+
+
+def _precision(question: Question, watch: Watch) -> Relaxation | None:
+    if question.request.precision == "bfloat16":
+        return None
+    plan = _try(question, replace(question.request, precision="bfloat16"), watch)
+    return _said("mixed precision", "--precision bfloat16", plan)
+
+
+def _optimizer(question: Question, watch: Watch) -> Relaxation | None:
+    """Try optimizers with less state, the most state first."""
+    states = OPTIMIZER_STATES[question.request.optimizer]
+    for name in ("momentum", "sgd"):
+        if OPTIMIZER_STATES[name] < states:
+            plan = _try(question, replace(question.request, optimizer=name), watch)
+            if plan is not None:
+                return _said("an optimizer with less state", f"--optimizer {name}", plan)
+    return None
+
+
+def _devices(question: Question, watch: Watch) -> Relaxation | None:
+    """Double whole hosts (or the devices of the only host) until a plan fits, then go back."""
+    cluster = question.cluster
+    if question.is_local:
+        return None
+    hosts = [device.host for device in cluster.devices]
+    lonely = cluster.switches[hosts[-1]].parent < 0
+    unit = 1 if lonely else hosts.count(hosts[-1])
+    total, times = cluster.num_devices, 1
+
+    def fits(extra: int) -> Plan | None:
+        larger = grown(cluster, total + extra * unit)
+        return None if larger is None else _try(question, question.request, watch, larger)
+
+    best: tuple[int, Plan] | None = None
+    low = 0
+    while best is None and times < MOST_TIMES and not watch.stop():
+        times *= 2
+        extra = max(1, total * (times - 1) // unit)
+        plan = fits(extra)
+        best = (extra, plan) if plan is not None else None
+        low = low if plan is not None else extra
+    if best is None:
+        return None
+    while best[0] - low > 1 and not watch.stop():
+        middle = (low + best[0]) // 2
+        plan = fits(middle)
+        low, best = (low, (middle, plan)) if plan is not None else (middle, best)
+    return _said(f"{total + best[0] * unit} such devices instead of {total}", "", best[1])
+
+
+def _batch(question: Question, watch: Watch) -> Relaxation | None:
+    """Find the largest divisor of the global batch that fits, if the smallest does."""
+    from shardwright.verbs.subject import DEFAULT_BATCH
+
+    request = question.request
+    whole = request.global_batch or DEFAULT_BATCH
+    if question.batch is not None and request.global_batch is None:
+        return None  # an example batch says how large it is
+    sizes = [size for size in range(1, whole) if whole % size == 0]
+
+    def fits(size: int) -> Plan | None:
+        return _try(question, replace(request, global_batch=size), watch)
+
+    found = _largest(sizes, fits)
+    if found is None:
+        return None
+    size, plan = found
+    return _said(f"a global batch of {size} instead of {whole}", f"--global-batch {size}", plan)
+
+
+def _largest(sizes: list[int], fits: Callable[[int], Plan | None]) -> tuple[int, Plan] | None:
+    """Return the largest of ascending sizes that fits, by bisection; None if the smallest does not."""
+    plan = fits(sizes[0]) if sizes else None
+    if plan is None:
+        return None
+    low, high, best = 0, len(sizes), (sizes[0], plan)
+    while high - low > 1:
+        middle = (low + high) // 2
+        plan = fits(sizes[middle])
+        low, high = (middle, high) if plan is not None else (low, middle)
+        best = (sizes[middle], plan) if plan is not None else best
+    return best
+
+
+def _sequence(question: Question, watch: Watch) -> Relaxation | None:
+    request, seq = question.request, question.request.seq
+    if seq is None:
+        return None
+    sizes = [seq >> power for power in range(seq.bit_length(), 0, -1) if seq >> power >= SHORTEST]
+    found = _largest(sizes, lambda size: _try(question, replace(request, seq=size), watch))
+    if found is None:
+        return None
+    return _said(f"{found[0]} tokens per sample instead of {seq}", f"--seq {found[0]}", found[1])

@@ -1,0 +1,66 @@
+"""Where nothing fits, every change that is named really helps, and a smaller one does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shardwright import api
+from shardwright.errors import NoPlan
+from tests.test_cli import MODEL
+
+pytestmark = pytest.mark.torch
+WIDE = MODEL.replace("16, 32", "16, 512").replace("32, 8", "512, 8")
+
+
+def refusal(model: str, **wish: object) -> NoPlan:
+    with pytest.raises(NoPlan) as refused:
+        api.plan(model, "2x1xV100", global_batch=32, precision="float32", **wish)
+    return refused.value
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "wide.py").write_text(WIDE)
+    return f"{tmp_path / 'wide.py'}:build"
+
+
+def test_every_named_change_of_memory_and_batch_is_one_under_which_planning_succeeds(
+    model: str,
+) -> None:
+    limit = "90 KiB"
+    refused = refusal(model, memory_limit=limit)
+    found = {one.option.split(" ")[0]: one for one in refused.relaxations}
+    assert "--memory-limit" in found
+    for name, one in found.items():
+        value = re.sub(r'^--\S+ "?|"$', "", one.option)
+        wish: dict[str, object] = {"memory_limit": limit, "precision": "float32"}
+        wish |= {"global_batch": 32}
+        if name == "--memory-limit":
+            wish["memory_limit"] = value
+        elif name in ("--optimizer", "--precision"):
+            wish[name.removeprefix("--")] = value
+        elif name == "--global-batch":
+            wish["global_batch"] = int(value)
+        else:
+            continue
+        plan = api.plan(model, "2x1xV100", **wish).best  # type: ignore[arg-type]
+        assert plan.predicted.peak_bytes <= one.peak_bytes * 1.001 or name != "--memory-limit"
+    assert any("such devices instead of 2" in one.what for one in refused.relaxations)
+    assert "any one of these helps" in str(refused)
+
+
+def test_a_missed_deadline_is_answered_with_the_step_that_can_be_had(model: str) -> None:
+    refused = refusal(model, deadline="1 us")
+    assert "must end within 1e-06 s" in refused.problem
+    first = refused.relaxations[0]
+    assert first.option.startswith("--deadline")
+    fastest = api.plan(model, "2x1xV100", global_batch=32, precision="float32").best
+    assert first.step_seconds == pytest.approx(fastest.predicted.step_seconds)
+
+
+def test_a_named_strategy_that_is_too_large_is_answered_with_the_free_search(model: str) -> None:
+    refused = refusal(model, seed_plan="megatron:2x1", memory_limit="150 KiB")
+    assert any(one.option == "without --seed-plan" for one in refused.relaxations)
