@@ -18,7 +18,7 @@ from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.elimination import Elimination
-from shardwright.planner.search.frontier import Hull, hull
+from shardwright.planner.search.frontier import Hull, Point, hull
 from shardwright.planner.search.modes import KEEP, in_modes
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
 from shardwright.planner.search.problem import Problem
@@ -184,6 +184,15 @@ def _from_hull(
         fast = (found.points[i].assignment, pieces[i])
         small = (found.points[i + 1].assignment, pieces[i + 1])
         yield from _mix(problem, arrangement, [fast, small], limit)
+
+
+def from_points(
+    problem: Problem, arrangement: Arrangement, points: list[Point], limit: float
+) -> Iterator[Candidate]:
+    """Yield the candidates of some points of an arrangement, whatever they were found by."""
+    for point in points:
+        columns = problem.per_block(point.assignment)
+        yield from _cut(problem, arrangement, [(point.assignment, columns)], 0, limit)
 
 
 Choice = tuple[Assignment, NDArray[np.float64]]

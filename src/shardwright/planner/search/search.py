@@ -19,6 +19,7 @@ from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
+from shardwright.planner.search.holes import fill_holes
 from shardwright.planner.search.hunt import Hunt, Progress
 from shardwright.planner.search.rescue import rescue
 from shardwright.planner.space import Placement
@@ -79,6 +80,7 @@ def search(
         hunt = session.hunt(cluster.num_devices)
         if not hunt.run().fitting:
             rescue(hunt)
+        fill_holes(hunt)
         return answer(hunt.findings(), seed, goal)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)

@@ -1,0 +1,55 @@
+"""Holes of the simulated frontier are filled with plans that lie in them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from shardwright.core.costs import CostTable
+from shardwright.planner.search import search
+from shardwright.planner.search.candidates import to_strategy
+from shardwright.planner.search.context import Context, Training
+from shardwright.planner.search.holes import MOST, fill_holes
+from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.judge import judge
+from tests.planner.search.models import cluster, residual
+
+GRAPH = residual(batch=64, width=64, depth=3, classes=16)
+MACHINE = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
+
+
+def widest(hunt: Hunt) -> float:
+    edge = sorted(
+        one.objective
+        for one in hunt.fitting
+        if not any(other.objective.dominates(one.objective) for other in hunt.fitting)
+    )
+    return max(
+        (
+            min(
+                math.log(b.step_seconds / a.step_seconds),
+                math.log(max(a.peak_bytes / b.peak_bytes, 1.0)),
+            )
+            for a, b in itertools.pairwise(edge)
+        ),
+        default=0.0,
+    )
+
+
+def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
+    context = Context(GRAPH, MACHINE, CostTable(), Training())
+    hunt = Hunt(context, 1e12, 1, None, None)
+    hunt.explore((4,))
+    hunt.judge_candidates()
+    smallest = min(hunt.candidates, key=lambda c: c.bytes)
+    hunt.judged.append(judge(context, to_strategy(context, smallest)))
+    before, count = widest(hunt), len(hunt.judged)
+    assert before > 0.5  # the fastest and the smallest are far apart
+    fill_holes(hunt)
+    assert count < len(hunt.judged) <= count + MOST
+    assert widest(hunt) < before
+
+
+def test_the_same_question_gets_the_same_frontier() -> None:
+    first, again = (search(GRAPH, MACHINE, CostTable()) for _ in range(2))
+    assert first == again
