@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.core.explanation import Decision, Reasons, ShadowPrice
+from shardwright.core.explanation import Decision, Reasons, Relaxation, ShadowPrice
 from shardwright.core.plan import Plan
 from shardwright.report.critical import CriticalRow
 from shardwright.report.text import plain_table
@@ -85,6 +85,16 @@ def _price_line(one: ShadowPrice, step: float) -> str:
     saved = 1 - one.step_seconds / step
     whose = f"with {one.label}" if one.label else "for this plan as it is"
     return f"{one.what[0].upper()}{one.what[1:]} buys {saved:.1%} (simulated, {whose})."
+
+
+def relaxations_text(found: tuple[Relaxation, ...]) -> str:
+    """Write what helps as one sentence."""
+    pieces = [
+        f"{one.what}{f' ({one.option})' if one.option else ''}: {one.label}, "
+        f"{seconds_text(one.step_seconds)} per step, {bytes_text(one.peak_bytes)}"
+        for one in found
+    ]
+    return "any one of these helps, a plan was found under each: " + "; ".join(pieces)
 
 
 def critical_table(rows: Sequence[CriticalRow], step: float) -> Table:

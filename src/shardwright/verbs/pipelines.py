@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast
 
 from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy, ScheduleKind
-from shardwright.errors import InputError
+from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.units import read_quantity
 from shardwright.files.workers import read_bandwidths, read_levels, read_workers
+from shardwright.report.reasons import relaxations_text
 
 AUTO = "auto"
 FORMULAS = ("code", "paper")
@@ -88,6 +89,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         Level,
         PipelineProblem,
         find_cuts,
+        relaxations,
         study_levels,
         study_pipelines,
     )
@@ -119,4 +121,9 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
     if is_nested:
         levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]
         return graph, study_levels(problem, levels[::-1])
-    return graph, study_pipelines(problem, schedules)
+    try:
+        return graph, study_pipelines(problem, schedules)
+    except NoPlan as refused:
+        found = relaxations(problem, schedules)
+        remedy = relaxations_text(found) if found else refused.remedy
+        raise NoPlan(refused.problem, remedy=remedy, relaxations=found) from refused

@@ -19,6 +19,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search import Goal, Limits, Training, grown, room, some_plan
+from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
 from shardwright.verbs.subject import Batch, capture
@@ -59,16 +60,6 @@ def relaxed(question: Question, refused: NoPlan, watch: Watch) -> NoPlan:
         remedy = "no single change of memory, devices, batch or precision that was tried helps"
         return NoPlan(refused.problem, remedy=refused.remedy if watch.stop() else remedy)
     return NoPlan(refused.problem, remedy=relaxations_text(found), relaxations=found)
-
-
-def relaxations_text(found: tuple[Relaxation, ...]) -> str:
-    """Write what helps as one sentence."""
-    pieces = [
-        f"{one.what}{f' ({one.option})' if one.option else ''}: {one.label}, "
-        f"{seconds_text(one.step_seconds)} per step, {bytes_text(one.peak_bytes)}"
-        for one in found
-    ]
-    return "any one of these helps, a plan was found under each: " + "; ".join(pieces)
 
 
 def _relaxations(question: Question, watch: Watch) -> Iterator[Relaxation]:

@@ -19,9 +19,10 @@ from shardwright.planner.search.pipelines.problem import (
     in_flight,
     measure,
 )
+from shardwright.planner.search.pipelines.relaxation import relaxations
 
 __all__ = [
     "EXPLORED", "SCHEDULES", "STREAMING", "SYNCHRONOUS", "Cuts", "Level", "PipelineProblem",
     "find_cuts", "in_flight", "lower_bound", "measure", "plan_bapipe",
-    "plan_exact", "plan_pipedream", "study_levels", "study_pipelines",
+    "plan_exact", "plan_pipedream", "relaxations", "study_levels", "study_pipelines",
 ]  # fmt: skip

@@ -61,7 +61,7 @@ def plan_exact(problem: PipelineProblem) -> PipelinePlan:
         most = found.seconds * SLACK if found is not None else most
     best = _run(problem, tables, most)
     if best is None:
-        raise NoPlan(_why_nothing_fits(problem))
+        raise _why_nothing_fits(problem)
     if problem.cuts.is_complete:
         return replace(best, bound=best.seconds)
     return replace(best, bound=lower_bound(problem, tables.mixtures))
@@ -146,7 +146,7 @@ def _run(problem: PipelineProblem, tables: _Tables, limit: float) -> PipelinePla
     return measure(problem, stages, PLANNER)
 
 
-def _why_nothing_fits(problem: PipelineProblem) -> str:
+def _why_nothing_fits(problem: PipelineProblem) -> NoPlan:
     """Name the layer that needs most, alone on a worker with nobody behind it."""
     cuts = problem.cuts
     sizes = [
@@ -155,9 +155,10 @@ def _why_nothing_fits(problem: PipelineProblem) -> str:
         for stop in cuts.larger[cuts.offset[start] : cuts.offset[start] + 1]
     ]
     room = max(kind.memory_bytes for kind in problem.workers)
-    return (
+    return NoPlan(
         f"no pipeline of {problem.num_workers} workers fits {room / 2**30:.4g} GiB each with "
         f"schedule {problem.schedule!r}; a single step of the cuts needs up to "
-        f"{max(sizes) / 2**30:.4g} GiB; give more memory or more workers, or choose a schedule "
-        "that keeps less, such as --microbatches 8 --schedule 1f1b-sno"
+        f"{max(sizes) / 2**30:.4g} GiB",
+        remedy="give more memory or more workers, or choose a schedule that keeps less, such as "
+        "--microbatches 8 --schedule 1f1b-sno",
     )
