@@ -8,6 +8,7 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
-from shardwright.core.layout import local_bytes
+from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
 
+# Beyond so many, prices of segments and messages are forgotten.
+MOST_KNOWN = 100_000
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 
 
@@ -41,7 +44,10 @@ class Prices:
 
 def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> Prices:
     """Return the cost of every instruction, alone on its resource."""
-    tariff = _Tariff(program, graph, cluster, table)
+    return Tariff(graph, cluster, table).price(program)
+
+
+def _prices(tariff: Tariff, program: Program) -> Prices:
     columns = np.zeros((3, program.num_instructions))
     forward = _columns([tariff.segment(item, "forward") for item in program.segments])
     backward = _columns([tariff.segment(item, "backward") for item in program.segments])
@@ -87,13 +93,14 @@ def _total(costs: list[Cost]) -> Cost:
     )
 
 
-class _Tariff:
-    """Prices of one Program's segments and messages, remembered by what decides them."""
+class Tariff:
+    """Prices of segments and messages, remembered by what decides them.
 
-    def __init__(
-        self, program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable
-    ) -> None:
-        self.program = program
+    It may price one Program after another: segments and messages that are the same objects on the
+    same meshes are priced once (``lower.incremental`` hands on what did not change).
+    """
+
+    def __init__(self, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> None:
         self.graph = graph
         self.cluster = cluster
         self.table = table
@@ -101,23 +108,55 @@ class _Tariff:
         self.calls: dict[tuple[object, ...], Cost] = {}
         self.sorts: dict[object, int] = {}
         self.sort_of: dict[int, int] = {}
+        self.sizes: dict[tuple[object, ...], int] = {}
+        self.trained = tuple(
+            (position, tensor)
+            for position, tensor in enumerate(graph.parameters)
+            if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
+        )
+        self.known: dict[tuple[int, str], tuple[object, Cost]] = {}
+        self._frame: object = None
+
+    def price(self, program: Program) -> Prices:
+        """Return the cost of every instruction of one Program."""
+        frame = (program.meshes, program.strategy.precision)
+        if frame != self._frame or len(self.known) > MOST_KNOWN:
+            self._frame = frame
+            self._meet(program.meshes, program.strategy.precision)
+        self.program = program
+        self.masters: dict[int, int] = {}
+        return _prices(self, program)
+
+    def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
+        """Look at meshes: one device of each kind per mesh, since a group waits for its slowest."""
+        self.known: dict[tuple[int, str], tuple[object, Cost]] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
-        precision = program.strategy.precision
-        # One device of each kind per mesh: the group waits for its slowest member.
         self.rates: list[list[Rates]] = []
+        self.calls.clear()
+        kinds = np.array([device.kind for device in self.cluster.devices])
         by_kind: dict[int, Rates] = {}
-        for mesh in program.meshes:
-            found: dict[int, Rates] = {}
-            for device in mesh.devices:
-                kind = cluster.devices[device].kind
+        for mesh in meshes:
+            found, first = np.unique(kinds[list(mesh.devices)], return_index=True)
+            for kind, place in zip(found.tolist(), first.tolist(), strict=True):
                 if kind not in by_kind:
                     by_kind[kind] = Rates(
-                        cluster=cluster, table=table, device=device, precision=precision
-                    )
-                found[kind] = by_kind[kind]
-            self.rates.append(list(found.values()))
+                        cluster=self.cluster, table=self.table, device=mesh.devices[place],
+                        precision=precision,
+                    )  # fmt: skip
+            order = found[np.argsort(first)]
+            self.rates.append([by_kind[kind] for kind in order.tolist()])
+
+    def _once(self, item: Segment | Message, what: str, cost: Callable[[], Cost]) -> Cost:
+        key = (id(item), what)
+        if key not in self.known:
+            self.known[key] = (item, cost())
+        return self.known[key][1]
 
     def segment(self, segment: Segment, phase: str) -> Cost:
+        """Return the seconds of a segment's forward or backward, on its slowest device."""
+        return self._once(segment, phase, lambda: self._segment(segment, phase))
+
+    def _segment(self, segment: Segment, phase: str) -> Cost:
         if phase == "backward" and not segment.has_backward:
             return Cost(seconds=0.0)
         fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
@@ -173,6 +212,10 @@ class _Tariff:
         return Cost(seconds=seconds, source="measured" if seconds else "modelled")
 
     def message(self, item: int) -> Cost:
+        """Return the seconds of a message."""
+        return self._once(self.program.messages[item], "", lambda: self._message(item))
+
+    def _message(self, item: int) -> Cost:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
         if message.destination >= 0:
@@ -258,20 +301,23 @@ class _Tariff:
         return _total([Cost(seconds=touched), norm])
 
     def _master_bytes(self, mesh: int) -> int:
-        """Return the local bytes of the optimizer's shards on one mesh."""
-        home: dict[int, int] = {}
-        for value in self.program.values:
-            if value.role in ("parameter", "master"):
-                home.setdefault(value.tensor, value.mesh)
-        total = 0
-        sizes = self.program.meshes[mesh].sizes
-        for tensor, config in zip(
-            self.graph.parameters, self.program.strategy.parameters, strict=True
-        ):
+        """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""
+        if mesh not in self.masters:
+            configs, kept = self.program.strategy.configs, self.program.strategy.parameters
+            consumers, sizes = self.graph.consumers, self.program.meshes[mesh].sizes
+            self.masters[mesh] = sum(
+                self._shard_bytes(tensor, kept[position].optimizer, sizes)
+                for position, tensor in self.trained
+                if mesh == min([configs[reader].mesh for reader in consumers[tensor]])
+            )
+        return self.masters[mesh]
+
+    def _shard_bytes(self, tensor: int, layout: Layout, sizes: tuple[int, ...]) -> int:
+        key = (tensor, layout, sizes)
+        if key not in self.sizes:
             spec = self.graph.tensors[tensor]
-            if home.get(tensor) == mesh and spec.needs_gradient:
-                total += local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
-        return total
+            self.sizes[key] = local_bytes(spec.shape, spec.dtype, layout, sizes)
+        return self.sizes[key]
 
 
 def _bytes(value: Value) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,11 @@ from shardwright.planner.lower.lifetimes import (
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
 
 _COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE)
+_SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+_MESSAGES = (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
 _PREVIOUS = "previous compute"
+
+Drafted = TypeVar("Drafted")
 
 
 @dataclass(slots=True)
@@ -328,16 +333,19 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     order = np.lexsort((targets, rows))
     counts = np.bincount(rows, minlength=layout.size)
     free_counts = np.concatenate([np.diff(part.free_offset) for part, _, _, _ in parts])
+    item = np.concatenate([part.item for part, _, _, _ in parts])
+    segments = _number_used(item, np.isin(kind, _SEGMENTS), draft.segments)
+    messages = _number_used(item, np.isin(kind, _MESSAGES), draft.messages)
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),
-        segments=tuple(draft.segments),
-        messages=tuple(draft.messages),
+        segments=segments,
+        messages=messages,
         loss=loss,
         outputs=draft.outputs,
         kind=kind,
         group=group,
-        item=np.concatenate([part.item for part, _, _, _ in parts]),
+        item=item,
         microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),
         resource_names=tuple(layout.resources),
@@ -350,6 +358,15 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
         base_bytes=tuple(base_bytes(draft, mesh) for mesh in range(len(draft.strategy.meshes))),
     )
+
+
+def _number_used(
+    item: NDArray[np.int32], chosen: NDArray[np.bool_], drafted: Sequence[Drafted]
+) -> tuple[Drafted, ...]:
+    """Return those of a draft's segments or messages that run, and number the items by them."""
+    used, numbers = np.unique(item[chosen], return_inverse=True)
+    item[chosen] = numbers
+    return tuple([drafted[index] for index in used.tolist()])
 
 
 def _repeat(

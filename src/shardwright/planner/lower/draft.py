@@ -6,9 +6,9 @@ steps into five lists; ``assemble`` lays them out for every microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
@@ -29,6 +29,7 @@ from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.samples import Samples
 
+Made = TypeVar("Made")
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
 
 
@@ -36,6 +37,7 @@ class Extra(TypedDict, total=False):
     """What only some values have; see ``Value``. ``dtype`` defaults to the tensor's own."""
 
     dtype: str
+    gradient: int
     alias: int
     resident: bool
     halos: Halos
@@ -64,12 +66,19 @@ class Draft:
         iterations: Sequence[Iteration],
     ) -> None:
         self.graph = graph
-        self.strategy = strategy
         self.samples = samples
         self.iterations = iterations
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
+        self.begin(strategy)
+
+    def begin(self, strategy: Strategy) -> None:
+        """Take up a strategy: nothing is known of it yet."""
+        graph = self.graph
+        self.strategy = strategy
+        self.lasting: list[int] = []  # values that are there all the time
         self.kept_for_backward = frozenset(
             tensor
             for tensor, config in zip(graph.parameters, strategy.parameters, strict=True)
@@ -119,24 +128,36 @@ class Draft:
         size_scope: Scope = "step" if is_fixed else scope
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         halos = extra.get("halos", ())
+        alias, resident = extra.get("alias", -1), extra.get("resident", False)
         self.values.append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
                 layout=layout,
-                shape=extended_shape(shape, halos),
+                shape=extended_shape(shape, halos) if halos else shape,
                 dtype=extra.get("dtype") or spec.dtype,
                 scope=scope,
                 role=role,
-                alias=extra.get("alias", -1),
-                resident=extra.get("resident", False),
+                gradient=extra.get("gradient", -1),
+                alias=alias,
+                resident=resident,
                 halos=halos,
             )
         )
         return len(self.values) - 1
 
+    def make_for(self, maker: Hashable) -> None:
+        """Say who asks for the values that follow; a draft that outlives one lowering finds those
+        which it asked for before."""
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` makes; ``key`` says what it is made of, and for what. A draft that
+        outlives one lowering makes it once."""
+        del key
+        return make()
+
     def set_gradient(self, value: int, gradient: int) -> None:
-        """Tell a value where its gradient accumulates."""
+        """Tell a parameter at rest where its gradient accumulates: its first use decides."""
         self.values[value] = replace(self.values[value], gradient=gradient)
 
     def root(self, value: int) -> int:
@@ -241,9 +262,12 @@ class Draft:
 
     def signature(self, source: int, target: Layout) -> tuple[object, ...]:
         """Return what must agree for two pairs to share messages."""
-        entry = self.values[source]
-        steps = self.reshard(source, target)
-        return (entry.mesh, entry.dtype, *((step.primitive, step.axes) for step in steps))
+        key = (source, target)
+        if key not in self._signatures:
+            entry = self.values[source]
+            steps = tuple([(step.primitive, step.axes) for step in self.reshard(source, target)])
+            self._signatures[key] = (entry.mesh, entry.dtype, steps)
+        return self._signatures[key]
 
     def message_step(self, message: Message, *, last_only: bool = False) -> Step:
         """Append a message within one mesh and return its step."""

@@ -209,12 +209,12 @@ def base_bytes(draft: Draft, mesh: int) -> int:
     """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
     states = draft.strategy.optimizer_states
     total = 0
-    for index, entry in enumerate(draft.values):
+    for index in draft.lasting:
+        entry = draft.values[index]
         if entry.mesh != mesh or entry.alias >= 0:
             continue
-        if entry.resident or entry.role == "buffer":
-            total += _value_bytes(draft, index)
-        if entry.role in ("parameter", "master") and entry.resident and entry.gradient >= 0:
+        total += _value_bytes(draft, index)
+        if entry.role in ("parameter", "master") and entry.gradient >= 0:
             reduced = draft.values[entry.gradient]
             is_master = entry.role == "master" or (
                 reduced.layout == entry.layout and reduced.dtype == entry.dtype
