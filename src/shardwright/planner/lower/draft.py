@@ -6,13 +6,15 @@ steps into five lists; ``assemble`` lays them out for every microbatch.
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, TypeVar, Unpack
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
-from shardwright.core.layout import Layout, local_bytes, local_shape
+from shardwright.core.layout import Layout, local_shape
 from shardwright.core.program import (
     Kind,
     Message,
@@ -28,6 +30,9 @@ from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.samples import Samples
+
+# Marks of a value, in ``Draft.marks``.
+BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
 
 Made = TypeVar("Made")
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
@@ -71,6 +76,8 @@ class Draft:
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        # Columns of ``values``: bytes, data's own value, mesh, marks.
+        self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
         self.begin(strategy)
 
@@ -129,7 +136,7 @@ class Draft:
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         halos = extra.get("halos", ())
         alias, resident = extra.get("alias", -1), extra.get("resident", False)
-        self.values.append(
+        return self._append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
@@ -144,7 +151,22 @@ class Draft:
                 halos=halos,
             )
         )
-        return len(self.values) - 1
+
+    def _append(self, value: Value) -> int:
+        index, own = len(self.values), value.alias < 0
+        outside = value.role in ("input", "buffer") or value.resident
+        size = math.prod(value.shape) * DTYPE_BYTES[value.dtype] if own and not outside else 0
+        self.values.append(value)
+        self.sizes.append(size)
+        self.roots.append(index if own else self.roots[value.alias])
+        self.meshes.append(value.mesh)
+        self.marks.append(
+            BY_MICROBATCH * (value.scope == "microbatch")
+            + GRADIENT * (value.role == "gradient")
+            + ACTIVATION * (value.role == "activation")
+            + GATHERED * (value.role == "parameter" and not value.resident)
+        )
+        return index
 
     def make_for(self, maker: Hashable) -> None:
         """Say who asks for the values that follow; a draft that outlives one lowering finds those
@@ -162,17 +184,11 @@ class Draft:
 
     def root(self, value: int) -> int:
         """Return the value whose data a value views, itself where it has its own."""
-        while self.values[value].alias >= 0:
-            value = self.values[value].alias
-        return value
+        return self.roots[value]
 
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""
-        entry = self.values[value]
-        if entry.alias >= 0 or entry.role in ("input", "buffer") or entry.resident:
-            return 0
-        none = (-1,) * len(entry.layout)
-        return local_bytes(entry.shape, entry.dtype, none, self.mesh(entry.mesh).sizes)
+        return self.sizes[value]
 
     def reshard(self, source: int, target: Layout) -> tuple[Reshard, ...]:
         """Return the steps that bring a value to another layout."""
