@@ -52,10 +52,10 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     forward = _columns([tariff.segment(item, "forward") for item in program.segments])
     backward = _columns([tariff.segment(item, "backward") for item in program.segments])
     messages = _columns([tariff.message(item) for item in range(len(program.messages))])
-    started = _columns([tariff.received() for _ in program.messages])
+    started = np.repeat(_columns([tariff.received()]), len(program.messages), axis=1)
     meshes = range(len(program.meshes))
     updates = _columns([tariff.update(mesh) for mesh in meshes])
-    clips = _columns([tariff.clip(mesh) for mesh in meshes])
+    clips = _columns([tariff.clip(mesh) for mesh in meshes]) if program.strategy.clips else updates
     for kind, prices, index in (
         (Kind.FORWARD, forward, program.item),
         (Kind.RECOMPUTE, forward, program.item),

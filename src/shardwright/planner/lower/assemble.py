@@ -23,12 +23,18 @@ from shardwright.planner.lower.lifetimes import (
     free_at_update,
     once_lifetimes,
 )
-from shardwright.planner.lower.template import COMPUTE, Facts, Ints, Template
+from shardwright.planner.lower.template import (
+    COMPUTES,
+    MOVES,
+    RUNS_SEGMENT,
+    SENDS,
+    Facts,
+    Ints,
+    Template,
+)
 from shardwright.planner.lower.waits import NAMES, Waits
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
 
-_SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
-_MESSAGES = (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
 _PREVIOUS = "previous compute"
 
 Drafted = TypeVar("Drafted")
@@ -161,7 +167,7 @@ class _Compiler:
         self._note_senders("exchange", sends)
 
     def _note_senders(self, name: str, lists: Sequence[Sequence[Step]]) -> None:
-        for stage, steps in enumerate(lists):
+        for stage, steps in enumerate(lists if len(lists) > 1 else ()):
             for place, step in enumerate(steps):
                 if step.kind is Kind.SEND:
                     self.senders[name, step.item] = (name.removeprefix("last "), stage, place)
@@ -215,9 +221,9 @@ class _Compiler:
             for writer in np.unique(writers).tolist()
         }
         turns = np.arange(count)
-        computes = np.isin(template.kind, COMPUTE)
+        computes = COMPUTES[template.kind]
         before = np.maximum.accumulate(np.where(computes, turns, -1))
-        sending = np.flatnonzero(np.isin(template.kind, (Kind.MESSAGE, Kind.SEND)))
+        sending = np.flatnonzero(SENDS[template.kind])
         arrivals = np.flatnonzero(template.kind == Kind.RECEIVE)
         source = "exchange" if name == "receive" else name
         senders = [self.senders[source, steps[place].item] for place in arrivals.tolist()]
@@ -261,7 +267,7 @@ def _turns(
     pairs: list[tuple[int, int]] = []
     if any(sharing):
         last = [-1] * len(devices)
-        for index in np.flatnonzero(np.isin(kind, COMPUTE)):
+        for index in np.flatnonzero(COMPUTES[kind]):
             mesh = int(group[index])
             pairs += [(int(index), last[other]) for other in sharing[mesh] if last[other] >= 0]
             last[mesh] = int(index)
@@ -281,8 +287,8 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     frees = [_frees(part) for part, _, _, _ in parts]
     free_counts = np.concatenate([counts for counts, _ in frees])
     item = np.concatenate([part.item for part, _, _, _ in parts])
-    segments = _number_used(item, np.isin(kind, _SEGMENTS), draft.segments)
-    messages = _number_used(item, np.isin(kind, _MESSAGES), draft.messages)
+    segments = _number_used(item, RUNS_SEGMENT[kind], draft.segments)
+    messages = _number_used(item, MOVES[kind], draft.messages)
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),

@@ -52,14 +52,17 @@ def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    remake = Remake(draft, stage)
+    strategy = draft.strategy
+    remakes = strategy.recompute or strategy.recompute_operators or strategy.reshard_again
+    remake = Remake(draft, stage) if remakes else None
     pairs: list[tuple[list[Step], Step | None]] = []
     for place in reversed(range(len(stage.forward))):
         entry = stage.forward[place]
         if entry.segment < 0:
             pairs += [([], step) for step in _reverse(draft, entry, transfers)]
         elif draft.segments[entry.segment].has_backward:
-            again = [stage.forward[earlier] for earlier in remake.before(place)]
+            before = remake.before(place) if remake else []
+            again = [stage.forward[earlier] for earlier in before]
             pairs += [pair for other in again for pair in _repeat(draft, other)]
             is_kept = not draft.segments[entry.segment].recomputed
             uses = _gathered_again(draft, entry) if is_kept else ()

@@ -23,7 +23,16 @@ from shardwright.planner.lower.draft import (
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE)
+
+def _table(*kinds: Kind) -> Flags:
+    return np.array([kind in kinds for kind in Kind], dtype=np.bool_)
+
+
+# By kind: what computes, what runs a segment, what runs a message, what sends one off.
+COMPUTES = _table(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE)
+RUNS_SEGMENT = _table(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+MOVES = _table(Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
+SENDS = _table(Kind.MESSAGE, Kind.SEND)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
