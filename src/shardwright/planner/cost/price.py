@@ -26,6 +26,7 @@ from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cos
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN = 100_000
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
+Row = tuple[float, float, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +50,14 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
 
 def _prices(tariff: Tariff, program: Program) -> Prices:
     columns = np.zeros((3, program.num_instructions))
-    forward = _columns([tariff.segment(item, "forward") for item in program.segments])
-    backward = _columns([tariff.segment(item, "backward") for item in program.segments])
-    messages = _columns([tariff.message(item) for item in range(len(program.messages))])
-    started = np.repeat(_columns([tariff.received()]), len(program.messages), axis=1)
+    forward, backward = tariff.segments()
+    messages = tariff.messages()
+    started = np.repeat(_columns([_row(tariff.received())]), len(program.messages), axis=1)
     meshes = range(len(program.meshes))
-    updates = _columns([tariff.update(mesh) for mesh in meshes])
-    clips = _columns([tariff.clip(mesh) for mesh in meshes]) if program.strategy.clips else updates
+    updates = _columns([_row(tariff.update(mesh)) for mesh in meshes])
+    clips = updates
+    if program.strategy.clips:
+        clips = _columns([_row(tariff.clip(mesh)) for mesh in meshes])
     for kind, prices, index in (
         (Kind.FORWARD, forward, program.item),
         (Kind.RECOMPUTE, forward, program.item),
@@ -77,8 +79,11 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
 
 
-def _columns(costs: list[Cost]) -> NDArray[np.float64]:
-    rows = [(cost.seconds, cost.spread, SOURCES.index(cost.source)) for cost in costs]
+def _row(cost: Cost) -> Row:
+    return cost.seconds, cost.spread, SOURCES.index(cost.source)
+
+
+def _columns(rows: list[Row]) -> NDArray[np.float64]:
     return np.array(rows, dtype=np.float64).reshape(-1, 3).T
 
 
@@ -109,12 +114,13 @@ class Tariff:
         self.sorts: dict[object, int] = {}
         self.sort_of: dict[int, int] = {}
         self.sizes: dict[tuple[object, ...], int] = {}
+        self.wires: dict[tuple[object, ...], Cost] = {}
         self.trained = tuple(
             (position, tensor)
             for position, tensor in enumerate(graph.parameters)
             if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
         )
-        self.known: dict[tuple[int, str], tuple[object, Cost]] = {}
+        self.known: dict[int, tuple[object, Row, Row]] = {}
         self._frame: object = None
 
     def price(self, program: Program) -> Prices:
@@ -129,10 +135,11 @@ class Tariff:
 
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
         """Look at meshes: one device of each kind per mesh, since a group waits for its slowest."""
-        self.known: dict[tuple[int, str], tuple[object, Cost]] = {}
+        self.known: dict[int, tuple[object, Row, Row]] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         self.rates: list[list[Rates]] = []
         self.calls.clear()
+        self.wires.clear()
         kinds = np.array([device.kind for device in self.cluster.devices])
         by_kind: dict[int, Rates] = {}
         for mesh in meshes:
@@ -146,15 +153,24 @@ class Tariff:
             order = found[np.argsort(first)]
             self.rates.append([by_kind[kind] for kind in order.tolist()])
 
-    def _once(self, item: Segment | Message, what: str, cost: Callable[[], Cost]) -> Cost:
-        key = (id(item), what)
-        if key not in self.known:
-            self.known[key] = (item, cost())
-        return self.known[key][1]
+    def segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return columns of the seconds of every segment's forward and backward."""
+        known = self.known
+        for item in self.program.segments:
+            if id(item) not in known:
+                rows = [_row(self._segment(item, phase)) for phase in ("forward", "backward")]
+                known[id(item)] = (item, *rows)
+        found = [known[id(item)] for item in self.program.segments]
+        return _columns([entry[1] for entry in found]), _columns([entry[2] for entry in found])
 
-    def segment(self, segment: Segment, phase: str) -> Cost:
-        """Return the seconds of a segment's forward or backward, on its slowest device."""
-        return self._once(segment, phase, lambda: self._segment(segment, phase))
+    def messages(self) -> NDArray[np.float64]:
+        """Return columns of the seconds of every message."""
+        known = self.known
+        for number, item in enumerate(self.program.messages):
+            if id(item) not in known:
+                row = _row(self._message(number))
+                known[id(item)] = (item, row, row)
+        return _columns([known[id(item)][1] for item in self.program.messages])
 
     def _segment(self, segment: Segment, phase: str) -> Cost:
         if phase == "backward" and not segment.has_backward:
@@ -211,10 +227,6 @@ class Tariff:
         seconds = self.overheads.get("message_seconds", 0.0)
         return Cost(seconds=seconds, source="measured" if seconds else "modelled")
 
-    def message(self, item: int) -> Cost:
-        """Return the seconds of a message."""
-        return self._once(self.program.messages[item], "", lambda: self._message(item))
-
     def _message(self, item: int) -> Cost:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
@@ -235,12 +247,19 @@ class Tariff:
         return _total(parts)
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
-        args = (devices, self.cluster, self.table, concurrent)
+        """Price a message in one group of devices; many are alike."""
+        size = 0
         if message.primitive in {"halo", "halo_sum"}:
             ends = (*message.sources, *message.results)
             size = max(_bytes(self.program.values[value]) for value in ends)
-            return halo_seconds(message.bytes, size, *args)
-        return collective_seconds(message.primitive, message.bytes, *args)
+        key = (message.primitive, message.bytes, size, devices, concurrent)
+        if key not in self.wires:
+            args = (devices, self.cluster, self.table, concurrent)
+            if size:
+                self.wires[key] = halo_seconds(message.bytes, size, *args)
+            else:
+                self.wires[key] = collective_seconds(message.primitive, message.bytes, *args)
+        return self.wires[key]
 
     def _transfer(self, item: int) -> Cost:
         """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""

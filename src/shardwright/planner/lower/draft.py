@@ -182,6 +182,11 @@ class Draft:
         """Tell a parameter at rest where its gradient accumulates: its first use decides."""
         self.values[value] = replace(self.values[value], gradient=gradient)
 
+    def add_segment(self, segment: Segment) -> int:
+        """Append a segment and return its index."""
+        self.segments.append(segment)
+        return len(self.segments) - 1
+
     def root(self, value: int) -> int:
         """Return the value whose data a value views, itself where it has its own."""
         return self.roots[value]

@@ -53,6 +53,8 @@ class LastingDraft(Draft):
         self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
         self._numbers: dict[Hashable, list[int]] = {}
         self._drawn: dict[Hashable, int] = {}
+        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
+        self._segment_numbers: dict[Segment, int] = {}
         self._untold: dict[int, Value] = {}
         self.values: list[Value] = []
         super().__init__(graph, strategy, samples, iterations)
@@ -63,6 +65,7 @@ class LastingDraft(Draft):
             self.values[number] = value
         self._untold.clear()
         self.turned.clear()
+        self.begun.clear()
         self.make_for(None)
         super().begin(strategy)
 
@@ -90,6 +93,15 @@ class LastingDraft(Draft):
         if drawn == len(numbers):
             numbers.append(super().add_value(tensor, mesh, layout, scope, role, **extra))
         return numbers[drawn]
+
+    def add_segment(self, segment: Segment) -> int:
+        """Return the index of a segment; an equal one has the same."""
+        index = self._segment_numbers.get(segment, -1)
+        if index < 0:
+            index = self._segment_numbers[segment] = super().add_segment(segment)
+        self.segments[index] = segment
+        self.begun.append((index, segment))
+        return index
 
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates, in this lowering."""
@@ -253,7 +265,7 @@ class _Replay(Lowering):
         """Lower a block, and note all that it did."""
         draft, parameters, around = self.draft, self.parameters, self.surroundings[number]
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
-        segments, lasting, turned = len(draft.segments), len(draft.lasting), len(draft.turned)
+        segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
         uses, pending = len(parameters.uses), len(parameters.pending)
         taken, cuts = set(parameters.taken), set(draft.cut_dim)
         external, draft.external = draft.external, set()
@@ -266,9 +278,7 @@ class _Replay(Lowering):
                 (stage.prologue[first:], stage.forward[second:])
                 for stage, (first, second) in zip(self.stages, before, strict=True)
             ),
-            segments=tuple(
-                (index, draft.segments[index]) for index in range(segments, len(draft.segments))
-            ),
+            segments=tuple(draft.begun[segments:]),
             leaves=tuple(
                 (stage.index, tensor, stage.state(tensor))
                 for stage in self.stages

@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Message
 from shardwright.planner.lower.draft import Draft, Step
-from shardwright.planner.lower.template import Facts, Flags, Ints, Template
+from shardwright.planner.lower.template import MOVES, Facts, Flags, Ints, Template
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -88,8 +88,9 @@ def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Fl
     last_only = [step.last_only for step in backward.steps]
     places, values = backward.chosen(last_only)
     done = synced[values] & ~facts.by_microbatch[values]
-    pairs = np.unique(np.column_stack([places[done], values[done]]), axis=0)
-    np.add.at(lifetimes.freed, pairs[:, 0], facts.bytes[pairs[:, 1]])
+    pairs = np.unique(places[done] * len(facts.bytes) + values[done])
+    places, values = np.divmod(pairs, len(facts.bytes))
+    np.add.at(lifetimes.freed, places, facts.bytes[values])
     return lifetimes
 
 
@@ -179,23 +180,27 @@ def _walk(
 def _segment_bytes(draft: Draft, template: Template) -> tuple[Ints, Ints, Ints]:
     """Return the bytes that steps allocate, free and need for a while besides values."""
     count = len(template.steps)
-    allocated, freed, temporary = np.zeros((3, count), dtype=np.int64)
-    for place, step in enumerate(template.steps):
-        if step.kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-            temporary[place] = _buffers(draft.messages[step.item])
+    allocated, freed, temporary = [0] * count, [0] * count, [0] * count
+    messages, segments = draft.messages, draft.segments
+    for place, (step, moves) in enumerate(
+        zip(template.steps, MOVES[template.kind].tolist(), strict=True)
+    ):
+        if moves:
+            temporary[place] = _buffers(messages[step.item])
         elif step.kind is Kind.UPDATE:
             # For-loop optimizers make a few temporaries of the size of one parameter at a time.
             sizes = [_value_bytes(draft, value) for value in step.writes]
             temporary[place] = 2 * max(sizes, default=0)
         elif step.kind is not Kind.CLIP:
-            segment = draft.segments[step.item]
+            segment = segments[step.item]
             is_backward = step.kind is Kind.BACKWARD
             temporary[place] = segment.temporary_bytes[int(is_backward)]
             if is_backward:
                 freed[place] = segment.saved_bytes
             elif step.kind is Kind.RECOMPUTE or not segment.recomputed:
                 allocated[place] = segment.saved_bytes
-    return allocated, freed, temporary
+    columns = np.array([allocated, freed, temporary], dtype=np.int64)
+    return columns[0], columns[1], columns[2]
 
 
 def _buffers(message: Message) -> int:

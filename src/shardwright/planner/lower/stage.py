@@ -145,9 +145,8 @@ class Stage:
 
     def _close(self, scope: Scope) -> None:
         segment = self._open.pop(scope)
-        index = len(self.draft.segments)
         trained = any(self.draft.values[value].gradient >= 0 for value in segment.produced)
-        self.draft.segments.append(
+        index = self.draft.add_segment(
             Segment(
                 mesh=self.index,
                 block=segment.block,

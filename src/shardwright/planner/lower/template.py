@@ -22,6 +22,7 @@ from shardwright.planner.lower.draft import (
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+FORWARDS, BACKWARD = (Kind.FORWARD, Kind.RECOMPUTE), Kind.BACKWARD
 
 
 def _table(*kinds: Kind) -> Flags:
@@ -86,7 +87,11 @@ class Template:
         self.draft = draft
         self.steps = steps
         self.kind = np.array([step.kind for step in steps], dtype=np.int8)
-        held, written = [self._held(step) for step in steps], [self._written(s) for s in steps]
+        segments = draft.segments
+        held = [self._held(step) if step.kind is BACKWARD else step.reads for step in steps]
+        written = [
+            segments[step.item].outputs if step.kind in FORWARDS else step.writes for step in steps
+        ]
         num_held, num_written = list(map(len, held)), list(map(len, written))
         both = chain.from_iterable(chain.from_iterable(zip(held, written, strict=True)))
         self.value = np.fromiter(both, np.int64, sum(num_held) + sum(num_written))
@@ -97,19 +102,12 @@ class Template:
         self.written_at = self.place[self.writes]
 
     def _held(self, step: Step) -> tuple[int, ...]:
-        if step.kind is not Kind.BACKWARD:
-            return step.reads
         segment = self.draft.segments[step.item]
         dropped = set(segment.outputs).difference(self.draft.saved[step.item])
         dropped.update(segment.spared)
         if not dropped:
             return step.reads
         return tuple([value for value in step.reads if value not in dropped])
-
-    def _written(self, step: Step) -> tuple[int, ...]:
-        if step.kind in (Kind.FORWARD, Kind.RECOMPUTE):
-            return self.draft.segments[step.item].outputs
-        return step.writes
 
     @cached_property
     def reads(self) -> tuple[Ints, Ints]:

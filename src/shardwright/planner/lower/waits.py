@@ -33,6 +33,9 @@ class Waits:
     def of(self, name: str, template: Template) -> tuple[Ints, Ints, Ints]:
         """Return columns (place, number of the template waited for, place there), each once."""
         number, count = NAMES.index(name), len(template.steps)
+        if not count:
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing, nothing
         keys = np.sort(template.written * count + template.written_at)
         places, values = template.reads
         values = self.facts.root[values]
