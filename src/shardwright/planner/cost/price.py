@@ -8,7 +8,6 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
