@@ -354,17 +354,17 @@ def peer_groups(
     length = int(np.prod([mesh.sizes[axis] for axis in axes], dtype=np.int64))
     groups = grid.reshape(-1, length)
     host_of = np.array([device.host for device in cluster.devices])
-    hosts = host_of[groups]
-    crossing: dict[int, int] = {}
-    for row in hosts:
-        members = set(map(int, row))
-        if len(members) > 1 or cluster.kind_of(mesh.devices[0]).backend == "cpu":
-            for host in members:
-                crossing[host] = crossing.get(host, 0) + 1
-    shapes: dict[tuple[object, ...], tuple[tuple[int, ...], int]] = {}
-    for devices, row in zip(groups, hosts, strict=True):
-        names, counts = np.unique(row, return_counts=True)
-        concurrent = max(crossing.get(int(name), 1) for name in names)
-        shape = (len(names), int(counts.max()), concurrent)
-        shapes.setdefault(shape, (tuple(map(int, devices)), concurrent))
-    return list(shapes.values())
+    hosts = np.sort(host_of[groups], axis=1)
+    fresh = np.ones(hosts.shape, dtype=np.bool_)  # each host where it comes first in its group
+    fresh[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
+    num_hosts = fresh.sum(axis=1)
+    shares = (num_hosts > 1) | (cluster.kind_of(mesh.devices[0]).backend == "cpu")
+    crossing = np.bincount(hosts[fresh & shares[:, None]], minlength=len(cluster.switches))
+    concurrent = np.maximum(crossing, 1)[hosts].max(axis=1)
+    runs = np.cumsum(fresh, axis=1) - 1 + length * np.arange(len(hosts))[:, None]
+    per_host = np.bincount(runs.reshape(-1), minlength=hosts.size).reshape(hosts.shape).max(axis=1)
+    shapes = np.column_stack([num_hosts, per_host, concurrent])
+    _, first = np.unique(shapes, axis=0, return_index=True)
+    return [
+        (tuple(groups[row].tolist()), int(concurrent[row])) for row in np.sort(first).tolist()
+    ]

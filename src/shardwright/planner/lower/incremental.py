@@ -143,6 +143,7 @@ class _Record:
 
     rests_on: tuple[object, ...]
     entries: tuple[tuple[list[Entry], list[Entry]], ...]
+    blocks: tuple[int, ...]
     segments: tuple[tuple[int, Segment], ...]
     leaves: tuple[tuple[int, int, tuple[object, ...]], ...]
     uses: tuple[tuple[UseKey, Use], ...]
@@ -237,6 +238,7 @@ class _Replay(Lowering):
             strategy.configs[start:stop],
             self.placed[start:stop],
             self.where[start:stop],
+            [stage.block for stage in self.stages],  # what is sent from there belongs to it
             [index for index in range(start, stop) if index in recomputed] if recomputed else [],
         ]
         found += [parameters.kept.get(tensor) for tensor in around.parameters]
@@ -278,6 +280,7 @@ class _Replay(Lowering):
                 (stage.prologue[first:], stage.forward[second:])
                 for stage, (first, second) in zip(self.stages, before, strict=True)
             ),
+            blocks=tuple(stage.block for stage in self.stages),
             segments=tuple(draft.begun[segments:]),
             leaves=tuple(
                 (stage.index, tensor, stage.state(tensor))
@@ -295,9 +298,11 @@ class _Replay(Lowering):
 
     def _repeat(self, record: _Record) -> None:
         draft, parameters = self.draft, self.parameters
-        for stage, (prologue, forward) in zip(self.stages, record.entries, strict=True):
+        for place, stage in enumerate(self.stages):
+            prologue, forward = record.entries[place]
             stage.prologue += prologue
             stage.forward += forward
+            stage.block = record.blocks[place]
         for index, segment in record.segments:
             draft.segments[index] = segment
         for stage, tensor, state in record.leaves:

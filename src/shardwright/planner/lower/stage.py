@@ -82,6 +82,7 @@ class Stage:
         self.index = index
         self.prologue: list[Entry] = []
         self.forward: list[Entry] = []
+        self.block = -1  # that of the last operator lowered here
         self._placed = placed
         self._visiting: dict[int, tuple[tuple[str, ...], Placements]] = {}
         self._parameters = parameters
@@ -90,7 +91,6 @@ class Stage:
         self._with_halos: dict[int, dict[tuple[int, Halos], int]] = {}
         self._entering: dict[tuple[int, Scope], dict[tuple[Layout, Halos], int]] = {}
         self._open: dict[Scope, _OpenSegment] = {}
-        self._block = -1
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Stage:
             opened = self._open[scope]
             if (opened.block, opened.recomputed) != (block, again):
                 self._close(scope)
-        self._block = block
+        self.block = block
         _, pairs = self._config(index)
         gathers: dict[int, Use] = {}
         operands = [
@@ -258,7 +258,7 @@ class Stage:
             )  # fmt: skip
             step = draft.exchange_halos(source, result, "activation")
             adapts = (source, result) if entry.gradient >= 0 else None
-            self._entries(scope).append(Entry(self._block, [step], adapts=adapts))
+            self._entries(scope).append(Entry(self.block, [step], adapts=adapts))
             known = self._with_halos.get(tensor, {})
             self._with_halos[tensor] = {**known, (value, halos): result}
         return self._with_halos[tensor][value, halos]
@@ -297,7 +297,7 @@ class Stage:
             bytes=draft.bytes_of(value),
             purpose="activation",
         )
-        self.forward.append(Entry(self._block, [draft.message_step(message)]))
+        self.forward.append(Entry(self.block, [draft.message_step(message)]))
         self._hold(tensor, "microbatch", value, Pair(layout, layout), is_origin=True)
 
     def acquire(self, tensor: int, pair: Pair, scope: Scope) -> int:
@@ -327,7 +327,7 @@ class Stage:
         else:
             draft.external.add(same)
         adapts = (held.origin, value) if trained else None
-        self._entries(scope).append(Entry(self._block, steps, adapts=adapts))
+        self._entries(scope).append(Entry(self.block, steps, adapts=adapts))
         self._hold(tensor, scope, value, wanted)
         return value
 
