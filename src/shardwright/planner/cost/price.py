@@ -142,23 +142,25 @@ class Tariff:
         kinds = np.array([device.kind for device in self.cluster.devices])
         by_kind: dict[int, Rates] = {}
         for mesh in meshes:
-            found, first = np.unique(kinds[list(mesh.devices)], return_index=True)
-            for kind, place in zip(found.tolist(), first.tolist(), strict=True):
+            first = np.unique(kinds[list(mesh.devices)], return_index=True)[1]
+            found: list[Rates] = []
+            for place in sorted(int(place) for place in first):
+                device = mesh.devices[place]
+                kind = self.cluster.devices[device].kind
                 if kind not in by_kind:
                     by_kind[kind] = Rates(
-                        cluster=self.cluster, table=self.table, device=mesh.devices[place],
-                        precision=precision,
-                    )  # fmt: skip
-            order = found[np.argsort(first)]
-            self.rates.append([by_kind[kind] for kind in order.tolist()])
+                        cluster=self.cluster, table=self.table, device=device, precision=precision
+                    )
+                found.append(by_kind[kind])
+            self.rates.append(found)
 
     def segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return columns of the seconds of every segment's forward and backward."""
         known = self.known
         for item in self.program.segments:
             if id(item) not in known:
-                rows = [_row(self._segment(item, phase)) for phase in ("forward", "backward")]
-                known[id(item)] = (item, *rows)
+                forward, backward = self._segment(item, "forward"), self._segment(item, "backward")
+                known[id(item)] = (item, _row(forward), _row(backward))
         found = [known[id(item)] for item in self.program.segments]
         return _columns([entry[1] for entry in found]), _columns([entry[2] for entry in found])
 
@@ -365,6 +367,4 @@ def peer_groups(
     per_host = np.bincount(runs.reshape(-1), minlength=hosts.size).reshape(hosts.shape).max(axis=1)
     shapes = np.column_stack([num_hosts, per_host, concurrent])
     _, first = np.unique(shapes, axis=0, return_index=True)
-    return [
-        (tuple(groups[row].tolist()), int(concurrent[row])) for row in np.sort(first).tolist()
-    ]
+    return [(tuple(groups[row].tolist()), int(concurrent[row])) for row in np.sort(first).tolist()]

@@ -214,12 +214,11 @@ class _Compiler:
         steps = template.steps
         count = len(steps)
         places, writers, targets = waits.of(name, template)
-        references = {
-            ("self" if NAMES[writer] == name else NAMES[writer].removesuffix(" backward"), stage): (
-                np.flatnonzero(writers == writer)
-            )
-            for writer in np.unique(writers).tolist()
-        }
+        references: dict[tuple[str, int], Ints] = {}
+        for writer in np.flatnonzero(np.bincount(writers)).tolist():
+            own = NAMES[writer] == name
+            instance = "self" if own else NAMES[writer].removesuffix(" backward")
+            references[instance, stage] = np.flatnonzero(writers == writer)
         turns = np.arange(count)
         computes = COMPUTES[template.kind]
         before = np.maximum.accumulate(np.where(computes, turns, -1))
@@ -322,12 +321,12 @@ def _frees(part: _Compiled) -> tuple[Ints, NDArray[np.int32]]:
 
 
 def _number_used(
-    item: NDArray[np.int32], chosen: NDArray[np.bool_], drafted: Sequence[Drafted]
+    item: NDArray[np.int32], chosen: NDArray[np.bool_], drafted: list[Drafted]
 ) -> tuple[Drafted, ...]:
     """Return those of a draft's segments or messages that run, and number the items by them."""
-    used, numbers = np.unique(item[chosen], return_inverse=True)
-    item[chosen] = numbers
-    return tuple([drafted[index] for index in used.tolist()])
+    used = np.unique(item[chosen])
+    item[chosen] = np.searchsorted(used, item[chosen])
+    return tuple([drafted[int(index)] for index in used])
 
 
 def _repeat(

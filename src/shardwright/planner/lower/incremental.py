@@ -31,8 +31,10 @@ from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
-# Beyond so many values or remembered things everything is forgotten, and begins anew.
+# Beyond so many remembered things, or so many times the values of the first strategy, everything is
+# forgotten and begins anew.
 MOST_REMEMBERED = 60_000
+MOST_GROWTH = 8
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
 
@@ -53,6 +55,7 @@ class LastingDraft(Draft):
         self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
         self._numbers: dict[Hashable, list[int]] = {}
         self._drawn: dict[Hashable, int] = {}
+        self.first_size = 0  # values of the first strategy
         self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
         self._segment_numbers: dict[Segment, int] = {}
         self._untold: dict[int, Value] = {}
@@ -122,7 +125,8 @@ class LastingDraft(Draft):
     @property
     def is_full(self) -> bool:
         """Whether it is time to forget."""
-        return max(len(self.values), len(self.messages), len(self.remembered)) > MOST_REMEMBERED
+        grown = len(self.values) > MOST_GROWTH * self.first_size
+        return grown or max(len(self.messages), len(self.remembered)) > MOST_REMEMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,9 @@ class IncrementalLowering:
             self._draft = draft
         else:
             draft.begin(strategy)
-        return _Replay(draft, placed, self._surroundings, self._records).run()
+        program = _Replay(draft, placed, self._surroundings, self._records).run()
+        draft.first_size = draft.first_size or len(draft.values)
+        return program
 
     def _place(self, strategy: Strategy) -> list[Placements]:
         """Return the placements of every operator's tensors, as ``gradients.place`` does."""

@@ -70,9 +70,9 @@ class Waits:
 
     def _columns(self, number: int, values: Ints, places: Ints, writes: Ints) -> Ints:
         """Return the columns of waiting for writes: all where the value adds up, else the last."""
-        first, stop = writes
-        first = np.where(self.facts.is_gradient[values], first, stop - 1)
-        counts = stop - first
+        stop: Ints = writes[1]
+        first: Ints = np.where(self.facts.is_gradient[values], writes[0], stop - 1)
+        counts: Ints = stop - first
         rows = np.repeat(np.arange(len(values)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         targets = self.keys[number][first[rows] + within] % max(self.lengths[number], 1)

@@ -11,12 +11,16 @@ Two Programs are compared instruction by instruction from both ends; what lies b
 beginning and the common end is the change.
 """
 
+# NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.planner.compiled import compiled
 from shardwright.planner.simulate import full
@@ -48,7 +52,7 @@ class Job:
 
     wiring: Wiring
     seconds: Floats
-    computes: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    computes: NDArray[np.bool_]
     names: tuple[str, ...]
     num_groups: int
     slowdown: float
@@ -86,10 +90,10 @@ def run_again(before: Run, job: Job) -> Run:
         return run(job)
     change = Change(*compare(old.wiring, old.seconds, job.wiring, job.seconds))
     if job.slowdown == 1.0:
-        *times, visited = relax_change(
+        start, end, cause, visited = relax_change(
             job.wiring, job.seconds, before.times, before.needed_until, change, len(job.names)
         )
-        return _relaxed(job, (times[0], times[1], times[2]), visited)
+        return _relaxed(job, (start, end, cause), visited)
     progress = full.begin(job.wiring, job.computes, job.num_groups)
     for now, queues in reversed(before.checkpoints):
         restored = _restart(progress, queues, now, before, job, change.first)
@@ -220,10 +224,10 @@ def _shared(job: Job, progress: full.Progress, now: float, old: _Old | None) -> 
     while now < np.inf:
         until = moments[0][0] if moments else np.inf
         now = full.go_on(job.wiring, job.seconds, progress, job.slowdown, (now, until, step))
-        is_met = old is not None and now == until < np.inf
-        if is_met and _coincides(progress, moments[0][1], old.change):
-            begun = _take_over(progress, now, old.run, old.change)
-            shift = old.change.stop - old.change.old_stop
+        met = old if now == until < np.inf else None
+        if met is not None and _coincides(progress, moments[0][1], met.change):
+            begun = _take_over(progress, now, met.run, met.change)
+            shift = met.change.stop - met.change.old_stop
             checkpoints += [(t, _moved(saved, progress, shift)) for t, saved in moments]
             return _run(job, progress, checkpoints, begun - restored)
         if now < np.inf:
@@ -270,7 +274,7 @@ def _restart(
     return len(begun)
 
 
-def _waiting(wiring: Wiring, done: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
+def _waiting(wiring: Wiring, done: NDArray[np.bool_]) -> Ints:
     """Return how many predecessors each instruction waits for still."""
     undone = np.concatenate([[0], np.cumsum(~done[wiring.predecessor])])
     return undone[wiring.offset[1:]] - undone[wiring.offset[:-1]]

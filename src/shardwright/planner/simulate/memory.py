@@ -86,6 +86,9 @@ def _unpacked(program: Program) -> NDArray[np.int64]:
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     """Return, per mesh, its devices' sorts: the sets of meshes that they belong to."""
+    distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
+    if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
+        return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
     meshes_of: dict[int, set[int]] = {}
     for number, mesh in enumerate(program.meshes):
         for device in mesh.devices:

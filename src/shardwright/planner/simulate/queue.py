@@ -27,7 +27,7 @@ def queue_ends(
     """Return when every instruction ends. Without slow-down; O(n log n)."""
     duration: list[float] = seconds.tolist()
     resource: list[int] = program.resource.tolist()
-    waits = [program.predecessor[a:b].tolist() for a, b in _rows(program)]
+    waits: list[list[int]] = [program.predecessor[a:b].tolist() for a, b in _rows(program)]
     if in_program_order:
         last: dict[int, int] = {}
         for index, queue in enumerate(resource):
