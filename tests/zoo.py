@@ -152,6 +152,45 @@ def bert(batch: int = BATCH, length: int = 16, dtype: torch.dtype = torch.float6
     return module, {"tokens": _tokens(batch, length), "targets": targets.masked_fill(ignored, -100)}
 
 
+class Fused(nn.Module):
+    """Attention and a gated layer whose projections are one weight each, cut in three ways."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate = nn.Parameter(nn.Linear(8 * width, width).weight.detach().clone())
+        self.shift = nn.Parameter(torch.zeros(8 * width))
+        self.down = nn.Linear(4 * width, width)
+        self.channels = nn.Linear(width, 2 * width, bias=False)
+        self.back = nn.Linear(width, width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        batch, length, width = x.shape
+        parts = self.qkv(x).split(width, dim=2)
+        query, key, value = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        both = torch.addmm(self.shift, x.view(-1, width), self.gate).view(batch, length, -1)
+        half = both.shape[-1] // 2
+        x = x + self.down(F.silu(both[..., :half]) * both[..., half:])
+        left, right = self.channels(x).transpose(1, 2).chunk(2, dim=1)
+        x = x + self.back((left * right.sigmoid()).transpose(1, 2))
+        return F.cross_entropy(self.head(x).view(-1, VOCABULARY), targets.view(-1))
+
+
+def fused(batch: int = BATCH, length: int = 8, dtype: torch.dtype = torch.float64) -> Example:
+    """Build a model of fused projections."""
+    module = _seeded(Fused, dtype=dtype)
+    return module, {"tokens": _tokens(batch, length), "targets": _tokens(batch, length, seed=2)}
+
+
 class Experts(nn.Module):
     """Feed-forward experts as in GShard (arXiv:2006.16668, algorithm 1): every sample is a group,
     each token goes to its two best experts, and what exceeds an expert's capacity is dropped."""

@@ -85,6 +85,43 @@ def exact_llama() -> zoo.Example:
     return ExactLlama().double(), {"tokens": tokens[0], "targets": tokens[1]}
 
 
+class Reporting(nn.Module):
+    """A GPT that returns two losses and outputs of every sort: per sample and position, per sample,
+    over all samples, counted, and of parameters alone."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        body = self.body
+        x = body.embed(tokens) + body.position(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in body.layers:
+            x = layer(x)
+        logits = body.head(body.norm(x))
+        entropy = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        penalty = 0.01 * x.square().mean()
+        return {
+            "loss": entropy + penalty,
+            "entropy": entropy,
+            "penalty": penalty,
+            "logits": logits.detach(),
+            "last": x[:, -1],
+            "energy": x.square().sum((1, 2)),
+            "centre": x.mean((0, 1)),
+            "guess": logits.argmax(-1),
+            "accuracy": (logits.argmax(-1) == targets).to(x.dtype).mean(),
+            "hits": (logits.argmax(-1) == targets).sum(),
+            "weights": body.head.weight.square().sum(),
+        }
+
+
+def reporting() -> zoo.Example:
+    """Build it with a batch."""
+    module, batch = zoo.gpt(length=8)
+    return Reporting(module), batch
+
+
 @dataclass(frozen=True)
 class Model:
     """A captured model with its sample dims, and how close its training must come."""
@@ -105,15 +142,27 @@ FACTORIES: dict[str, tuple[Callable[[], zoo.Example], float]] = {
     "windows": (zoo.windows, EXACT),
     "segmentation": (zoo.segmentation, EXACT),
     "gpt": (partial(zoo.gpt, tied=True, length=8), EXACT),
+    "fused": (zoo.fused, EXACT),
     "bert": (partial(zoo.bert, length=8), EXACT),
     "lstm_translation": (zoo.lstm_translation, EXACT),
     "llama": (exact_llama, EXACT),
     "vit": (zoo.vit, EXACT),
     "experts": (zoo.switching, EXACT),
+    "reporting": (reporting, EXACT),
     "t5": (partial(zoo.t5, length=8), SINGLE),
     "hf_llama": (partial(zoo.llama, length=8), SINGLE),
     "mixtral": (partial(zoo.mixtral, length=8), SINGLE),
 }
+
+# Outputs besides the loss which every step must give as one process does.
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "reporting": (
+        "entropy", "penalty", "logits", "last", "energy", "centre", "guess", "accuracy", "hits",
+        "weights",
+    ),
+    "vit": ("logits",),
+    "t5": ("logits", "encoder_last_hidden_state"),
+}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -121,7 +170,7 @@ def model(name: str) -> Model:
     """Capture a model; batch norm statistics are synchronised, since local ones are not one process's."""
     factory, tolerance = FACTORIES[name]
     module, batch = factory()
-    captured = capture(module, batch, batch_norm="synchronised")
+    captured = capture(module, batch, batch_norm="synchronised", outputs=OUTPUTS.get(name, ()))
     samples = find_samples(captured.graph)
     return Model(factory, module, batch, captured, samples, tolerance)
 
@@ -129,4 +178,5 @@ def model(name: str) -> Model:
 @lru_cache(maxsize=4)
 def plain(name: str, clips: bool) -> Run:
     """Train a model with plain PyTorch."""
-    return train_plain(FACTORIES[name][0], OPTIMIZER, MAX_NORM if clips else None)
+    max_norm = MAX_NORM if clips else None
+    return train_plain(FACTORIES[name][0], OPTIMIZER, max_norm, OUTPUTS.get(name, ()))

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from shardwright.planner.lower import lower
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.launch import join_world
-from tests.laws.models import MAX_NORM, OPTIMIZER, model, plain
+from tests.laws.models import MAX_NORM, OPTIMIZER, OUTPUTS, model, plain
 from tests.laws.strategies import Shape, random_strategy
-from tests.runtime.equivalence import Run, assert_close, batches, copied
+from tests.runtime.equivalence import Run, assert_close, copied, step_through
 
 Case = tuple[str, Shape]
 
@@ -37,10 +37,12 @@ def holds(cases: Sequence[Case]) -> int:
         module = copy.deepcopy(one.module)
         options = RunOptions(max_norm=MAX_NORM if shape.clips else None, seed=5)
         executor = Executor(one.captured, program, module, optimizer=OPTIMIZER, options=options)
-        losses = [float(executor.step(batch)) for batch in batches(one.batch)]
+        losses, outputs = step_through(executor, one.batch, OUTPUTS.get(name, ()))
         executor.to_module(module)
         executor.close()
-        run = Run(losses, copied(module.named_parameters()), copied(module.named_buffers()))
+        run = Run(
+            losses, copied(module.named_parameters()), copied(module.named_buffers()), outputs
+        )
         assert_close(run, plain(name, shape.clips), f"{name}, {shape}", one.tolerance)
     return num_messages
 

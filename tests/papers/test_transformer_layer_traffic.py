@@ -144,6 +144,7 @@ def elements(traffic: Traffic, rank: int) -> float:
     return total
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     "SHARDWRIGHT_LAWS" not in os.environ, reason="minutes: 64 ranks in one process, in `make laws`"
 )

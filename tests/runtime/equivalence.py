@@ -7,7 +7,7 @@ compared through SGD: with a learning rate of 1 an update is the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,11 +28,12 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Run:
-    """Losses of the steps, and parameters (and buffers) after them."""
+    """Losses (and named outputs) of the steps, and parameters (and buffers) after them."""
 
     losses: list[float]
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    outputs: list[dict[str, Tensor]] = field(default_factory=list[dict[str, Tensor]])
 
 
 def batches(batch: dict[str, Tensor], steps: int = STEPS) -> list[dict[str, Tensor]]:
@@ -45,14 +46,19 @@ def batches(batch: dict[str, Tensor], steps: int = STEPS) -> list[dict[str, Tens
 
 
 def train_plain(
-    factory: Factory, optimizer: Callable[..., Any], max_norm: float | None = None
+    factory: Factory,
+    optimizer: Callable[..., Any],
+    max_norm: float | None = None,
+    names: Sequence[str] = (),
 ) -> Run:
-    """Train with plain PyTorch."""
+    """Train with plain PyTorch; ``names`` are the outputs to keep."""
     module, batch = factory()
     chosen = optimizer(list(module.named_parameters()))
     losses: list[float] = []
+    outputs: list[dict[str, Tensor]] = []
     for one in batches(batch):
         output = module(**one)
+        outputs.append(copied((name, output[name]) for name in names))
         loss = output if isinstance(output, Tensor) else output["loss"]
         chosen.zero_grad()
         loss.backward()
@@ -60,7 +66,7 @@ def train_plain(
             nn.utils.clip_grad_norm_(module.parameters(), max_norm)
         chosen.step()
         losses.append(float(loss.detach()))
-    return Run(losses, copied(module.named_parameters()), copied(module.named_buffers()))
+    return Run(losses, copied(module.named_parameters()), copied(module.named_buffers()), outputs)
 
 
 def train_planned(
@@ -79,6 +85,18 @@ def train_planned(
     trained, _ = factory()
     executor.to_module(trained)
     return Run(losses, copied(trained.named_parameters()), copied(trained.named_buffers()))
+
+
+def step_through(
+    executor: Executor, batch: dict[str, Tensor], names: Sequence[str]
+) -> tuple[list[float], list[dict[str, Tensor]]]:
+    """Train the steps and return their losses and named outputs."""
+    losses: list[float] = []
+    outputs: list[dict[str, Tensor]] = []
+    for one in batches(batch):
+        losses.append(float(executor.step(one, outputs=names)))
+        outputs.append(copied(executor.outputs.items()))
+    return losses, outputs
 
 
 def train_each(
@@ -106,6 +124,14 @@ def assert_close(found: Run, expected: Run, label: str, tolerance: float = 1e-10
         scale = max(float(tensor.abs().max()), 1e-3)
         difference = float((found.parameters[name] - tensor).abs().max()) / scale
         assert difference <= tolerance, f"{label}: {name} differs by {difference:.2e}"
+    for step, outputs in enumerate(expected.outputs):
+        assert found.outputs[step].keys() == outputs.keys()
+        for name, tensor in outputs.items():
+            said = f"{label}: output {name} of step {step}"
+            assert found.outputs[step][name].shape == tensor.shape, said
+            scale = max(float(tensor.abs().max()), 1e-3)
+            difference = float((found.outputs[step][name] - tensor).abs().max()) / scale
+            assert difference <= tolerance, f"{said} differs by {difference:.2e}"
 
 
 def assert_equivalent(

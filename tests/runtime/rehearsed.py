@@ -13,7 +13,7 @@ from shardwright.planner.lower import lower
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.rehearsal import MemoryWorld, Traffic, rehearse
-from tests.runtime.equivalence import Run, batches, copied
+from tests.runtime.equivalence import Run, copied, step_through
 
 
 def train_rehearsed(
@@ -31,8 +31,9 @@ def train_rehearsed(
         mine = copy.deepcopy(module)
         options = RunOptions(max_norm=max_norm, seed=5, world=world)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
-        losses = [float(executor.step(one)) for one in batches(batch)]
+        names = [name for name, _ in captured.graph.outputs]
+        losses, outputs = step_through(executor, batch, names)
         executor.to_module(mine)
-        return Run(losses, copied(mine.named_parameters()), copied(mine.named_buffers()))
+        return Run(losses, copied(mine.named_parameters()), copied(mine.named_buffers()), outputs)
 
     return rehearse(train, len(strategy.devices))

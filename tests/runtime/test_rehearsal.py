@@ -151,6 +151,29 @@ def test_memory_that_changes_under_way_is_told() -> None:
         rehearse(target, 2)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_was_sent_may_be_written_again_once_its_sender_has_waited(waits: bool) -> None:
+    def target(world: MemoryWorld) -> float:
+        link, buffer = world.link(0, 1), torch.ones(4)
+        if world.rank == 0:
+            pending = link.send(buffer, 0)
+            if waits:
+                pending.wait()
+            buffer += 1
+            world.link(1, 0).receive(torch.empty(1), 0).wait()
+            pending.wait()
+            return float(buffer.sum())
+        arriving = link.receive(buffer, 0)
+        world.link(1, 0).send(torch.ones(1), 0)
+        return float(arriving.wait().sum())
+
+    if waits:
+        assert rehearse(target, 2)[0] == [8, 4]
+    else:
+        with pytest.raises(RunError, match="but rank 0 changed what it gave"):
+            rehearse(target, 2)
+
+
 def test_the_first_error_of_a_rank_ends_all_and_is_raised() -> None:
     def target(world: MemoryWorld) -> None:
         if world.rank == 2:

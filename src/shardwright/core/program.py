@@ -118,7 +118,8 @@ class Segment:
     needed outside. The backward of a segment reads the gradients of ``outputs`` and accumulates into
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
-    peak while it runs, above what it began with and all that it makes; it may be below that. A segment whose graph is kept from its forward holds none of the inputs in
+    peak while it runs, above what it began with and all that it makes; it may be below that.
+    ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. A segment whose graph is kept from its forward holds none of the inputs in
     ``remade`` and ``spared``: backward finds the first made again, and does not need the second.
     """
 
@@ -133,6 +134,7 @@ class Segment:
     spared: tuple[int, ...] = ()
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
+    bare_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,13 @@ class Message:
     bytes: int
     purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
     destination: int = -1
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether what is split is copied into a buffer first, instead of sent from where it lies,
+        rank by rank, as it does along its first dim and alone."""
+        splits = self.primitive in ("reduce_scatter", "all_to_all")
+        return splits and not (len(self.sources) == 1 and self.dims[0][1] == 0)
 
     @property
     def is_unpacked(self) -> bool:
@@ -202,8 +211,8 @@ class Program:
     ``free_value[free_offset[i]:free_offset[i+1]]``. Memory per device of the group:
     ``allocated`` bytes appear at the start of the instruction, ``freed`` disappear at its end,
     ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time. What a
-    message has under way, and what a send frees, stays until it is completed
-    (``core.completion``).
+    message has under way, and what a message frees that is sent from where it lies, stays until it
+    is completed (``core.completion``).
 
     ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss;
     ``outputs`` are reported besides. Both live until the end of the step.

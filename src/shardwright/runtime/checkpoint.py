@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from shardwright.errors import CheckpointError
 from shardwright.runtime import manifest as book
 from shardwright.runtime.agreement import from_first, rank, together, world_size
+from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import (
     LATEST,
@@ -233,7 +234,7 @@ def _load_optimizer(
         with reading() as reader:
             if stored.shape == box.shape:
                 local = torch.zeros_like(parameter, dtype=stored.dtype, requires_grad=False)
-                reader.read(stored, box.start, local)
+                reader.read(stored, box.start, seen_as(local, box.local.shape))
             else:
                 local = reader.whole(stored)
                 group = group_of.get(id(parameter), {})
@@ -248,7 +249,8 @@ def load_into_module(root: str | Path, module: nn.Module) -> int:
     book.check_module(directory, content, module_tables(module), type(module).__name__)
     with torch.no_grad(), reading() as reader:
         for key, tensor in module_tensors(module).items():
-            reader.read(book.stored(directory, content, key), (0,) * tensor.dim(), tensor)
+            saved = book.stored(directory, content, key)
+            tensor.copy_(seen_as(reader.whole(saved), tensor.shape))
     return content.step
 
 

@@ -8,7 +8,9 @@ twice, so each rank broadcasts its own straight into the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,28 +25,63 @@ NOT_SUMMED_BY_GLOO = {torch.bool: torch.uint8, torch.int16: torch.int32}
 
 
 class Pending:
-    """Works under way, and what remains to be done locally once they are complete."""
+    """Works under way, and what remains to be done locally once they are complete.
 
-    __slots__ = ("_finish", "result", "works")
+    ``lent`` are the tensors that a thread of the backend holds besides, and nobody else.
+    """
+
+    __slots__ = ("_finish", "lent", "result", "works")
+    # Whether to wait until the backend has let go of them too: see ``alone_after_waiting``.
+    returns_lent = False
 
     def __init__(
         self,
         works: Sequence[Work],
         result: Tensor,
         finish: Callable[[], None] | None = None,
+        lent: Sequence[Tensor] = (),
     ) -> None:
         self.works = works
         self.result = result
         self._finish = finish
+        self.lent = lent
 
     def wait(self) -> Tensor:
         """Block until complete and return the result buffer."""
         for work in self.works:
             work.wait()
+            del work  # it holds tensors, too
+        self.works = ()
+        if Pending.returns_lent:
+            _take_back(self.lent)
+        self.lent = ()
         if self._finish is not None:
             self._finish()
-        self.works, self._finish = (), None
+        self._finish = None
         return self.result
+
+
+@contextmanager
+def alone_after_waiting() -> Generator[None]:
+    """While this lasts, what was waited for is held by no thread of the backend any more.
+
+    A thread of gloo tells that a work is complete just before it lets go of the work's tensors. If
+    it is the last to hold them it frees them, which the profiler, listening to the caller's thread,
+    does not hear.
+    """
+    Pending.returns_lent = True
+    try:
+        yield
+    finally:
+        Pending.returns_lent = False
+
+
+def _take_back(lent: Sequence[Tensor]) -> None:
+    """Wait, at most some seconds, until tensors are held by their Python objects alone."""
+    deadline = time.monotonic() + 5.0
+    for tensor in lent:
+        while tensor._use_count() > 1 and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            time.sleep(1e-5)
 
 
 def is_gloo(group: ProcessGroup) -> bool:
@@ -56,11 +93,12 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     """Sum a buffer over the group, in place."""
     wire = NOT_SUMMED_BY_GLOO.get(buffer.dtype)
     if wire is None:
-        work = dist.all_reduce(buffer, group=group, async_op=True)
-        return Pending((work,), buffer)  # type: ignore[arg-type]
+        lent = buffer.detach()
+        work = dist.all_reduce(lent, group=group, async_op=True)
+        return Pending((work,), buffer, lent=(lent,))  # type: ignore[arg-type]
     widened = buffer.to(wire)
     work = dist.all_reduce(widened, group=group, async_op=True)
-    return Pending((work,), buffer, lambda: _store(buffer, widened))  # type: ignore[arg-type]
+    return Pending((work,), buffer, lambda: _store(buffer, widened), (widened,))  # type: ignore[arg-type]
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
@@ -74,11 +112,12 @@ def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
         return Pending((work,), output)  # type: ignore[arg-type]
     rows = output.view(group.size(), -1)
     rows[group.rank()].copy_(piece)
+    lent = rows.unbind()
     works = [
-        dist.broadcast(rows[rank], group_src=rank, group=group, async_op=True)
-        for rank in range(group.size())
+        dist.broadcast(row, group_src=rank, group=group, async_op=True)
+        for rank, row in enumerate(lent)
     ]
-    return Pending(works, output)  # type: ignore[arg-type]
+    return Pending(works, output, lent=lent)  # type: ignore[arg-type]
 
 
 def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pending:
@@ -87,28 +126,32 @@ def reduce_scatter(output: Tensor, whole: Tensor, group: ProcessGroup) -> Pendin
         work = dist.reduce_scatter_single(output, whole, group=group, async_op=True)
         return Pending((work,), output)  # type: ignore[arg-type]
     terms = torch.empty_like(whole)
-    work = dist.all_to_all_single(terms, whole, group=group, async_op=True)
+    lent = (terms.detach(), whole.detach())
+    work = dist.all_to_all_single(*lent, group=group, async_op=True)
     rows = terms.view(group.size(), -1)
 
     def add_up() -> None:
         torch.sum(rows, 0, dtype=output.dtype, out=output)
 
-    return Pending((work,), output, add_up)  # type: ignore[arg-type]
+    return Pending((work,), output, add_up, lent)  # type: ignore[arg-type]
 
 
 def all_to_all(output: Tensor, pieces: Tensor, group: ProcessGroup) -> Pending:
     """Send the r-th of the buffer's equal pieces to rank r; one from every rank comes back."""
-    work = dist.all_to_all_single(output, pieces, group=group, async_op=True)
-    return Pending((work,), output)  # type: ignore[arg-type]
+    lent = (output.detach(), pieces.detach())
+    work = dist.all_to_all_single(*lent, group=group, async_op=True)
+    return Pending((work,), output, lent=lent)  # type: ignore[arg-type]
 
 
 def send(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start sending a contiguous tensor to a rank of the world."""
-    work = dist.isend(tensor, dst=rank, group=group, tag=tag)
-    return Pending((work,), tensor)  # type: ignore[arg-type]
+    lent = tensor.detach()
+    work = dist.isend(lent, dst=rank, group=group, tag=tag)
+    return Pending((work,), tensor, lent=(lent,))  # type: ignore[arg-type]
 
 
 def receive(tensor: Tensor, rank: int, group: ProcessGroup, tag: int) -> Pending:
     """Start receiving into a contiguous tensor from a rank of the world."""
-    work = dist.irecv(tensor, src=rank, group=group, tag=tag)
-    return Pending((work,), tensor)  # type: ignore[arg-type]
+    lent = tensor.detach()
+    work = dist.irecv(lent, src=rank, group=group, tag=tag)
+    return Pending((work,), tensor, lent=(lent,))  # type: ignore[arg-type]

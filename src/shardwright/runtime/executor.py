@@ -341,7 +341,7 @@ class Executor:
         self._before_update()
         for parameter, slot in pairs:
             gradient = self.machine.store.data[slot]
-            parameter.grad = None if gradient is None else gradient.contiguous()
+            parameter.grad = None if gradient is None else gradient.contiguous().view_as(parameter)
         self.optimizer.step()
         for parameter, _ in pairs:
             parameter.grad = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.layout import shard_dim
+from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.parameters import cut
 from shardwright.runtime.store import DTYPES
@@ -50,12 +51,13 @@ def kept_values(machine: Machine) -> dict[int, int]:
 
 def full_parameters(machine: Machine) -> dict[str, Tensor]:
     """Return every parameter whole, by name."""
-    tensors = machine.captured.graph.tensors
-    return {
-        tensors[tensor].name: whole_tensor(machine, value)
-        for tensor, value in kept_values(machine).items()
-        if tensors[tensor].role == "parameter"
-    }
+    tensors, found = machine.captured.graph.tensors, dict[str, Tensor]()
+    for tensor, value in kept_values(machine).items():
+        name = tensors[tensor].name
+        if tensors[tensor].role == "parameter":
+            shape = machine.parameters.module.get_parameter(name).shape
+            found[name] = seen_as(whole_tensor(machine, value), shape)
+    return found
 
 
 def to_module(machine: Machine, module: nn.Module) -> None:
@@ -65,6 +67,7 @@ def to_module(machine: Machine, module: nn.Module) -> None:
         for tensor, value in kept_values(machine).items():
             name, role = tensors[tensor].name, tensors[tensor].role
             if role == "parameter":
-                module.get_parameter(name).copy_(whole_tensor(machine, value))
+                parameter = module.get_parameter(name)
+                parameter.copy_(seen_as(whole_tensor(machine, value), parameter.shape))
             elif role == "buffer":
                 module.get_buffer(name).copy_(whole_tensor(machine, value))

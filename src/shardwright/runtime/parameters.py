@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shardwright.core.layout import local_shape, shard_dim, shard_offsets
 from shardwright.core.program import Program, Value
 from shardwright.errors import InputError
-from shardwright.runtime.capture import Captured
+from shardwright.runtime.capture import Captured, seen_as
 from shardwright.runtime.segment import Site
 from shardwright.runtime.store import DTYPES
 
@@ -82,7 +82,7 @@ class Parameters:
         spec = self.captured.graph.tensors[value.tensor]
         site, dtype = self.sites[value.mesh], DTYPES[value.dtype]
         if value.resident:
-            whole = self.module.get_parameter(spec.name).detach()
+            whole = seen_as(self.module.get_parameter(spec.name).detach(), spec.shape)
             tensor = self._local(whole, value, site)
         else:
             tensor = torch.empty(value.shape, dtype=dtype, device=site.device)
@@ -132,9 +132,22 @@ class Parameters:
                 if not isinstance(parameter, nn.Parameter) or value.gradient < 0:
                     raise InputError(f"parameter {tensors[value.tensor].name!r} has no gradient")
                 name = tensors[value.tensor].name
+                parameter = self._as_in_module(parameter, value.tensor)
                 self.masters.append(
                     Master(name=name, value=index, gradient=value.gradient, parameter=parameter)
                 )
+
+    def _as_in_module(self, parameter: nn.Parameter, tensor: int) -> nn.Parameter:
+        """Return a shard with as many dims as the module's parameter, for optimizers that look:
+        the graph may see blocks where the module has one dim (``capture.fused``)."""
+        spec = self.captured.graph.tensors[tensor]
+        declared = self.module.get_parameter(spec.name).shape
+        shape = list(parameter.shape)
+        if len(shape) == len(declared):
+            return parameter
+        dim = next(d for d, size in enumerate(declared) if size != spec.shape[d])
+        shape[dim : dim + 2] = [shape[dim] * shape[dim + 1]]
+        return nn.Parameter(parameter.detach().view(shape), requires_grad=parameter.requires_grad)
 
     # -- filling and releasing -----------------------------------------------------------------
 

@@ -6,7 +6,9 @@ replicated operator draws the same mask, shards draw different ones, and an oper
 splits draws the same under every plan with as many microbatches. The rule:
 
     place = blake2b-64(repr((operator, coordinate)))
-    seed of the generator = splitmix64(place + splitmix64(seed) + step * 2**20 + microbatch)
+    seed of the generator = splitmix64(place + splitmix64(seed) + step * 2**20 + microbatch + 1)
+
+where microbatch counts from 0, and is -1 for what runs once per step.
 """
 
 from __future__ import annotations

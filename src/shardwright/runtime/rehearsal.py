@@ -47,17 +47,23 @@ Traffic = dict[Tag, Sent]
 
 @dataclass(slots=True)
 class _Given:
-    """A buffer as one rank gave it, and the copy that others read."""
+    """A buffer as one rank gave it, and the copy that others read.
+
+    ``is_gone``: the giver has waited for it, and may write it again.
+    """
 
     buffer: Tensor
     copy: Tensor
     where: str
+    is_gone: bool = False
 
     @staticmethod
     def of(buffer: Tensor, where: str) -> _Given:
         return _Given(buffer, buffer.detach().clone(), where)
 
     def check_unchanged(self, rank: int) -> None:
+        if self.is_gone:
+            return
         needed = self.buffer.numel() * self.buffer.element_size()
         kept = self.buffer.untyped_storage().nbytes() >= needed
         if not (kept and _are_same(self.buffer, self.copy)):
@@ -244,13 +250,18 @@ class MemoryLink:
         given, number = _Given.of(tensor, room.baton.where[source]()), len(letters.sent)
         letters.sent.append((tag, given))
         room.count(source, "transfer", 2, tensor)
+
+        def finish() -> None:
+            given.check_unchanged(source)
+            given.is_gone = True
+
         waiting = _Waiting(
             room,
             source,
             lambda: letters.num_awaited > number,
             lambda: f"rank {destination} to receive what it sent in {given.where}",
         )
-        return Pending((waiting,), tensor)  # type: ignore[arg-type]
+        return Pending((waiting,), tensor, finish)  # type: ignore[arg-type]
 
     def receive(self, memory: Tensor, tag: int) -> Pending:
         """Receive."""
@@ -270,7 +281,7 @@ class MemoryLink:
                     rank=destination,
                     instruction=where,
                 )
-            # The sender may write again as soon as it can know that this has arrived: not before.
+            # The sender may write again once it has waited: not before.
             given.check_unchanged(source)
             memory.copy_(given.copy)
 

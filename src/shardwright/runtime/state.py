@@ -6,6 +6,7 @@ Every parameter, buffer and optimizer tensor has a key, ``parameter/NAME``, ``bu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.core.layout import shard_offsets
 from shardwright.errors import CheckpointError
+from shardwright.runtime.capture import seen_as
 from shardwright.runtime.gather import kept_values
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import Group, ModuleTable, dtype_name, plain
@@ -96,6 +98,8 @@ def box_of(machine: Machine, index: int, key: str, local: Tensor) -> Held:
     site = machine.sites[value.mesh]
     shape = tuple(machine.captured.graph.tensors[value.tensor].shape)
     start = shard_offsets(shape, value.layout, site.mesh.sizes, site.coordinate)
+    if local.numel() == math.prod(value.shape):  # as the graph sees it, not as the optimizer does
+        local = seen_as(local, value.shape)
     replica, count = 0, 1
     for axis, (size, place) in enumerate(zip(site.mesh.sizes, site.coordinate, strict=True)):
         step = tuple(int(other == axis) for other in range(len(site.mesh.sizes)))
@@ -132,7 +136,7 @@ def optimizer_state(
             held = box_of(machine, master.value, key, value)
             if value.shape == master.parameter.shape:
                 boxes.append(held)
-            elif value.numel() == 1 or tuple(master.parameter.shape) == held.shape:
+            elif value.numel() == 1 or master.parameter.numel() == math.prod(held.shape):
                 shape = tuple(value.shape)
                 is_first = held.is_writer and not any(held.start)
                 boxes.append(Held(key, value, (0,) * len(shape), shape, is_first))

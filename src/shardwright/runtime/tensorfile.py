@@ -66,6 +66,15 @@ class Stored:
     pieces: tuple[Piece, ...]
 
 
+def seen_in(stored: Stored, shape: Sequence[int]) -> Stored:
+    """Return a tensor stored in one piece as if it had been stored in another shape."""
+    if stored.shape == tuple(shape):
+        return stored
+    (piece,) = stored.pieces
+    seen = Piece(piece.file, piece.key, (0,) * len(shape), tuple(shape))
+    return Stored(stored.dtype, tuple(shape), (seen,))
+
+
 # -- writing ---------------------------------------------------------------------------------------
 
 
@@ -182,7 +191,10 @@ class Reader:
                 slice(a - first, b - first)
                 for a, b, first in zip(low, high, piece.start, strict=True)
             )
-            return file.get_slice(piece.key)[cuts]
+            box = file.get_slice(piece.key)
+            if tuple(box.get_shape()) == piece.size:
+                return box[cuts]
+            return file.get_tensor(piece.key).view(piece.size)[cuts]
         except SafetensorError as error:
             raise CheckpointError(
                 f"{piece.file} must hold {piece.key!r} as its manifest says, but it does not "

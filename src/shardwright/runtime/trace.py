@@ -2,8 +2,7 @@
 
 Times and memory come from two different steps, since recording memory slows the first. On the CPU
 memory is what the allocator reports through the profiler: exact bytes of every tensor, temporaries
-inside operators among them, plus what was alive before. What a thread of gloo happens to be the last
-to let go of is not seen to go, so that plans of many small messages read a little high. On CUDA it is the allocator's own peak.
+inside operators among them, plus what was alive before. On CUDA it is the allocator's own peak.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from shardwright.core.timeline import Timeline
+from shardwright.runtime.collectives import alone_after_waiting
 from shardwright.runtime.interpreter import Compiled, Machine
 from shardwright.runtime.status import StatusFile
 
@@ -112,7 +112,8 @@ def measure_memory(
         return np.array([[0.0, base], [0.0, float(torch.cuda.max_memory_allocated(device))]])
     _together()
     begin = time.time_ns()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with alone_after_waiting(), recording as profiler:
         run(walk)
     results = profiler.profiler
     kineto: Any = results.kineto_results if results is not None else None

@@ -16,6 +16,7 @@ from torch import Tensor
 from shardwright.errors import CheckpointError
 from shardwright.runtime import manifest as book
 from shardwright.runtime.agreement import rank, together
+from shardwright.runtime.capture import seen_as
 from shardwright.runtime.checkpoint import open_checkpoint
 from shardwright.runtime.gather import kept_values, whole_tensor
 from shardwright.runtime.interpreter import Machine
@@ -28,6 +29,7 @@ from shardwright.runtime.tensorfile import (
     contents,
     in_file_order,
     reading,
+    seen_in,
     write,
 )
 
@@ -81,7 +83,9 @@ def _streamed(
     outlines = in_file_order(
         Outline(name, DTYPES[table.dtype], tuple(table.shape)) for name, table in tables.items()
     )
-    return outlines, (fetch(tables[one.name].key).to(one.dtype) for one in outlines)
+    return outlines, (
+        seen_as(fetch(tables[one.name].key), one.shape).to(one.dtype) for one in outlines
+    )
 
 
 def _write_whole(path: Path, outlines: list[Outline], tensors: Iterator[Tensor]) -> Path:
@@ -117,7 +121,7 @@ def _load_weights(machine: Machine, path: Path) -> None:
         chosen = _matched(path, tables, saved)
         for held in lasting(machine):
             if held.key in chosen:
-                reader.read(chosen[held.key], held.start, held.local)
+                reader.read(seen_in(chosen[held.key], held.shape), held.start, held.local)
         for key, tensor in idle_tensors(machine).items():
             if key in chosen:
                 reader.read(chosen[key], (0,) * tensor.dim(), tensor)

@@ -168,6 +168,8 @@ class Proposal:
     """Lines for the rules' table that held in all tests: evidence, not proof.
 
     ``num_unexplained`` of the ``num_examples`` calls are covered by none of the lines.
+    ``num_crashes`` wrong cuts ended the process in which they were tried; ``problem`` says why
+    nothing could be tried at all.
     """
 
     kind: str
@@ -176,6 +178,8 @@ class Proposal:
     num_splits: int
     num_examples: int
     num_unexplained: int
+    num_crashes: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,10 @@ def show_proposals(voice: Voice, found: Sequence[Proposal]) -> None:
         tested = f"# held for {one.num_cases} calls in {one.num_splits} splits"
         unexplained = f"{one.num_unexplained} of {one.num_examples} calls"
         if not one.lines:
-            voice.say(Text(f"{one.kind}: no way to cut it was found; it runs replicated."))
+            reason = one.problem or "no way to cut it was found"
+            voice.say(Text(f"{one.kind}: {reason}; it runs replicated."), *_crashes(one))
             continue
-        voice.say(Text("\n".join([tested, *one.lines])))
+        voice.say(Text("\n".join([tested, *one.lines])), *_crashes(one))
         if one.num_unexplained:
             voice.say(Text(f"No line was found for {unexplained}.", style="yellow"))
         if len(one.lines) > 1:
@@ -85,3 +86,11 @@ def show_proposals(voice: Voice, found: Sequence[Proposal]) -> None:
         voice.next(
             "paste into planner/space/rules with an example; then `shardwright verify-rules`"
         )
+
+
+def _crashes(one: Proposal) -> list[Text]:
+    """Say that a kernel does not look at its shapes."""
+    if not one.num_crashes:
+        return []
+    said = f"{one.num_crashes} wrong cuts ended the process in which they were tried."
+    return [Text(said, style="dim")]

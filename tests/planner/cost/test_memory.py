@@ -151,6 +151,7 @@ def real_peaks(module: nn.Module, batch: dict[str, Tensor]) -> tuple[int, int]:
     ("name", "options"),
     [
         ("gpt", {"width": 128, "length": 64, "depth": 3}),
+        ("gpt", {"width": 32, "length": 256, "depth": 3}),
         ("mlp", {"batch": 4096, "width": 64, "depth": 5}),
         ("llama", {}),
         ("vit", {}),
@@ -163,7 +164,7 @@ def test_peaks_of_forward_and_backward_equal_the_allocators(name: str, options: 
         real_forward, real_backward = real_peaks(module, batch)
     assert saved + forward == pytest.approx(real_forward, rel=0.01)
     gradients = sum(p.numel() * p.element_size() for p in module.parameters())
-    assert saved + gradients + backward == pytest.approx(real_backward, rel=0.04)
+    assert saved + gradients + backward == pytest.approx(real_backward, rel=0.01)
 
 
 class One(nn.Module):

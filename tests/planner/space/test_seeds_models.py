@@ -10,7 +10,7 @@ from tests import zoo
 pytestmark = pytest.mark.torch
 
 
-def test_megatron_splits_gpt2s_feed_forward_through_its_gelu_in_pieces() -> None:
+def test_megatron_splits_gpt2s_fused_attention_and_its_feed_forward() -> None:
     from shardwright.runtime.capture import capture
 
     graph = capture(*zoo.gpt2()).graph
@@ -18,8 +18,8 @@ def test_megatron_splits_gpt2s_feed_forward_through_its_gelu_in_pieces() -> None
     products = [
         config.dims[-1]
         for operator, config in zip(graph.operators, configs, strict=True)
-        if operator.kind == "aten.addmm.default"
+        if operator.kind in ("aten.addmm.default", "shardwright.linear_blocks")
     ]
-    # Fused queries, keys and values stay whole, and so does what projects them back.
-    assert products == ["", "", "m", "k"] * (len(products) // 4)
-    assert products
+    # Queries, keys and values by columns and their projection by rows; the same, through its gelu in
+    # pieces, for the feed-forward.
+    assert products == ["n", "k", "m", "k"] * 2

@@ -40,7 +40,7 @@ USUAL_EFFICIENCY = (0.6, 0.2)
 CPU_EFFICIENCY = 0.9
 MODEL_SPREAD = 0.25
 
-MATMUL = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
+MATMUL = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 CONVOLUTION = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
 ATTENTION = frozenset({"scaled_dot_product_attention"})
 HEAVY = MATMUL | CONVOLUTION | ATTENTION
@@ -134,6 +134,8 @@ def local_flops(kind: str, inputs: Shapes, outputs: Shapes) -> float | None:
     out = math.prod(outputs[0]) if outputs else 0
     if kind in {"linear", "matmul", "mm", "bmm"}:
         return 2.0 * out * (inputs[0][-1] if inputs[0] else 1)
+    if kind == "linear_blocks":
+        return 2.0 * math.prod(inputs[0][:-1]) * math.prod(inputs[1])
     if kind in {"addmm", "baddbmm"}:
         return 2.0 * out * inputs[1][-1]
     if kind == "einsum":

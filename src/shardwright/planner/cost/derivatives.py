@@ -23,6 +23,10 @@ VIEWS = frozenset({
     "tensor_split",
 })  # fmt: skip
 
+# Views that copy what does not lie in the order of its dims, and views that keep that order.
+MAY_COPY = frozenset({"reshape", "reshape_as", "contiguous", "flatten"})
+KEEPS_ORDER = MAY_COPY | {"view", "view_as", "_unsafe_view", "unflatten", "unsqueeze", "squeeze"}
+
 # Names with nothing to keep: the gradient needs shapes only.
 KEEPS_NOTHING = frozenset({
     "add", "sub", "rsub", "neg", "sum", "mean", "cumsum", "cat", "stack", "clone", "to",
@@ -54,8 +58,13 @@ KEEPS_POSITIONS = {
     "index_add": (1,), "index_copy": (1,), "index_fill": (1,), "take_along_dim": (1,),
 }  # fmt: skip
 
-PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "mul", "einsum", "mv", "dot", "conv1d",
+PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "einsum", "mv", "dot", "conv1d",
                       "conv2d", "conv3d", "convolution"})  # fmt: skip
+
+
+# Whose operands' gradients are their result's or parts of it, without a copy.
+PASSES_PARTS = frozenset({"cat", "concat", "stack", "sum"})
+PASSES_ALL = frozenset({"add", "add_", "clone"})
 
 
 def base_kind(kind: str) -> str:
@@ -86,6 +95,18 @@ def is_identity(graph: OperatorGraph, operator: Operator) -> bool:
     if bare == "dropout":
         return operator.attribute("p") in (0, 0.0) or operator.attribute("train") is False
     return False
+
+
+def passes_gradient(
+    operator: Operator, position: int, operand: tuple[int, ...], result: tuple[int, ...]
+) -> bool:
+    """Whether an operand's gradient lies where its result's does, given their (local) shapes."""
+    bare = base_kind(operator.kind)
+    if bare in PASSES_PARTS:
+        return True
+    if bare in PASSES_ALL or (bare in {"sub", "sub_"} and position == 0):
+        return operand == result
+    return is_view(bare) and math.prod(operand) == math.prod(result)
 
 
 def saved_tensors(

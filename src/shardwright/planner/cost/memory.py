@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
-from shardwright.planner.cost.derivatives import base_kind, is_identity, is_view, saved_tensors
+from shardwright.planner.cost.backward import backward_peak, value_bytes
+from shardwright.planner.cost.derivatives import (
+    KEEPS_ORDER,
+    MAY_COPY,
+    base_kind,
+    is_identity,
+    is_view,
+    saved_tensors,
+)
 
 Shapes = tuple[tuple[int, ...], ...]
 # What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
@@ -61,7 +69,10 @@ def segment_memory(
         return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
     saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
     forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
-    backward = _backward_peak(graph, calls, values, inputs, storages, kept)
+    released = list(storages.extra)
+    for root, step in storages.released.items():
+        released[step] += storages.size[root] if root in kept else 0
+    backward = backward_peak(graph, calls, values, (inputs, outputs), released)
     return saved, (forward, backward)
 
 
@@ -77,6 +88,35 @@ def saved_inputs(graph: OperatorGraph, segment: Segment, values: Sequence[Value]
     """Return the inputs of a segment that its own backward needs."""
     storages = _trace(graph, segment.calls, values, segment.inputs)
     return frozenset(v for v in segment.inputs if storages.root[v] in storages.kept)
+
+
+def viewed_inputs(
+    graph: OperatorGraph, segment: Segment, values: Sequence[Value]
+) -> dict[int, int]:
+    """Map outputs of a segment to the activations among its inputs that they are mere views of.
+
+    Left out is what may have been copied on the way: reshaped when no longer in order of memory.
+    """
+    source: dict[int, int] = {}
+    ordered: set[int] = set()
+    for value in segment.inputs:
+        root = _through_alias(values, value)
+        if values[root].role == "activation":
+            source[value] = root
+            producer = graph.tensors[values[root].tensor].producer
+            bare = base_kind(graph.operators[producer].kind)
+            ordered |= {value} if not is_view(bare) or bare in KEEPS_ORDER else set()
+    for call in segment.calls:
+        operator = graph.operators[call.operator]
+        bare = base_kind(operator.kind)
+        operand = call.operands[0] if call.operands else -1
+        same = is_identity(graph, operator)
+        views = same or (is_view(bare) and (operand in ordered or bare not in MAY_COPY))
+        if views and operand in source and call.scale == 1.0:
+            made = {value for value in call.results if value >= 0}
+            source |= dict.fromkeys(made, source[operand])
+            ordered |= made if operand in ordered and (same or bare in KEEPS_ORDER) else set()
+    return {value: source[value] for value in segment.outputs if value in source}
 
 
 def _trace(
@@ -99,7 +139,7 @@ def _trace(
             storages.root[value] = root
             if root == value:
                 storages.made[root] = step
-                storages.size[root] = _value_bytes(values[value])
+                storages.size[root] = value_bytes(values[value])
             storages.last[root] = step
         _keep(graph, call, values, storages, step)
     return storages
@@ -132,10 +172,6 @@ def _through_alias(values: Sequence[Value], value: int) -> int:
     return value
 
 
-def _value_bytes(value: Value) -> int:
-    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
-
-
 def _bytes_beyond_outputs(
     storages: _Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
 ) -> int:
@@ -143,7 +179,7 @@ def _bytes_beyond_outputs(
     shown: dict[int, int] = {}
     for value in outputs:
         root = storages.root.get(value, value)
-        shown[root] = shown.get(root, 0) + _value_bytes(values[value])
+        shown[root] = shown.get(root, 0) + value_bytes(values[value])
     return sum(
         max(0, storages.size[root] - shown[root]) for root in kept_out if root in storages.made
     )
@@ -180,56 +216,5 @@ def _forward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
         return 0
     scores, sums = values[call.operands[0]], values[call.results[0]]
     wide = max(4, DTYPE_BYTES[scores.dtype])
-    return wide * (min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS) + 2 * math.prod(sums.shape))
-
-
-def _backward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
-    """Return what a kernel's backward needs besides its results: cross entropy takes two steps."""
-    if bare in {"cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss"}:
-        return _value_bytes(values[call.operands[0]])
-    return 0
-
-
-def _backward_peak(
-    graph: OperatorGraph,
-    calls: Sequence[Call],
-    values: Sequence[Value],
-    inputs: tuple[int, ...],
-    storages: _Storages,
-    kept: set[int],
-) -> int:
-    """Return the most bytes of gradients alive while saved storages are being released.
-
-    The gradient of a value appears when the last call that reads it runs backward, and disappears
-    when the call that made it has run. A view's gradient is a view of its source's. Gradients of the
-    inputs, which are counted elsewhere as if they were there from the beginning, appear and stay.
-    """
-    outside = {v for v in inputs if graph.tensors[values[v].tensor].needs_gradient}
-    inner = set(storages.root) - set(inputs)
-    gradients: dict[int, int] = {}
-    level = peak = -sum(_value_bytes(values[value]) for value in outside)
-    for step in range(len(calls) - 1, -1, -1):
-        call = calls[step]
-        operator = graph.operators[call.operator]
-        for value in call.operands:
-            root = storages.root[value]
-            if value in outside:
-                outside.discard(value)
-                level += _value_bytes(values[value])
-            fresh = value in inner and root in storages.made and root not in gradients
-            if fresh and graph.tensors[values[value].tensor].needs_gradient:
-                gradients[root] = storages.size[root]
-                level += gradients[root]
-        peak = max(peak, level + _backward_workspace(base_kind(operator.kind), call, values))
-        shares = is_view(base_kind(operator.kind))
-        for value in call.results:
-            root = storages.root.get(value, -1)
-            if value >= 0 and not shares and root in gradients:
-                level -= gradients.pop(root)
-        level -= storages.extra[step]
-        level -= sum(
-            storages.size[root]
-            for root, at in storages.released.items()
-            if at == step and root in kept
-        )
-    return peak
+    count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
+    return wide * (count + 2 * count * sums.shape[-1] // scores.shape[-1])

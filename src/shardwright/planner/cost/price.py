@@ -119,7 +119,7 @@ class Tariff:
             for position, tensor in enumerate(graph.parameters)
             if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
         )
-        self.known: dict[int, tuple[object, Row, Row]] = {}
+        self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
         self._frame: object = None
 
     def price(self, program: Program) -> Prices:
@@ -134,7 +134,7 @@ class Tariff:
 
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
         """Look at meshes: one device of each kind per mesh, since a group waits for its slowest."""
-        self.known: dict[int, tuple[object, Row, Row]] = {}
+        self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         self.rates: list[list[Rates]] = []
         self.calls.clear()
@@ -156,24 +156,26 @@ class Tariff:
 
     def segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return columns of the seconds of every segment's forward and backward."""
-        known = self.known
-        for item in self.program.segments:
-            if id(item) not in known:
-                forward, backward = self._segment(item, "forward"), self._segment(item, "backward")
-                known[id(item)] = (item, _row(forward), _row(backward))
-        found = [known[id(item)] for item in self.program.segments]
+        found: list[tuple[object, Row, Row]] = []
+        for item, added in zip(self.program.segments, self._added(), strict=True):
+            key = (id(item), added)
+            if key not in self.known:
+                forward = self._segment(item, "forward", added)
+                backward = self._segment(item, "backward", added)
+                self.known[key] = (item, _row(forward), _row(backward))
+            found.append(self.known[key])
         return _columns([entry[1] for entry in found]), _columns([entry[2] for entry in found])
 
     def messages(self) -> NDArray[np.float64]:
         """Return columns of the seconds of every message."""
         known = self.known
         for number, item in enumerate(self.program.messages):
-            if id(item) not in known:
+            if (id(item), 0) not in known:
                 row = _row(self._message(number))
-                known[id(item)] = (item, row, row)
-        return _columns([known[id(item)][1] for item in self.program.messages])
+                known[id(item), 0] = (item, row, row)
+        return _columns([known[id(item), 0][1] for item in self.program.messages])
 
-    def _segment(self, segment: Segment, phase: str) -> Cost:
+    def _segment(self, segment: Segment, phase: str, added: int) -> Cost:
         if phase == "backward" and not segment.has_backward:
             return Cost(seconds=0.0)
         fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
@@ -181,7 +183,8 @@ class Tariff:
         for rates in self.rates[segment.mesh]:
             costs = [self._call(call, phase, rates) for call in segment.calls]
             if phase == "backward":
-                costs.append(Cost(seconds=memory_seconds(3 * self._joined(segment), rates.kind)))
+                size = 3 * (self._joined(segment) + added)
+                costs.append(Cost(seconds=memory_seconds(size, rates.kind)))
             options.append(_total([fixed, *costs]))
         return max(options, key=lambda cost: cost.seconds)
 
@@ -216,6 +219,26 @@ class Tariff:
             for value, count in uses.items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
+
+    def _added(self) -> list[int]:
+        """Return by segment the bytes of gradients that it adds to those of segments behind it.
+
+        Backward runs the last reader of a value first; so its gradient is written once, then added
+        to, however the readers are spread over segments.
+        """
+        values, segments, written = self.program.values, self.program.segments, set[int]()
+        found = [0] * len(segments)
+        for number in reversed(range(len(segments))):
+            if not segments[number].has_backward:
+                continue
+            for value in segments[number].inputs:
+                gradient = values[value].gradient
+                if gradient < 0 or values[gradient].scope == "step":
+                    continue  # ``accumulated`` counts what is summed over the step
+                if gradient in written:
+                    found[number] += _bytes(values[value])
+                written.add(gradient)
+        return found
 
     def accumulated(self, segment: Segment) -> float:
         """Return the seconds of adding a later microbatch's gradients to those kept."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +35,6 @@ from shardwright.planner.lower.waits import NAMES, Waits
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
 
 _PREVIOUS = "previous compute"
-
-Drafted = TypeVar("Drafted")
 
 
 @dataclass(slots=True)
@@ -81,18 +78,18 @@ class _Layout:
     def resource(self, name: str) -> int:
         return self.resources.setdefault(name, len(self.resources))
 
-    def append(
-        self, name: str, compiled: _Compiled, microbatch: int, *, adds: bool = False
-    ) -> None:
-        """Append an instance; ``adds``: to the gradients of microbatches before."""
+    def append(self, name: str, compiled: _Compiled, microbatch: int, *, before: int = 0) -> None:
+        """Append an instance, which adds to the gradients of so many microbatches ``before``."""
         base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
         self.begin[name, stage, microbatch] = base
         targets = compiled.targets.copy()
         for (instance, other), chosen in compiled.references.items():
             targets[chosen] += self._base(instance, other, microbatch, base, stage)
         allocated = lifetimes.allocated
-        temporary = lifetimes.later if adds else lifetimes.temporary
-        if not adds and len(lifetimes.first):
+        temporary = lifetimes.temporary
+        if before:
+            temporary = lifetimes.second if before == 1 else lifetimes.onward
+        elif len(lifetimes.first):
             allocated = allocated + lifetimes.first
         keep = targets >= 0
         self.predecessors.append((compiled.places[keep] + base, targets[keep]))
@@ -129,16 +126,15 @@ def assemble(draft: Draft, templates: Templates, loss: int) -> Program:
         layout.append("prologue", compiled[stage]["prologue"], -1)
     pipeline = draft.strategy.pipeline
     orders = pipeline_order(pipeline.schedule, count, pipeline.num_microbatches)
-    begun: set[int] = set()
     left = [pipeline.num_microbatches] * count
     for stage, phase, microbatch in global_order(orders):
         if phase == "F":
             layout.append("forward", compiled[stage]["forward"], microbatch)
             continue
+        before = pipeline.num_microbatches - left[stage]
         left[stage] -= 1
         template = compiled[stage]["last backward" if left[stage] == 0 else "backward"]
-        layout.append("backward", template, microbatch, adds=stage in begun)
-        begun.add(stage)
+        layout.append("backward", template, microbatch, before=before)
     for name in ("send", "receive", "epilogue"):
         for stage in range(count):
             layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
@@ -286,13 +282,17 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     frees = [_frees(part) for part, _, _, _ in parts]
     free_counts = np.concatenate([counts for counts, _ in frees])
     item = np.concatenate([part.item for part, _, _, _ in parts])
-    segments = _number_used(item, RUNS_SEGMENT[kind], draft.segments)
-    messages = _number_used(item, MOVES[kind], draft.messages)
+    segments = draft.segment_order()
+    number = np.zeros(len(draft.segments), dtype=np.int32)
+    number[segments] = np.arange(len(segments))
+    item[RUNS_SEGMENT[kind]] = number[item[RUNS_SEGMENT[kind]]]
+    messages = np.unique(item[MOVES[kind]])
+    item[MOVES[kind]] = np.searchsorted(messages, item[MOVES[kind]])
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),
-        segments=segments,
-        messages=messages,
+        segments=tuple([draft.segments[index] for index in segments]),
+        messages=tuple([draft.messages[int(index)] for index in messages]),
         loss=loss,
         outputs=draft.outputs,
         kind=kind,
@@ -318,15 +318,6 @@ def _frees(part: _Compiled) -> tuple[Ints, NDArray[np.int32]]:
     order = np.argsort(found.free_place, kind="stable")
     counts = np.bincount(found.free_place, minlength=len(part.kind))
     return counts, found.free_value[order].astype(np.int32)
-
-
-def _number_used(
-    item: NDArray[np.int32], chosen: NDArray[np.bool_], drafted: list[Drafted]
-) -> tuple[Drafted, ...]:
-    """Return those of a draft's segments or messages that run, and number the items by them."""
-    used = np.unique(item[chosen])
-    item[chosen] = np.searchsorted(used, item[chosen])
-    return tuple([drafted[int(index)] for index in used])
 
 
 def _repeat(

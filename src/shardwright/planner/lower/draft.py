@@ -98,6 +98,7 @@ class Draft:
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
+        self.views: dict[int, int] = {}  # output of a segment -> input whose storage it lies in
         # What does not depend on the batch but is read sample by sample (an initial state of
         # zeros), and along which dim; ``samples.tensor_dim`` knows only what carries samples.
         self.cut_dim: dict[int, int] = {}
@@ -191,9 +192,20 @@ class Draft:
         """Return the value whose data a value views, itself where it has its own."""
         return self.roots[value]
 
+    def storage(self, value: int) -> int:
+        """Return the value in whose memory a value lies: that of its data, or what that views."""
+        value = self.roots[value]
+        while value in self.views:
+            value = self.roots[self.views[value]]
+        return value
+
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""
-        return self.sizes[value]
+        return 0 if value in self.views else self.sizes[value]
+
+    def segment_order(self) -> list[int]:
+        """Return the segments of this lowering in the order in which they were made."""
+        return list(range(len(self.segments)))
 
     def reshard(self, source: int, target: Layout) -> tuple[Reshard, ...]:
         """Return the steps that bring a value to another layout."""

@@ -106,6 +106,10 @@ class LastingDraft(Draft):
         self.begun.append((index, segment))
         return index
 
+    def segment_order(self) -> list[int]:
+        """Return the segments of this lowering in the order in which they were made."""
+        return [index for index, _ in self.begun]
+
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates, in this lowering."""
         self._untold.setdefault(value, self.values[value])
@@ -309,6 +313,7 @@ class _Replay(Lowering):
             stage.prologue += prologue
             stage.forward += forward
             stage.block = record.blocks[place]
+        draft.begun += record.segments
         for index, segment in record.segments:
             draft.segments[index] = segment
         for stage, tensor, state in record.leaves:

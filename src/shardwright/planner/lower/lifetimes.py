@@ -2,7 +2,7 @@
 
 A microbatch's forward and backward are looked at together. A value that backward reads before it
 writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
-Data viewed by aliases lives as long as its last alias.
+Data lives as long as the last alias or view of it.
 
 Sets of values are arrays of flags, and lists of steps are columns (``template``), so that a stage
 takes a few hundred NumPy calls however many steps it has.
@@ -29,8 +29,8 @@ class Lifetimes:
     """Per template position: bytes appearing and disappearing, and which values are freed where.
 
     ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate),
-    ``later`` the temporary bytes of the other microbatches, which add to those; both are empty
-    outside backward.
+    ``second`` and ``onward`` the temporary bytes of the other microbatches, which add to those; all
+    are empty outside backward.
     """
 
     allocated: Ints
@@ -39,7 +39,8 @@ class Lifetimes:
     free_place: Ints
     free_value: Ints
     first: Ints = field(default_factory=lambda: _NOTHING)
-    later: Ints = field(default_factory=lambda: _NOTHING)
+    second: Ints = field(default_factory=lambda: _NOTHING)
+    onward: Ints = field(default_factory=lambda: _NOTHING)
 
     def free(self, place: int, values: Ints) -> None:
         """Free values with a step; their bytes are counted by whoever calls."""
@@ -49,15 +50,15 @@ class Lifetimes:
 
 def _returns(facts: Facts, template: Template) -> Flags:
     """Values that every microbatch makes anew: per-microbatch ones and gathered parameters."""
-    found = facts.set_of(facts.root[template.value]) & facts.by_microbatch
+    found = facts.set_of(facts.storage[template.value]) & facts.by_microbatch
     gathered = template.written[facts.is_gathered[template.written]]
-    found[facts.root[gathered]] = True
+    found[facts.storage[gathered]] = True
     return found
 
 
 def reported(draft: Draft, facts: Facts) -> Flags:
     """Values that live until the end of the step because somebody may ask for them."""
-    return facts.set_of([draft.root(output.value) for output in draft.outputs])
+    return facts.set_of([draft.storage(output.value) for output in draft.outputs])
 
 
 def forward_lifetimes(
@@ -69,7 +70,7 @@ def forward_lifetimes(
     if len(backward.value):
         moment[:] = 2 * len(backward.steps) + 1
         order = 2 * backward.place + backward.writes
-        np.minimum.at(moment, facts.root[backward.value], order)
+        np.minimum.at(moment, facts.storage[backward.value], order)
     dying = returning & ((moment & 1) == 1) & ~reported(draft, facts)
     return _walk(draft, facts, forward, (dying, returning, facts.none()))
 
@@ -129,7 +130,9 @@ def _add_up(draft: Draft, facts: Facts, backward: Template, lifetimes: Lifetimes
         if chosen is again:
             lifetimes.temporary = sums
         else:
-            lifetimes.later = sums
+            lifetimes.second = sums
+            # By now the sums are the store's alone, and are added to in place.
+            lifetimes.onward = alone + total
 
 
 def once_lifetimes(
@@ -148,33 +151,63 @@ def once_lifetimes(
 def _walk(
     draft: Draft, facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags]
 ) -> tuple[Lifetimes, Flags]:
-    """Play the steps: allocate at a first write, free ``dying`` values after their last touch.
+    """Play the steps: allocate at a first write, free ``dying`` values after their last touch, or
+    after the last before they are made anew.
 
     ``sets``: the dying, those that are made here, and those alive before. Returns what is alive
     afterwards too.
     """
     dying, returning, alive = sets
-    count = len(template.steps)
     result = Lifetimes(*_segment_bytes(draft, template), _NOTHING, _NOTHING)
-    if not count:
+    if not len(template.value):
         return result, alive
-    new = returning & ~alive
-    fresh, where = np.unique(template.written, return_index=True)
-    mine = new[fresh] & (facts.root[fresh] == fresh)
-    fresh = fresh[mine]
-    np.add.at(result.allocated, template.written_at[where[mine]], facts.bytes[fresh])
+    uses = _Uses(facts, template)
+    value, place, ends = uses.value, uses.place, uses.is_last & dying[uses.value]
+    # A life begins with a value's first use or after its last end, and lasts to its next one.
+    begins = np.ones(len(value), dtype=np.bool_)
+    begins[1:] = (value[1:] != value[:-1]) | ends[:-1]
+    life = np.cumsum(begins) - 1
+    is_first = np.ones(len(value), dtype=np.bool_)
+    is_first[1:] = value[1:] != value[:-1]
+    living = (alive[value] & is_first)[begins]
+    written = np.flatnonzero(uses.is_own & returning[value] & ~living[life])
+    new = written[np.unique(life[written], return_index=True)[1]]
+    np.add.at(result.allocated, place[new], facts.bytes[value[new]])
+    living[life[new]] = True
+    ended = np.flatnonzero(ends)
+    ended = ended[np.argsort(uses.order[ended])]
+    result.free_place, result.free_value = place[ended], value[ended]
+    gone = ended[living[life[ended]]]
+    np.add.at(result.freed, place[gone], facts.bytes[value[gone]])
+    living[life[ended]] = False
     alive = alive.copy()
-    alive[fresh] = True
-    roots = facts.root[template.value]
-    last = np.full(len(facts.bytes), -1)
-    np.maximum.at(last, roots, template.place)
-    ends = np.flatnonzero(dying[roots] & (last[roots] == template.place))
-    touch = np.sort(ends[np.unique(roots[ends], return_index=True)[1]])
-    result.free_place, result.free_value = template.place[touch], roots[touch]
-    gone = alive[result.free_value]
-    np.add.at(result.freed, result.free_place[gone], facts.bytes[result.free_value[gone]])
-    alive[result.free_value] = False
+    alive[value] = False
+    alive[value[begins][living]] = True
     return result, alive
+
+
+class _Uses:
+    """What steps touch, value by value and step by step, each pair once.
+
+    ``is_own``: the step writes the value itself, not a view of it. ``is_last``: no use follows, or the
+    next step that touches it makes it anew. ``order``: of pairs as steps touch them.
+    """
+
+    def __init__(self, facts: Facts, template: Template) -> None:
+        count = len(template.steps)
+        storage, writes = facts.storage[template.value], template.writes
+        pairs, self.order, inverse = np.unique(
+            storage * count + template.place, return_index=True, return_inverse=True
+        )
+        self.value, self.place = np.divmod(pairs, count)
+
+        def any_of(chosen: Flags) -> Flags:
+            return np.bincount(inverse[chosen], minlength=len(pairs)) > 0
+
+        self.is_own = any_of(writes & (template.value == storage))
+        made = any_of(writes & ~facts.is_gradient[template.value]) & ~any_of(~writes)
+        self.is_last = np.ones(len(pairs), dtype=np.bool_)
+        self.is_last[:-1] = (self.value[1:] != self.value[:-1]) | made[1:]
 
 
 def _segment_bytes(draft: Draft, template: Template) -> tuple[Ints, Ints, Ints]:
@@ -193,12 +226,13 @@ def _segment_bytes(draft: Draft, template: Template) -> tuple[Ints, Ints, Ints]:
             temporary[place] = 2 * max(sizes, default=0)
         elif step.kind is not Kind.CLIP:
             segment = segments[step.item]
-            is_backward = step.kind is Kind.BACKWARD
-            temporary[place] = segment.temporary_bytes[int(is_backward)]
-            if is_backward:
-                freed[place] = segment.saved_bytes
-            elif step.kind is Kind.RECOMPUTE or not segment.recomputed:
-                allocated[place] = segment.saved_bytes
+            forward, backward = segment.temporary_bytes
+            if step.kind is Kind.BACKWARD:
+                temporary[place], freed[place] = backward, segment.saved_bytes
+            elif step.kind is Kind.FORWARD and segment.recomputed:
+                temporary[place] = segment.bare_bytes
+            else:
+                temporary[place], allocated[place] = forward, segment.saved_bytes
     columns = np.array([allocated, freed, temporary], dtype=np.int64)
     return columns[0], columns[1], columns[2]
 
@@ -206,11 +240,11 @@ def _segment_bytes(draft: Draft, template: Template) -> tuple[Ints, Ints, Ints]:
 def _buffers(message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
-    What is split is packed rank by rank first. All other buffers become the results, or stand where
-    results will: see ``Message.is_unpacked`` for what is copied out at the end. Packed pieces to
-    gather are left out: they are copied into the output at once.
+    What is split is packed rank by rank first, unless it lies so. All other buffers become the
+    results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
+    end. Packed pieces to gather are left out: they are copied into the output at once.
     """
-    return message.bytes if message.primitive in ("reduce_scatter", "all_to_all") else 0
+    return message.bytes if message.is_packed else 0
 
 
 def _value_bytes(draft: Draft, value: int) -> int:

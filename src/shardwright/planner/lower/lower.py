@@ -15,7 +15,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import saved_outputs, segment_memory
+from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
 from shardwright.planner.lower.assemble import Templates, assemble
 from shardwright.planner.lower.backward import (
     Transfers,
@@ -300,20 +300,30 @@ class Lowering:
                 if entry.segment >= 0:
                     segment = draft.segments[entry.segment]
                     outputs = tuple([v for v in segment.outputs if v in draft.external])
-                    finished, saved = draft.once(
+                    finished, saved, views = draft.once(
                         ("finish", entry.segment, outputs, segment.remade, segment.spared),
                         partial(self._finish, segment, outputs),
                     )
                     draft.segments[entry.segment] = finished
                     draft.saved[entry.segment] = saved
+                    draft.views |= views
 
-    def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> tuple[Segment, frozenset[int]]:
+    def _finish(
+        self, segment: Segment, outputs: tuple[int, ...]
+    ) -> tuple[Segment, frozenset[int], dict[int, int]]:
         graph, values = self.draft.graph, self.draft.values
-        kept, temporary = segment_memory(
-            graph, segment.calls, values, segment.inputs, outputs, segment.has_backward
+        operands = (graph, segment.calls, values, segment.inputs, outputs)
+        kept, temporary = segment_memory(*operands, segment.has_backward)
+        bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
+        finished = replace(
+            segment,
+            outputs=outputs,
+            saved_bytes=kept,
+            temporary_bytes=temporary,
+            bare_bytes=bare,
         )
-        finished = replace(segment, outputs=outputs, saved_bytes=kept, temporary_bytes=temporary)
-        return finished, saved_outputs(graph, finished, values)
+        views = viewed_inputs(graph, finished, values)
+        return finished, saved_outputs(graph, finished, values), views
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

@@ -40,11 +40,13 @@ SENDS = _table(Kind.MESSAGE, Kind.SEND)
 class Facts:
     """Of every value of a draft: what one device allocates for it, and what it is.
 
-    ``root`` is the value whose data it views, itself where it has its own.
+    ``root`` is the value whose data it has under another name, ``storage`` the one in whose memory
+    it lies (``Draft.storage``); itself where it has its own.
     """
 
     bytes: Ints
     root: Ints
+    storage: Ints
     mesh: Ints
     by_microbatch: Flags
     is_gradient: Flags
@@ -54,11 +56,16 @@ class Facts:
     @classmethod
     def of(cls, draft: Draft) -> Facts:
         """Read them off a draft whose values are all there."""
-        marks = np.array(draft.marks, dtype=np.int64)
+        marks, sizes = np.array(draft.marks), np.array(draft.sizes)
+        roots, lying = np.array(draft.roots), np.arange(len(sizes))
+        views = list(draft.views)
+        lying[views] = [draft.storage(value) for value in views]
+        sizes[views] = 0
         return cls(
-            bytes=np.array(draft.sizes, dtype=np.int64),
-            root=np.array(draft.roots, dtype=np.int64),
-            mesh=np.array(draft.meshes, dtype=np.int64),
+            bytes=sizes,
+            root=roots,
+            storage=lying[roots],
+            mesh=np.array(draft.meshes),
             by_microbatch=(marks & BY_MICROBATCH) > 0,
             is_gradient=(marks & GRADIENT) > 0,
             is_activation=(marks & ACTIVATION) > 0,

@@ -25,16 +25,16 @@ def memory_over_time(
     order: ``allocated`` and ``temporary`` appear as it comes to an instruction, ``freed`` goes as
     it is done with it. The ``temporary`` of what computes goes then too; that of a message, with
     ``scatter_copies`` times the payload of a reduce-scatter, stays until the message is completed
-    (``core.completion``), and so does what a send frees. What is copied out of a buffer is there
-    twice for that moment. The clock only says when that is; the first row is the base at time 0.
+    (``core.completion``), and so does what a message frees that is sent from where it lies. What is
+    copied out of a buffer is there twice for that moment. The clock only says when that is; the first row is the base at time 0.
     """
     computes = np.array([name.startswith("compute") for name in program.resource_names])
     local = computes[program.resource] if len(computes) else np.zeros(0, dtype=np.bool_)
     held = program.temporary + _workspace(program, scatter_copies)
     until = np.where(local, np.arange(program.num_instructions), completions(program))
-    sends = program.kind == Kind.SEND
+    lent = (program.kind == Kind.SEND) | _split_in_place(program)
     copied = np.where(local, 0, _unpacked(program))
-    bytes_ = _Bytes(program.allocated, program.freed, held, copied, until, sends)
+    bytes_ = _Bytes(program.allocated, program.freed, held, copied, until, lent)
     touches = (program.allocated != 0) | (program.freed != 0) | (held != 0) | local
     rows: dict[frozenset[int], NDArray[np.float64]] = {}
     result: list[NDArray[np.float64]] = []
@@ -52,7 +52,8 @@ def memory_over_time(
 class _Bytes:
     """Per instruction: bytes appearing, disappearing, and held until which instruction.
 
-    ``copied`` appear in addition as it is completed, and go at once.
+    ``copied`` appear in addition as it is completed, and go at once. What is ``lent`` is sent from
+    where it lies, so that ``freed`` goes only then.
     """
 
     allocated: NDArray[np.int64]
@@ -60,7 +61,7 @@ class _Bytes:
     held: NDArray[np.int64]
     copied: NDArray[np.int64]
     until: NDArray[np.int64]
-    sends: NDArray[np.bool_]
+    lent: NDArray[np.bool_]
 
 
 def _workspace(program: Program, scatter_copies: float) -> NDArray[np.int64]:
@@ -81,6 +82,17 @@ def _unpacked(program: Program) -> NDArray[np.int64]:
         sizes = np.array([m.bytes if m.is_unpacked else 0 for m in program.messages])
         messages = np.flatnonzero(program.kind == Kind.MESSAGE)
         result[messages] = sizes[program.item[messages]]
+    return result
+
+
+def _split_in_place(program: Program) -> NDArray[np.bool_]:
+    """Mark the messages that split their only source without packing it."""
+    result = np.zeros(program.num_instructions, dtype=np.bool_)
+    splits = ("reduce_scatter", "all_to_all")
+    if program.messages:
+        plain = np.array([m.primitive in splits and not m.is_packed for m in program.messages])
+        messages = np.flatnonzero(program.kind == Kind.MESSAGE)
+        result[messages] = plain[program.item[messages]]
     return result
 
 
@@ -113,15 +125,15 @@ def _device_memory(
     begins, ends = times
     count = len(mine)
     freed, held, copied = bytes_.freed[mine], bytes_.held[mine], bytes_.copied[mine]
-    sends = bytes_.sends[mine]
+    lent = bytes_.lent[mine]
     own = bytes_.until[mine] == mine
     completed = 4 * np.searchsorted(mine, bytes_.until[mine])
     changes = np.zeros(4 * count + 2, dtype=np.int64)
     changes[2:-2:4] = bytes_.allocated[mine] + held
-    changes[3:-2:4] = -np.where(sends, 0, freed)
+    changes[3:-2:4] = -np.where(lent, 0, freed)
     np.add.at(changes, completed, copied)
     gone = np.where(own, 4 * np.arange(count) + 3, completed + 1)
-    np.subtract.at(changes, gone, held + copied + np.where(sends, freed, 0))
+    np.subtract.at(changes, gone, held + copied + np.where(lent, freed, 0))
     last = ends.max(initial=0.0)
     moments = np.append(np.column_stack([begins, begins, begins, ends]).reshape(-1), [last, last])
     seen = np.flatnonzero(changes)

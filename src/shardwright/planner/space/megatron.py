@@ -86,7 +86,8 @@ def _opening_linears(
             continue
         name = iterations[index].outputs[0][-1]
         if name and iterations[index].dim(name).splits(pieces):
-            start = {graph.operators[index].outputs[0]: len(iterations[index].outputs[0]) - 1}
+            last = len(iterations[index].outputs[0]) - 1
+            start = dict.fromkeys(graph.operators[index].outputs, last)
             if _stays_split(graph, iterations, start, pieces):
                 found[index] = name
     return found
@@ -95,7 +96,7 @@ def _opening_linears(
 def _is_linear(graph: OperatorGraph, index: int) -> bool:
     """Whether an operator is a linear layer, however it is written: with a weight on its right."""
     operator = graph.operators[index]
-    if operator.kind == "aten.linear.default":
+    if operator.kind in ("aten.linear.default", "shardwright.linear_blocks"):
         return True
     places = {"aten.addmm.default": 2, "aten.mm.default": 1, "aten.matmul.default": 1}
     if operator.kind not in places:

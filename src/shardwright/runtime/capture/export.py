@@ -18,7 +18,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.assemble import Captured, Entry, Results, assemble, dtype_name
+from shardwright.runtime.capture.assemble import (
+    Captured,
+    Entry,
+    Results,
+    assemble,
+    dtype_name,
+    live_records,
+)
+from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.hooks import call_whole, observe, opaque_modules
 from shardwright.runtime.capture.prepare import (
     Batch,
@@ -118,11 +126,14 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         name: _computed(other, translator, recorder)
         for name, other in zip(job.wrapper.outputs, others, strict=True)
     }
+    needed = (loss, *outputs.values())
+    live = live_records(recorder.records, needed)
+    records, given = take_apart(live, entries.ordered(), needed)
     return assemble(
         name=job.name,
         module=job.module,
-        records=recorder.records,
-        entries=entries.ordered(),
+        records=records,
+        entries=given,
         results=Results(loss, outputs),
         notes=(*notes, *translator.notes),
         batch_names=tuple(job.batch.tensors),
@@ -316,7 +327,7 @@ def bind_tensors(
     bound: dict[int, Tensor] = dict(captured.constants)
     for index, spec in enumerate(captured.graph.tensors):
         if spec.role in ("parameter", "buffer"):
-            bound[index] = state[spec.name]
+            bound[index] = seen_as(state[spec.name], spec.shape)
         elif spec.role == "input":
             bound[index] = batch[spec.name]
     return bound

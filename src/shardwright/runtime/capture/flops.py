@@ -29,6 +29,10 @@ def _linear(inputs: Shapes, outputs: Shapes, _: dict[str, Constant]) -> int:
     return 2 * math.prod(outputs[0]) * inputs[1][-1]
 
 
+def _linear_blocks(inputs: Shapes, _: Shapes, __: dict[str, Constant]) -> int:
+    return 2 * math.prod(inputs[0][:-1]) * math.prod(inputs[1])
+
+
 def _matrix_product(inputs: Shapes, outputs: Shapes, _: dict[str, Constant]) -> int:
     return 2 * math.prod(outputs[0]) * inputs[0][-1]
 
@@ -59,6 +63,7 @@ def _lstm(inputs: Shapes, outputs: Shapes, _: dict[str, Constant]) -> int:
 
 _RULES: dict[str, Callable[[Shapes, Shapes, dict[str, Constant]], int]] = {
     "aten.linear.default": _linear,
+    "shardwright.linear_blocks": _linear_blocks,
     "aten.mm.default": _matrix_product,
     "aten.bmm.default": _matrix_product,
     "aten.matmul.default": _matrix_product,

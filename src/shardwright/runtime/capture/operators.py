@@ -17,6 +17,26 @@ from shardwright.runtime.capture.vocabulary import (
 )
 
 
+def linear_blocks(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, rows: bool = True
+) -> tuple[Tensor, ...]:
+    """Return ``blocks`` linear maps of one input, computed as one product.
+
+    The weight is ``blocks n k``, as that of ``F.linear`` with its rows in blocks, or without ``rows``
+    ``k blocks n``; the bias is ``blocks n``, each result ``.. n``.
+    """
+    dim = 0 if rows else 1
+    flat = weight.flatten(dim, dim + 1)
+    blocks = weight.shape[dim]
+    shift = None if bias is None else bias.flatten()
+    if rows or shift is None:
+        full = F.linear(input, flat if rows else flat.t(), shift)
+    else:  # the very product that was written, to the last bit
+        full = torch.addmm(shift, input.flatten(0, -2), flat)
+        full = full.view(*input.shape[:-1], flat.shape[1])
+    return full.chunk(blocks, -1)
+
+
 def cross_entropy_sum(
     input: Tensor,
     target: Tensor,
@@ -118,7 +138,7 @@ def assign(buffer: Tensor, value: Tensor) -> None:
 KINDS = {
     function: f"shardwright.{function.__name__}"
     for function in (
-        cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
+        linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
         increment, assign,
     )

@@ -59,7 +59,7 @@ class _Piece:
 
 
 def difference(case: Case, split: Split) -> tuple[float, str]:
-    """Return the largest difference between pieces and whole, and in which tensor.
+    """Return the largest difference between pieces and whole, and what differs.
 
     Relative to the tensor's largest element (or 1, if that is more), in units of a tolerance of
     1e-10 for float64 and 1e-5 for float32; infinite where shapes, types or exact values differ or
@@ -85,7 +85,7 @@ def difference(case: Case, split: Split) -> tuple[float, str]:
     for name, one, other in pairs:
         gap = _gap(one, other)
         if not gap <= worst:
-            worst, where = gap, name
+            worst, where = gap, f"{name} differs from the whole"
     return worst, where
 
 

@@ -100,11 +100,19 @@ def _splittable(
     return kept[:-1], kept[-1:]
 
 
+def linear_blocks(call: Signature) -> Iteration:
+    """Several linear maps of one input whose weights are one tensor: split, each gives its share."""
+    weight = "_ n k" if call.attribute("rows") is not False else "k _ n"
+    results = ", ".join(["b.. n"] * len(call.outputs))
+    return equation(f"input b.. k, weight {weight}, +bias _ n -> {results}")(call)
+
+
 _BMM = equation("self b n k, mat2 b k m -> b n m")
 _MM = equation("self n k, mat2 k m -> n m")
 
 RULES: dict[str, Rule] = {
     "aten.linear.default": equation("input b.. k, weight n k, +bias n -> b.. n"),
+    "shardwright.linear_blocks": linear_blocks,
     "aten.matmul.default": matmul,
     "aten.mm.default": _MM,
     "aten.bmm.default": _BMM,

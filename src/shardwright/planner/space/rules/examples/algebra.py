@@ -12,6 +12,11 @@ EXAMPLES = {
         call(F(8), F(12, 8), F(12)),
         call(F(2, 4, 6, 8), F(12, 8)),
     ),
+    "shardwright.linear_blocks": (
+        call(F(4, 6, 8), F(3, 12, 8), F(3, 12)),
+        call(F(4, 8), F(2, 12, 8)),
+        call(F(4, 8), F(8, 3, 12), F(3, 12), rows=False),
+    ),
     **every(
         "matmul.default",
         call(F(4, 6), F(6, 8)),

@@ -1,0 +1,140 @@
+"""Bytes of gradients while the backward of one segment runs, as autograd adds them up.
+
+Storages again, not tensors: what an operator passes on as it came (to both terms of a sum, through
+a view) is the gradient of its result under another name. A second gradient of one value is added
+in place where nobody else holds the first, and into a new tensor otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.program import Call, Value
+from shardwright.planner.cost.derivatives import base_kind, is_identity, passes_gradient
+
+CROSS_ENTROPIES = frozenset({
+    "cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss",
+    "vocabulary_cross_entropy_sum",
+})  # fmt: skip
+
+
+def value_bytes(value: Value) -> int:
+    """Return the bytes of a value on one device."""
+    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
+
+
+def backward_peak(
+    graph: OperatorGraph,
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    ends: tuple[tuple[int, ...], tuple[int, ...]],
+    released: Sequence[int],
+) -> int:
+    """Return the most bytes of gradients, less what has been released, at any moment.
+
+    ``ends`` are the segment's (inputs, outputs); ``released`` the saved bytes that go once each call
+    has run backward. The gradients of the inputs are counted elsewhere, as if they were there from
+    the beginning, and stay. Those of the outputs are counted elsewhere and outlive this.
+    """
+    made = {value for call in calls for value in call.results}
+    state = _Gradients(graph, values, ends, made.union(ends[0]))
+    for call, size in zip(reversed(calls), reversed(released), strict=True):
+        state.run(call, size)
+    return state.peak
+
+
+@dataclass(slots=True)
+class _Gradient:
+    """One storage: its bytes here, and how many hold it."""
+
+    size: int
+    holders: int = 0
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """The gradients alive, by value; ``level`` and ``peak`` in bytes."""
+
+    graph: OperatorGraph
+    values: Sequence[Value]
+    ends: tuple[tuple[int, ...], tuple[int, ...]]
+    known: set[int]
+    alive: dict[int, _Gradient] = field(default_factory=dict[int, _Gradient])
+    level: int = 0
+    peak: int = 0
+
+    def __post_init__(self) -> None:
+        inputs, outputs = self.ends
+        self.level = -sum(value_bytes(self.values[v]) for v in inputs if self._is_trained(v))
+        self.peak = self.level
+        # Held by whoever asked for this backward, too.
+        self.alive = {v: _Gradient(0, 2) for v in outputs if self._is_trained(v)}
+
+    def run(self, call: Call, released: int) -> None:
+        """Run one call backward: make its operands' gradients, let go of the results', add up."""
+        coming = [self.alive.pop(value) for value in call.results if value in self.alive]
+        arriving = self._arriving(call, coming[0]) if coming else []
+        workspace = self._workspace(call) if coming else 0
+        self.peak = max(self.peak, self.level + workspace)
+        self.level -= released
+        for gradient in coming:
+            self._let_go(gradient)
+        for value, gradient in arriving:
+            self._add(value, gradient)
+
+    def _is_trained(self, value: int) -> bool:
+        return self.graph.tensors[self.values[value].tensor].needs_gradient
+
+    def _arriving(self, call: Call, coming: _Gradient) -> list[tuple[int, _Gradient]]:
+        """Return the gradients that a call makes or passes on, and whose they are."""
+        operator = self.graph.operators[call.operator]
+        result = self.values[next(value for value in call.results if value >= 0)]
+        found: list[tuple[int, _Gradient]] = []
+        for position, operand in enumerate(call.operands):
+            value = operand
+            while value not in self.known and self.values[value].alias >= 0:
+                value = self.values[value].alias
+            if not self._is_trained(value):
+                continue
+            one = self.values[operand]
+            passes = is_identity(self.graph, operator) or (
+                one.dtype == result.dtype
+                and passes_gradient(operator, position, one.shape, result.shape)
+            )
+            gradient = coming if passes else _Gradient(value_bytes(one))
+            self.level += 0 if passes else gradient.size
+            gradient.holders += 1
+            found.append((value, gradient))
+        return found
+
+    def _add(self, value: int, more: _Gradient) -> None:
+        first = self.alive.setdefault(value, more)
+        if first is more:
+            return
+        if first.holders > 1:
+            total = _Gradient(value_bytes(self.values[value]), 1)
+            self.level += total.size
+            self.peak = max(self.peak, self.level)
+            self.alive[value] = total
+            self._let_go(first)
+        self._let_go(more)
+
+    def _let_go(self, gradient: _Gradient) -> None:
+        gradient.holders -= 1
+        if gradient.holders == 0:
+            self.level -= gradient.size
+
+    def _workspace(self, call: Call) -> int:
+        """Return what a kernel needs besides its results: cross entropy takes two steps, and over a
+        split vocabulary four numbers, a place and two marks per token."""
+        bare = base_kind(self.graph.operators[call.operator].kind)
+        if bare not in CROSS_ENTROPIES:
+            return 0
+        scores = self.values[call.operands[0]]
+        if bare == "vocabulary_cross_entropy_sum":
+            wide = max(4, DTYPE_BYTES[scores.dtype])
+            return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
+        return value_bytes(scores)

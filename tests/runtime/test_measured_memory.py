@@ -1,0 +1,84 @@
+"""Measured memory: every byte that comes is seen to go, and peaks are those that were predicted."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from shardwright.planner.lower import lower
+from shardwright.planner.simulate import simulate
+from shardwright.planner.space.grids import Grid, grid_strategy
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
+from tests import zoo
+from tests.runtime.world import run_ranks
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+# What gloo's reduce-scatter needs besides: the terms of the sum (``Cluster.scatter_copies``).
+TERMS = 1.0
+
+
+def peaks(
+    plans: list[Seed | Grid], options: dict[str, int]
+) -> list[tuple[float, list[float], list[float]]]:
+    """Return, per plan: bytes left over after one step, and measured and predicted peaks."""
+    torch.set_num_threads(1)
+    module, batch = zoo.gpt(**options)
+    captured = capture(module, batch)
+    found: list[tuple[float, list[float], list[float]]] = []
+    for plan in plans:
+        make = grid_strategy if isinstance(plan, Grid) else seed_strategy
+        program = lower(captured.graph, make(captured.graph, plan))
+        executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
+        executor.step(batch)
+        timeline = executor.profile_step(batch)
+        mine = timeline.memory[executor.stage]
+        states = [program.strategy.optimizer_states * p for p in _trained_bytes(executor)]
+        seconds = np.ones(program.num_instructions)
+        predicted = simulate(program, seconds, scatter_copies=TERMS).peak_bytes
+        found.append(
+            (
+                float(mine[-1, 1] - mine[0, 1]),
+                list(timeline.peak_bytes),
+                [peak - states[0] for peak in predicted],
+            )
+        )
+        executor.close()
+    return found
+
+
+def _trained_bytes(executor: Executor) -> list[int]:
+    """Bytes of this rank's masters: plans count states that plain SGD does not have."""
+    masters = [master.parameter for master in executor.machine.parameters.masters]
+    return [sum(p.numel() * p.element_size() for p in masters)]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("options", "plans"),
+    [
+        (
+            {"width": 64, "length": 64},
+            [
+                Seed(tensor=2, sequence=True),
+                Seed(data=2, zero=3, recompute=True),
+                Grid(name="cube", sizes=(1, 2, 1)),
+            ],
+        ),
+        ({"width": 128, "length": 8, "depth": 3}, [Seed(data=2, zero=1, num_microbatches=4)]),
+    ],
+    ids=["activations fill the memory", "weights fill the memory"],
+)
+def test_peaks_of_two_ranks_equal_the_allocators(
+    options: dict[str, int], plans: list[Seed | Grid]
+) -> None:
+    """What a thread of gloo was the last to hold is seen to go as well."""
+    for found in run_ranks(2, peaks, plans, options):
+        for left, measured, predicted in found:
+            assert left == 0.0
+            assert measured == pytest.approx(predicted, rel=0.01)
