@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
-from shardwright.core.layout import local_bytes
+from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
 
+# Beyond so many, prices of segments and messages are forgotten.
+MOST_KNOWN = 100_000
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
+Row = tuple[float, float, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +44,19 @@ class Prices:
 
 def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> Prices:
     """Return the cost of every instruction, alone on its resource."""
-    tariff = _Tariff(program, graph, cluster, table)
+    return Tariff(graph, cluster, table).price(program)
+
+
+def _prices(tariff: Tariff, program: Program) -> Prices:
     columns = np.zeros((3, program.num_instructions))
-    segments = range(len(program.segments))
-    forward = _columns([tariff.segment(item, "forward") for item in segments])
-    backward = _columns([tariff.segment(item, "backward") for item in segments])
-    messages = _columns([tariff.message(item) for item in range(len(program.messages))])
-    started = _columns([tariff.received() for _ in program.messages])
+    forward, backward = tariff.segments()
+    messages = tariff.messages()
+    started = np.repeat(_columns([_row(tariff.received())]), len(program.messages), axis=1)
     meshes = range(len(program.meshes))
-    updates = _columns([tariff.update(mesh) for mesh in meshes])
-    clips = _columns([tariff.clip(mesh) for mesh in meshes])
+    updates = _columns([_row(tariff.update(mesh)) for mesh in meshes])
+    clips = updates
+    if program.strategy.clips:
+        clips = _columns([_row(tariff.clip(mesh)) for mesh in meshes])
     for kind, prices, index in (
         (Kind.FORWARD, forward, program.item),
         (Kind.RECOMPUTE, forward, program.item),
@@ -72,8 +78,11 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
 
 
-def _columns(costs: list[Cost]) -> NDArray[np.float64]:
-    rows = [(cost.seconds, cost.spread, SOURCES.index(cost.source)) for cost in costs]
+def _row(cost: Cost) -> Row:
+    return cost.seconds, cost.spread, SOURCES.index(cost.source)
+
+
+def _columns(rows: list[Row]) -> NDArray[np.float64]:
     return np.array(rows, dtype=np.float64).reshape(-1, 3).T
 
 
@@ -88,13 +97,14 @@ def _total(costs: list[Cost]) -> Cost:
     )
 
 
-class _Tariff:
-    """Prices of one Program's segments and messages, remembered by what decides them."""
+class Tariff:
+    """Prices of segments and messages, remembered by what decides them.
 
-    def __init__(
-        self, program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable
-    ) -> None:
-        self.program = program
+    It may price one Program after another: segments and messages that are the same objects on the
+    same meshes are priced once (``lower.incremental`` hands on what did not change).
+    """
+
+    def __init__(self, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> None:
         self.graph = graph
         self.cluster = cluster
         self.table = table
@@ -102,25 +112,70 @@ class _Tariff:
         self.calls: dict[tuple[object, ...], Cost] = {}
         self.sorts: dict[object, int] = {}
         self.sort_of: dict[int, int] = {}
+        self.sizes: dict[tuple[object, ...], int] = {}
+        self.wires: dict[tuple[object, ...], Cost] = {}
+        self.trained = tuple(
+            (position, tensor)
+            for position, tensor in enumerate(graph.parameters)
+            if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
+        )
+        self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
+        self._frame: object = None
+
+    def price(self, program: Program) -> Prices:
+        """Return the cost of every instruction of one Program."""
+        frame = (program.meshes, program.strategy.precision)
+        if frame != self._frame or len(self.known) > MOST_KNOWN:
+            self._frame = frame
+            self._meet(program.meshes, program.strategy.precision)
+        self.program = program
+        self.masters: dict[int, int] = {}
+        return _prices(self, program)
+
+    def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
+        """Look at meshes: one device of each kind per mesh, since a group waits for its slowest."""
+        self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
-        self._added = self._find_added()
-        precision = program.strategy.precision
-        # One device of each kind per mesh: the group waits for its slowest member.
         self.rates: list[list[Rates]] = []
+        self.calls.clear()
+        self.wires.clear()
+        kinds = np.array([device.kind for device in self.cluster.devices])
         by_kind: dict[int, Rates] = {}
-        for mesh in program.meshes:
-            found: dict[int, Rates] = {}
-            for device in mesh.devices:
-                kind = cluster.devices[device].kind
+        for mesh in meshes:
+            first = np.unique(kinds[list(mesh.devices)], return_index=True)[1]
+            found: list[Rates] = []
+            for place in sorted(int(place) for place in first):
+                device = mesh.devices[place]
+                kind = self.cluster.devices[device].kind
                 if kind not in by_kind:
                     by_kind[kind] = Rates(
-                        cluster=cluster, table=table, device=device, precision=precision
+                        cluster=self.cluster, table=self.table, device=device, precision=precision
                     )
-                found[kind] = by_kind[kind]
-            self.rates.append(list(found.values()))
+                found.append(by_kind[kind])
+            self.rates.append(found)
 
-    def segment(self, number: int, phase: str) -> Cost:
-        segment = self.program.segments[number]
+    def segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return columns of the seconds of every segment's forward and backward."""
+        found: list[tuple[object, Row, Row]] = []
+        for item, added in zip(self.program.segments, self._added(), strict=True):
+            key = (id(item), added)
+            if key not in self.known:
+                forward = self._segment(item, "forward", added)
+                backward = self._segment(item, "backward", added)
+                self.known[key] = (item, _row(forward), _row(backward))
+            found.append(self.known[key])
+        return _columns([entry[1] for entry in found]), _columns([entry[2] for entry in found])
+
+    def messages(self) -> NDArray[np.float64]:
+        """Return columns of the seconds of every message."""
+        known = self.known
+        for number, item in enumerate(self.program.messages):
+            if (id(item), 0) not in known:
+                row = _row(self._message(number))
+                known[id(item), 0] = (item, row, row)
+        return _columns([known[id(item), 0][1] for item in self.program.messages])
+
+    def _segment(self, segment: Segment, phase: str, added: int) -> Cost:
         if phase == "backward" and not segment.has_backward:
             return Cost(seconds=0.0)
         fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
@@ -128,8 +183,8 @@ class _Tariff:
         for rates in self.rates[segment.mesh]:
             costs = [self._call(call, phase, rates) for call in segment.calls]
             if phase == "backward":
-                added = self._joined(segment) + self._added.get(number, 0)
-                costs.append(Cost(seconds=memory_seconds(3 * added, rates.kind)))
+                size = 3 * (self._joined(segment) + added)
+                costs.append(Cost(seconds=memory_seconds(size, rates.kind)))
             options.append(_total([fixed, *costs]))
         return max(options, key=lambda cost: cost.seconds)
 
@@ -165,23 +220,23 @@ class _Tariff:
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
 
-    def _find_added(self) -> dict[int, int]:
+    def _added(self) -> list[int]:
         """Return by segment the bytes of gradients that it adds to those of segments behind it.
 
         Backward runs the last reader of a value first; so its gradient is written once, then added
         to, however the readers are spread over segments.
         """
-        values, found, written = self.program.values, dict[int, int](), set[int]()
-        for number in reversed(range(len(self.program.segments))):
-            segment = self.program.segments[number]
-            if not segment.has_backward:
+        values, segments, written = self.program.values, self.program.segments, set[int]()
+        found = [0] * len(segments)
+        for number in reversed(range(len(segments))):
+            if not segments[number].has_backward:
                 continue
-            for value in segment.inputs:
+            for value in segments[number].inputs:
                 gradient = values[value].gradient
                 if gradient < 0 or values[gradient].scope == "step":
                     continue  # ``accumulated`` counts what is summed over the step
                 if gradient in written:
-                    found[number] = found.get(number, 0) + _bytes(values[value])
+                    found[number] += _bytes(values[value])
                 written.add(gradient)
         return found
 
@@ -196,7 +251,7 @@ class _Tariff:
         seconds = self.overheads.get("message_seconds", 0.0)
         return Cost(seconds=seconds, source="measured" if seconds else "modelled")
 
-    def message(self, item: int) -> Cost:
+    def _message(self, item: int) -> Cost:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
         if message.destination >= 0:
@@ -216,12 +271,19 @@ class _Tariff:
         return _total(parts)
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
-        args = (devices, self.cluster, self.table, concurrent)
+        """Price a message in one group of devices; many are alike."""
+        size = 0
         if message.primitive in {"halo", "halo_sum"}:
             ends = (*message.sources, *message.results)
             size = max(_bytes(self.program.values[value]) for value in ends)
-            return halo_seconds(message.bytes, size, *args)
-        return collective_seconds(message.primitive, message.bytes, *args)
+        key = (message.primitive, message.bytes, size, devices, concurrent)
+        if key not in self.wires:
+            args = (devices, self.cluster, self.table, concurrent)
+            if size:
+                self.wires[key] = halo_seconds(message.bytes, size, *args)
+            else:
+                self.wires[key] = collective_seconds(message.primitive, message.bytes, *args)
+        return self.wires[key]
 
     def _transfer(self, item: int) -> Cost:
         """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""
@@ -282,20 +344,23 @@ class _Tariff:
         return _total([Cost(seconds=touched), norm])
 
     def _master_bytes(self, mesh: int) -> int:
-        """Return the local bytes of the optimizer's shards on one mesh."""
-        home: dict[int, int] = {}
-        for value in self.program.values:
-            if value.role in ("parameter", "master"):
-                home.setdefault(value.tensor, value.mesh)
-        total = 0
-        sizes = self.program.meshes[mesh].sizes
-        for tensor, config in zip(
-            self.graph.parameters, self.program.strategy.parameters, strict=True
-        ):
+        """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""
+        if mesh not in self.masters:
+            configs, kept = self.program.strategy.configs, self.program.strategy.parameters
+            consumers, sizes = self.graph.consumers, self.program.meshes[mesh].sizes
+            self.masters[mesh] = sum(
+                self._shard_bytes(tensor, kept[position].optimizer, sizes)
+                for position, tensor in self.trained
+                if mesh == min([configs[reader].mesh for reader in consumers[tensor]])
+            )
+        return self.masters[mesh]
+
+    def _shard_bytes(self, tensor: int, layout: Layout, sizes: tuple[int, ...]) -> int:
+        key = (tensor, layout, sizes)
+        if key not in self.sizes:
             spec = self.graph.tensors[tensor]
-            if home.get(tensor) == mesh and spec.needs_gradient:
-                total += local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
-        return total
+            self.sizes[key] = local_bytes(spec.shape, spec.dtype, layout, sizes)
+        return self.sizes[key]
 
 
 def _bytes(value: Value) -> int:
@@ -314,17 +379,15 @@ def peer_groups(
     length = int(np.prod([mesh.sizes[axis] for axis in axes], dtype=np.int64))
     groups = grid.reshape(-1, length)
     host_of = np.array([device.host for device in cluster.devices])
-    hosts = host_of[groups]
-    crossing: dict[int, int] = {}
-    for row in hosts:
-        members = set(map(int, row))
-        if len(members) > 1 or cluster.kind_of(mesh.devices[0]).backend == "cpu":
-            for host in members:
-                crossing[host] = crossing.get(host, 0) + 1
-    shapes: dict[tuple[object, ...], tuple[tuple[int, ...], int]] = {}
-    for devices, row in zip(groups, hosts, strict=True):
-        names, counts = np.unique(row, return_counts=True)
-        concurrent = max(crossing.get(int(name), 1) for name in names)
-        shape = (len(names), int(counts.max()), concurrent)
-        shapes.setdefault(shape, (tuple(map(int, devices)), concurrent))
-    return list(shapes.values())
+    hosts = np.sort(host_of[groups], axis=1)
+    fresh = np.ones(hosts.shape, dtype=np.bool_)  # each host where it comes first in its group
+    fresh[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
+    num_hosts = fresh.sum(axis=1)
+    shares = (num_hosts > 1) | (cluster.kind_of(mesh.devices[0]).backend == "cpu")
+    crossing = np.bincount(hosts[fresh & shares[:, None]], minlength=len(cluster.switches))
+    concurrent = np.maximum(crossing, 1)[hosts].max(axis=1)
+    runs = np.cumsum(fresh, axis=1) - 1 + length * np.arange(len(hosts))[:, None]
+    per_host = np.bincount(runs.reshape(-1), minlength=hosts.size).reshape(hosts.shape).max(axis=1)
+    shapes = np.column_stack([num_hosts, per_host, concurrent])
+    _, first = np.unique(shapes, axis=0, return_index=True)
+    return [(tuple(groups[row].tolist()), int(concurrent[row])) for row in np.sort(first).tolist()]

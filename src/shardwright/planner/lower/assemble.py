@@ -19,12 +19,21 @@ from shardwright.planner.lower.lifetimes import (
     backward_lifetimes,
     base_bytes,
     forward_lifetimes,
+    free_at_update,
     once_lifetimes,
-    writes_of,
 )
+from shardwright.planner.lower.template import (
+    COMPUTES,
+    MOVES,
+    RUNS_SEGMENT,
+    SENDS,
+    Facts,
+    Ints,
+    Template,
+)
+from shardwright.planner.lower.waits import NAMES, Waits
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
 
-_COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE)
 _PREVIOUS = "previous compute"
 
 
@@ -49,14 +58,9 @@ class _Compiled:
     resource: NDArray[np.int32]
     last_compute: int
     lifetimes: Lifetimes
-    allocated: NDArray[np.int64]
-    freed: NDArray[np.int64]
-    temporary: NDArray[np.int64]
-    free_offset: NDArray[np.int64]
-    free_value: NDArray[np.int32]
-    places: NDArray[np.int64]
-    references: dict[tuple[str, int], NDArray[np.int64]]
-    targets: NDArray[np.int64]
+    places: Ints
+    references: dict[tuple[str, int], Ints]
+    targets: Ints
 
 
 class _Layout:
@@ -68,8 +72,8 @@ class _Layout:
         self.size = 0
         self.begin: dict[tuple[str, int, int], int] = {}
         self.previous = [-1] * len(draft.strategy.meshes)
-        self.parts: list[tuple[_Compiled, int, NDArray[np.int64], NDArray[np.int64]]] = []
-        self.predecessors: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        self.parts: list[tuple[_Compiled, int, Ints, Ints]] = []
+        self.predecessors: list[tuple[Ints, Ints]] = []
 
     def resource(self, name: str) -> int:
         return self.resources.setdefault(name, len(self.resources))
@@ -81,12 +85,12 @@ class _Layout:
         targets = compiled.targets.copy()
         for (instance, other), chosen in compiled.references.items():
             targets[chosen] += self._base(instance, other, microbatch, base, stage)
-        allocated, temporary = compiled.allocated, compiled.temporary
+        allocated = lifetimes.allocated
+        temporary = lifetimes.temporary
         if before:
-            sums = lifetimes.second if before == 1 else lifetimes.onward
-            temporary = np.array(sums, dtype=np.int64)
-        elif lifetimes.first:
-            allocated = allocated + np.asarray(lifetimes.first)
+            temporary = lifetimes.second if before == 1 else lifetimes.onward
+        elif len(lifetimes.first):
+            allocated = allocated + lifetimes.first
         keep = targets >= 0
         self.predecessors.append((compiled.places[keep] + base, targets[keep]))
         self.parts.append((compiled, microbatch, allocated, temporary))
@@ -146,6 +150,7 @@ class _Compiler:
 
     def __init__(self, draft: Draft, templates: Templates, layout: _Layout) -> None:
         self.draft = draft
+        self.facts = Facts.of(draft)
         self.templates = templates
         self.layout = layout
         self.senders: dict[tuple[str, int], tuple[str, int, int]] = {}
@@ -158,139 +163,88 @@ class _Compiler:
         self._note_senders("exchange", sends)
 
     def _note_senders(self, name: str, lists: Sequence[Sequence[Step]]) -> None:
-        for stage, steps in enumerate(lists):
+        for stage, steps in enumerate(lists if len(lists) > 1 else ()):
             for place, step in enumerate(steps):
                 if step.kind is Kind.SEND:
                     self.senders[name, step.item] = (name.removeprefix("last "), stage, place)
 
     def stage(self, stage: int) -> dict[str, _Compiled]:
         """Compile all templates of one stage."""
-        draft, all_steps = self.draft, self.templates
-        prologue, forward = all_steps.prologue[stage], all_steps.forward[stage]
-        last = all_steps.backward[stage]
-        middle = _without_last(last)
-        writers: dict[int, list[tuple[str, int]]] = {}
-        result: dict[str, _Compiled] = {}
-        lifetimes = once_lifetimes(draft, prologue, (), ends_step=False)
-        result["prologue"] = self._compile("prologue", stage, prologue, lifetimes, writers)
-        lifetimes, alive = forward_lifetimes(draft, forward, last)
-        result["forward"] = self._compile("forward", stage, forward, lifetimes, writers)
-        for name, steps in (("backward", middle), ("last backward", last)):
-            known = {value: list(refs) for value, refs in writers.items()}
-            lifetimes = backward_lifetimes(draft, steps, alive)
-            result[name] = self._compile(name, stage, steps, lifetimes, known)
-            if name == "last backward":
-                writers = {
-                    value: [("last" if where == name else where, place) for where, place in refs]
-                    for value, refs in known.items()
-                }
-        sends = [step for step in all_steps.exchange[stage] if step.kind is Kind.SEND]
-        receives = [step for step in all_steps.exchange[stage] if step.kind is Kind.RECEIVE]
-        for name, steps in (("send", sends), ("receive", receives)):
-            lifetimes = once_lifetimes(draft, steps, last, ends_step=True)
-            result[name] = self._compile(name, stage, steps, lifetimes, writers)
-        epilogue = all_steps.epilogue[stage]
-        lifetimes = once_lifetimes(draft, epilogue, [*last, *receives], ends_step=True)
-        self._free_rest(epilogue, stage, lifetimes, prologue, last, [*sends, *receives])
-        result["epilogue"] = self._compile("epilogue", stage, epilogue, lifetimes, writers)
+        draft, facts, lists = self.draft, self.facts, self.templates
+        exchange = lists.exchange[stage]
+        prologue = Template(draft, lists.prologue[stage])
+        forward = Template(draft, lists.forward[stage])
+        last = Template(draft, lists.backward[stage])
+        sends = Template(draft, [step for step in exchange if step.kind is Kind.SEND])
+        receives = Template(draft, [step for step in exchange if step.kind is Kind.RECEIVE])
+        epilogue = Template(draft, lists.epilogue[stage])
+        waits, result = Waits(facts), dict[str, _Compiled]()
+
+        def add(name: str, template: Template, lifetimes: Lifetimes, known: Waits) -> None:
+            result[name] = self._compile(name, stage, template, lifetimes, known)
+
+        nothing = np.zeros(0, dtype=np.int64)
+        lifetimes = once_lifetimes(draft, facts, prologue, nothing, ends_step=False)
+        add("prologue", prologue, lifetimes, waits)
+        lifetimes, alive = forward_lifetimes(draft, facts, forward, last)
+        add("forward", forward, lifetimes, waits)
+        if draft.strategy.pipeline.num_microbatches > 1:
+            middle = Template(draft, _without_last(lists.backward[stage]))
+            lifetimes = backward_lifetimes(draft, facts, middle, alive)
+            add("backward", middle, lifetimes, waits.copy())
+        add("last backward", last, backward_lifetimes(draft, facts, last, alive), waits)
+        for name, template in (("send", sends), ("receive", receives)):
+            lifetimes = once_lifetimes(draft, facts, template, last.written, ends_step=True)
+            add(name, template, lifetimes, waits)
+        before = np.concatenate([last.written, receives.written])
+        lifetimes = once_lifetimes(draft, facts, epilogue, before, ends_step=True)
+        free_at_update(
+            draft, facts, stage, lifetimes, (prologue, last, (sends, receives, epilogue))
+        )
+        add("epilogue", epilogue, lifetimes, waits)
         return result
 
-    def _free_rest(
-        self,
-        epilogue: Sequence[Step],
-        stage: int,
-        lifetimes: Lifetimes,
-        prologue: Sequence[Step],
-        backward: Sequence[Step],
-        exchange: Sequence[Step],
-    ) -> None:
-        """At the update, give back what lived for the whole step: prologue and reduced gradients."""
-        draft = self.draft
-        synced = {v for step in backward if step.last_only for v in step.reads}
-        values = {v for step in prologue for v in writes_of(draft, step)}
-        for step in (*backward, *exchange, *epilogue):
-            values |= {
-                value
-                for value in writes_of(draft, step)
-                if draft.values[value].role == "gradient"
-                and draft.values[value].scope == "step"
-                and value not in synced
-            }
-        place = next(i for i, step in enumerate(epilogue) if step.kind is Kind.UPDATE)
-        reported = {draft.storage(output.value) for output in draft.outputs} - values
-        for value in sorted(v for v in reported if draft.values[v].mesh == stage):
-            pieces = draft.strategy.pipeline.num_microbatches
-            lives = pieces if draft.values[value].scope == "microbatch" else 1
-            lifetimes.frees[place].append(value)
-            lifetimes.freed[place] += lives * draft.bytes_of(value)
-        mine = sorted(value for value in values if draft.values[value].mesh == stage)
-        lifetimes.frees[place] += mine
-        lifetimes.freed[place] += sum(draft.bytes_of(value) for value in mine)
-
     def _compile(
-        self,
-        name: str,
-        stage: int,
-        steps: Sequence[Step],
-        lifetimes: Lifetimes,
-        writers: dict[int, list[tuple[str, int]]],
+        self, name: str, stage: int, template: Template, lifetimes: Lifetimes, waits: Waits
     ) -> _Compiled:
-        draft = self.draft
-        places: list[int] = []
-        targets: list[int] = []
-        groups: dict[tuple[str, int], list[int]] = {}
-
-        def refer(place: int, instance: str, other: int, target: int) -> None:
-            groups.setdefault((instance, other), []).append(len(places))
-            places.append(place)
-            targets.append(target)
-
-        compute = -1
-        for place, step in enumerate(steps):
-            sources = {ref for value in step.reads for ref in self._writers(writers, value)}
-            for instance, target in sorted(sources):
-                refer(place, "self" if instance == name else instance, stage, target)
-            if step.kind is Kind.RECEIVE:
-                source = "exchange" if name == "receive" else name
-                instance, other, target = self.senders[source, step.item]
-                refer(place, instance, other, target)
-            if step.kind in (Kind.MESSAGE, Kind.SEND):
-                if compute >= 0:
-                    refer(place, "self", stage, compute)
-                else:
-                    refer(place, _PREVIOUS, stage, 0)
-            if step.kind in _COMPUTE:
-                compute = place
-            for value in writes_of(draft, step):
-                is_sum = draft.values[value].role == "gradient"
-                known = [r for r in writers.get(value, []) if r[0] == name] if is_sum else []
-                writers[value] = [*known, (name, place)]
-        offsets = np.cumsum([0, *(len(values) for values in lifetimes.frees)], dtype=np.int64)
-        freed_values = [value for values in lifetimes.frees for value in values]
-        resources = [self.layout.resource(step.resource) for step in steps]
+        steps = template.steps
+        count = len(steps)
+        places, writers, targets = waits.of(name, template)
+        references: dict[tuple[str, int], Ints] = {}
+        for writer in np.flatnonzero(np.bincount(writers)).tolist():
+            own = NAMES[writer] == name
+            instance = "self" if own else NAMES[writer].removesuffix(" backward")
+            references[instance, stage] = np.flatnonzero(writers == writer)
+        turns = np.arange(count)
+        computes = COMPUTES[template.kind]
+        before = np.maximum.accumulate(np.where(computes, turns, -1))
+        sending = np.flatnonzero(SENDS[template.kind])
+        arrivals = np.flatnonzero(template.kind == Kind.RECEIVE)
+        source = "exchange" if name == "receive" else name
+        senders = [self.senders[source, steps[place].item] for place in arrivals.tolist()]
+        behind = before[sending] >= 0
+        joined = len(places)
+        first = joined + int(behind.sum())
+        more = [(("self", stage), joined + np.arange(first - joined))]
+        more.append(((_PREVIOUS, stage), first + np.arange(len(sending) - (first - joined))))
+        for number, (instance, other, _) in enumerate(senders):
+            more.append(((instance, other), np.array([joined + len(sending) + number])))
+        for key, rows in more:
+            if len(rows):
+                references[key] = np.concatenate([references.get(key, rows[:0]), rows])
+        idle = sending[~behind]
+        arrived = np.array([place for _, _, place in senders], dtype=np.int64)
         return _Compiled(
             stage=stage,
-            kind=np.array([step.kind for step in steps], dtype=np.int8),
+            kind=template.kind,
             item=np.array([step.item for step in steps], dtype=np.int32),
-            resource=np.array(resources, dtype=np.int32),
-            last_compute=compute,
+            resource=np.array([self.layout.resource(s.resource) for s in steps], dtype=np.int32),
+            last_compute=int(before[-1]) if count else -1,
             lifetimes=lifetimes,
-            allocated=np.array(lifetimes.allocated, dtype=np.int64),
-            freed=np.array(lifetimes.freed, dtype=np.int64),
-            temporary=np.array(lifetimes.temporary, dtype=np.int64),
-            free_offset=offsets,
-            free_value=np.array(freed_values, dtype=np.int32),
-            places=np.array(places, dtype=np.int64),
-            references={key: np.array(rows, dtype=np.int64) for key, rows in groups.items()},
-            targets=np.array(targets, dtype=np.int64),
+            places=np.concatenate([places, sending[behind], idle, arrivals]),
+            references=references,
+            targets=np.concatenate([targets, before[sending[behind]], 0 * idle, arrived]),
         )
-
-    def _writers(
-        self, writers: dict[int, list[tuple[str, int]]], value: int
-    ) -> list[tuple[str, int]]:
-        while value not in writers and self.draft.values[value].alias >= 0:
-            value = self.draft.values[value].alias
-        return writers.get(value, [])
 
 
 def _turns(
@@ -308,7 +262,7 @@ def _turns(
     pairs: list[tuple[int, int]] = []
     if any(sharing):
         last = [-1] * len(devices)
-        for index in np.flatnonzero(np.isin(kind, _COMPUTE)):
+        for index in np.flatnonzero(COMPUTES[kind]):
             mesh = int(group[index])
             pairs += [(int(index), last[other]) for other in sharing[mesh] if last[other] >= 0]
             last[mesh] = int(index)
@@ -325,33 +279,49 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     targets = np.concatenate([targets for _, targets in waits])
     order = np.lexsort((targets, rows))
     counts = np.bincount(rows, minlength=layout.size)
-    free_counts = np.concatenate([np.diff(part.free_offset) for part, _, _, _ in parts])
+    frees = [_frees(part) for part, _, _, _ in parts]
+    free_counts = np.concatenate([counts for counts, _ in frees])
+    item = np.concatenate([part.item for part, _, _, _ in parts])
+    segments = draft.segment_order()
+    number = np.zeros(len(draft.segments), dtype=np.int32)
+    number[segments] = np.arange(len(segments))
+    item[RUNS_SEGMENT[kind]] = number[item[RUNS_SEGMENT[kind]]]
+    messages = np.unique(item[MOVES[kind]])
+    item[MOVES[kind]] = np.searchsorted(messages, item[MOVES[kind]])
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),
-        segments=tuple(draft.segments),
-        messages=tuple(draft.messages),
+        segments=tuple([draft.segments[index] for index in segments]),
+        messages=tuple([draft.messages[int(index)] for index in messages]),
         loss=loss,
         outputs=draft.outputs,
         kind=kind,
         group=group,
-        item=np.concatenate([part.item for part, _, _, _ in parts]),
+        item=item,
         microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),
         resource_names=tuple(layout.resources),
         offset=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         predecessor=targets[order].astype(np.int32),
         free_offset=np.concatenate([[0], np.cumsum(free_counts)]).astype(np.int64),
-        free_value=np.concatenate([part.free_value for part, _, _, _ in parts]),
+        free_value=np.concatenate([values for _, values in frees]),
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
-        freed=np.concatenate([part.freed for part, _, _, _ in parts]),
+        freed=np.concatenate([part.lifetimes.freed for part, _, _, _ in parts]),
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
         base_bytes=tuple(base_bytes(draft, mesh) for mesh in range(len(draft.strategy.meshes))),
     )
 
 
+def _frees(part: _Compiled) -> tuple[Ints, NDArray[np.int32]]:
+    """Return how many values each step frees, and which, step by step."""
+    found = part.lifetimes
+    order = np.argsort(found.free_place, kind="stable")
+    counts = np.bincount(found.free_place, minlength=len(part.kind))
+    return counts, found.free_value[order].astype(np.int32)
+
+
 def _repeat(
-    parts: Sequence[tuple[_Compiled, int, NDArray[np.int64], NDArray[np.int64]]],
+    parts: Sequence[tuple[_Compiled, int, Ints, Ints]],
     numbers: Sequence[int],
 ) -> NDArray[np.int32]:
     lengths = [len(part.kind) for part, _, _, _ in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from shardwright.core.program import Kind
 from shardwright.planner.lower.draft import Draft, Step
@@ -44,31 +45,42 @@ def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
     """Flatten forward entries, with parameter gathers one segment ahead."""
     pairs: list[tuple[list[Step], Step | None]] = []
     for entry in entries:
-        gathers = gather_steps(draft, entry.gathers)
+        gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
         pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
     return prefetch(pairs)
 
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    remake = Remake(draft, stage)
+    strategy = draft.strategy
+    remakes = strategy.recompute or strategy.recompute_operators or strategy.reshard_again
+    remake = Remake(draft, stage) if remakes else None
     pairs: list[tuple[list[Step], Step | None]] = []
     for place in reversed(range(len(stage.forward))):
         entry = stage.forward[place]
         if entry.segment < 0:
             pairs += [([], step) for step in _reverse(draft, entry, transfers)]
         elif draft.segments[entry.segment].has_backward:
-            again = [stage.forward[earlier] for earlier in remake.before(place)]
+            before = remake.before(place) if remake else []
+            again = [stage.forward[earlier] for earlier in before]
             pairs += [pair for other in again for pair in _repeat(draft, other)]
             is_kept = not draft.segments[entry.segment].recomputed
-            gathers = gather_steps(draft, _gathered_again(draft, entry)) if is_kept else []
+            uses = _gathered_again(draft, entry) if is_kept else ()
+            gathers = _gathers(draft, entry, Kind.BACKWARD, uses)
             pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
     return prefetch(pairs)
 
 
-def _gathered_again(draft: Draft, entry: Entry) -> list[Use]:
+def _gathers(draft: Draft, entry: Entry, kind: Kind, uses: tuple[Use, ...]) -> list[Step]:
+    """Return the messages that a segment's forward or backward is preceded by."""
+    if not uses:
+        return []
+    return draft.once((kind, entry.segment, uses), lambda: gather_steps(draft, uses))
+
+
+def _gathered_again(draft: Draft, entry: Entry) -> tuple[Use, ...]:
     """Return the parameters of a segment which its forward did not keep for its backward."""
-    return [use for use in entry.gathers if use.tensor not in draft.kept_for_backward]
+    return tuple([use for use in entry.gathers if use.tensor not in draft.kept_for_backward])
 
 
 def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step | None]]:
@@ -76,7 +88,7 @@ def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step | None]]:
     if entry.segment < 0:
         return [([], replace(step)) for step in entry.steps]
     step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
-    return [(gather_steps(draft, entry.gathers), step)]
+    return [(_gathers(draft, entry, Kind.RECOMPUTE, entry.gathers), step)]
 
 
 def _backward(draft: Draft, index: int, mesh: int) -> Step:
@@ -97,17 +109,26 @@ def _reverse(draft: Draft, entry: Entry, transfers: Transfers) -> list[Step]:
     if entry.adapts is not None:
         origin, result = entry.adapts
         source, target = draft.values[result].gradient, draft.values[origin].gradient
-        if draft.values[source].halos != draft.values[target].halos:
-            return [draft.exchange_halos(source, target, "gradient")]
-        return [] if source == target else draft.chain([(source, target)], "gradient")
+        if source == target:
+            return []
+        return draft.once(("reverse", origin, result), lambda: _turned(draft, source, target))
     crossing = entry.sends or entry.receives
     if crossing is None or draft.values[crossing[0]].gradient < 0:
         return []
     if crossing not in transfers:
         here, there = (draft.values[value].gradient for value in crossing)
-        transfers[crossing] = draft.transfer(there, here, "gradient")
+        transfers[crossing] = draft.once(
+            ("return", crossing), lambda: draft.transfer(there, here, "gradient")
+        )
     send, receive = transfers[crossing]
     return [receive] if entry.sends else [send]
+
+
+def _turned(draft: Draft, source: int, target: int) -> list[Step]:
+    """Return the messages that bring a gradient back to the layout of what was read."""
+    if draft.values[source].halos != draft.values[target].halos:
+        return [draft.exchange_halos(source, target, "gradient")]
+    return draft.chain([(source, target)], "gradient")
 
 
 def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> list[Step]:
@@ -129,7 +150,11 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
     for pairs in groups.values():
         place = max(written[source] for source, _ in pairs)
         last_only = draft.values[pairs[0][0]].scope == "step"
-        after.setdefault(place, []).extend(draft.chain(pairs, "synchronise", last_only=last_only))
+        syncs = draft.once(
+            ("synchronise", last_only, *pairs),
+            partial(draft.chain, pairs, "synchronise", last_only=last_only),
+        )
+        after.setdefault(place, []).extend(syncs)
     result: list[Step] = []
     for place, step in enumerate(steps):
         result += [step, *after.get(place, [])]

@@ -6,13 +6,15 @@ steps into five lists; ``assemble`` lays them out for every microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from array import array
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
-from shardwright.core.layout import Layout, local_bytes, local_shape
+from shardwright.core.layout import Layout, local_shape
 from shardwright.core.program import (
     Kind,
     Message,
@@ -29,6 +31,10 @@ from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.samples import Samples
 
+# Marks of a value, in ``Draft.marks``.
+BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
+
+Made = TypeVar("Made")
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
 
 
@@ -36,6 +42,7 @@ class Extra(TypedDict, total=False):
     """What only some values have; see ``Value``. ``dtype`` defaults to the tensor's own."""
 
     dtype: str
+    gradient: int
     alias: int
     resident: bool
     halos: Halos
@@ -64,12 +71,21 @@ class Draft:
         iterations: Sequence[Iteration],
     ) -> None:
         self.graph = graph
-        self.strategy = strategy
         self.samples = samples
         self.iterations = iterations
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        # Columns of ``values``: bytes, data's own value, mesh, marks.
+        self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
+        self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
+        self.begin(strategy)
+
+    def begin(self, strategy: Strategy) -> None:
+        """Take up a strategy: nothing is known of it yet."""
+        graph = self.graph
+        self.strategy = strategy
+        self.lasting: list[int] = []  # values that are there all the time
         self.kept_for_backward = frozenset(
             tensor
             for tensor, config in zip(graph.parameters, strategy.parameters, strict=True)
@@ -120,51 +136,76 @@ class Draft:
         size_scope: Scope = "step" if is_fixed else scope
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         halos = extra.get("halos", ())
-        self.values.append(
+        alias, resident = extra.get("alias", -1), extra.get("resident", False)
+        return self._append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
                 layout=layout,
-                shape=extended_shape(shape, halos),
+                shape=extended_shape(shape, halos) if halos else shape,
                 dtype=extra.get("dtype") or spec.dtype,
                 scope=scope,
                 role=role,
-                alias=extra.get("alias", -1),
-                resident=extra.get("resident", False),
+                gradient=extra.get("gradient", -1),
+                alias=alias,
+                resident=resident,
                 halos=halos,
             )
         )
-        return len(self.values) - 1
+
+    def _append(self, value: Value) -> int:
+        index, own = len(self.values), value.alias < 0
+        outside = value.role in ("input", "buffer") or value.resident
+        size = math.prod(value.shape) * DTYPE_BYTES[value.dtype] if own and not outside else 0
+        self.values.append(value)
+        self.sizes.append(size)
+        self.roots.append(index if own else self.roots[value.alias])
+        self.meshes.append(value.mesh)
+        self.marks.append(
+            BY_MICROBATCH * (value.scope == "microbatch")
+            + GRADIENT * (value.role == "gradient")
+            + ACTIVATION * (value.role == "activation")
+            + GATHERED * (value.role == "parameter" and not value.resident)
+        )
+        return index
+
+    def make_for(self, maker: Hashable) -> None:
+        """Say who asks for the values that follow; a draft that outlives one lowering finds those
+        which it asked for before."""
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` makes; ``key`` says what it is made of, and for what. A draft that
+        outlives one lowering makes it once."""
+        del key
+        return make()
 
     def set_gradient(self, value: int, gradient: int) -> None:
-        """Tell a value where its gradient accumulates."""
+        """Tell a parameter at rest where its gradient accumulates: its first use decides."""
         self.values[value] = replace(self.values[value], gradient=gradient)
+
+    def add_segment(self, segment: Segment) -> int:
+        """Append a segment and return its index."""
+        self.segments.append(segment)
+        return len(self.segments) - 1
 
     def root(self, value: int) -> int:
         """Return the value whose data a value views, itself where it has its own."""
-        while self.values[value].alias >= 0:
-            value = self.values[value].alias
-        return value
+        return self.roots[value]
 
     def storage(self, value: int) -> int:
         """Return the value in whose memory a value lies: that of its data, or what that views."""
-        value = self.root(value)
+        value = self.roots[value]
         while value in self.views:
-            value = self.root(self.views[value])
+            value = self.roots[self.views[value]]
         return value
 
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""
-        entry = self.values[value]
-        if (
-            value in self.views
-            or entry.alias >= 0
-            or entry.role in ("input", "buffer")
-            or entry.resident
-        ):
-            return 0
-        none = (-1,) * len(entry.layout)
-        return local_bytes(entry.shape, entry.dtype, none, self.mesh(entry.mesh).sizes)
+        return 0 if value in self.views else self.sizes[value]
+
+    def segment_order(self) -> list[int]:
+        """Return the segments of this lowering in the order in which they were made."""
+        return list(range(len(self.segments)))
 
     def reshard(self, source: int, target: Layout) -> tuple[Reshard, ...]:
         """Return the steps that bring a value to another layout."""
@@ -254,9 +295,12 @@ class Draft:
 
     def signature(self, source: int, target: Layout) -> tuple[object, ...]:
         """Return what must agree for two pairs to share messages."""
-        entry = self.values[source]
-        steps = self.reshard(source, target)
-        return (entry.mesh, entry.dtype, *((step.primitive, step.axes) for step in steps))
+        key = (source, target)
+        if key not in self._signatures:
+            entry = self.values[source]
+            steps = tuple([(step.primitive, step.axes) for step in self.reshard(source, target)])
+            self._signatures[key] = (entry.mesh, entry.dtype, steps)
+        return self._signatures[key]
 
     def message_step(self, message: Message, *, last_only: bool = False) -> Step:
         """Append a message within one mesh and return its step."""

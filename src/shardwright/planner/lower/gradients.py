@@ -29,13 +29,14 @@ def place(
     ]
     for index in reversed(range(len(placed))):
         if samples.operator_dim[index] == "" and "" in strategy.configs[index].dims:
-            placed[index] = _let_through(graph, strategy, placed, index)
+            placed[index] = let_through(graph, strategy, placed, index)
     return placed
 
 
-def _let_through(
+def let_through(
     graph: OperatorGraph, strategy: Strategy, placed: Sequence[Placements], index: int
 ) -> Placements:
+    """Return an operator's placements with those partial gradients which all its readers give."""
     operator, config = graph.operators[index], strategy.configs[index]
     if not any(graph.tensors[tensor].needs_gradient for tensor in operator.outputs):
         return placed[index]

@@ -3,6 +3,9 @@
 A microbatch's forward and backward are looked at together. A value that backward reads before it
 writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
 Data lives as long as the last alias or view of it.
+
+Sets of values are arrays of flags, and lists of steps are columns (``template``), so that a stage
+takes a few hundred NumPy calls however many steps it has.
 """
 
 from __future__ import annotations
@@ -11,194 +14,227 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
+
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Message
 from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.template import MOVES, Facts, Flags, Ints, Template
+
+_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
 class Lifetimes:
-    """Per template position: bytes appearing, bytes disappearing, and values freed.
+    """Per template position: bytes appearing and disappearing, and which values are freed where.
 
     ``first`` holds bytes which appear with the first microbatch only (gradients that accumulate),
-    ``second`` and ``onward`` the temporary bytes of the other microbatches, which add to those.
+    ``second`` and ``onward`` the temporary bytes of the other microbatches, which add to those; all
+    are empty outside backward.
     """
 
-    allocated: list[int]
-    freed: list[int]
-    temporary: list[int]
-    frees: list[list[int]]
-    first: list[int] = field(default_factory=list[int])
-    second: list[int] = field(default_factory=list[int])
-    onward: list[int] = field(default_factory=list[int])
+    allocated: Ints
+    freed: Ints
+    temporary: Ints
+    free_place: Ints
+    free_value: Ints
+    first: Ints = field(default_factory=lambda: _NOTHING)
+    second: Ints = field(default_factory=lambda: _NOTHING)
+    onward: Ints = field(default_factory=lambda: _NOTHING)
+
+    def free(self, place: int, values: Ints) -> None:
+        """Free values with a step; their bytes are counted by whoever calls."""
+        self.free_place = np.append(self.free_place, np.full(len(values), place))
+        self.free_value = np.append(self.free_value, values)
 
 
-def writes_of(draft: Draft, step: Step) -> tuple[int, ...]:
-    """Return what a step writes; a segment writes its outputs."""
-    if step.kind in (Kind.FORWARD, Kind.RECOMPUTE):
-        return draft.segments[step.item].outputs
-    return step.writes
-
-
-def _held(draft: Draft, step: Step) -> tuple[int, ...]:
-    """Return what a step needs alive: of a segment's outputs, its backward only what it saved."""
-    if step.kind is not Kind.BACKWARD:
-        return step.reads
-    segment = draft.segments[step.item]
-    dropped = (set(segment.outputs) - draft.saved[step.item]).union(segment.spared)
-    return tuple(value for value in step.reads if value not in dropped)
-
-
-def _touches(draft: Draft, step: Step) -> dict[int, None]:
-    touched = (*_held(draft, step), *writes_of(draft, step))
-    return dict.fromkeys(draft.storage(value) for value in touched)
-
-
-def _returns(draft: Draft, steps: Sequence[Step]) -> set[int]:
+def _returns(facts: Facts, template: Template) -> Flags:
     """Values that every microbatch makes anew: per-microbatch ones and gathered parameters."""
-    found: set[int] = set()
-    for step in steps:
-        found |= {v for v in _touches(draft, step) if draft.values[v].scope == "microbatch"}
-        for value in writes_of(draft, step):
-            if draft.values[value].role == "parameter" and not draft.values[value].resident:
-                found.add(draft.storage(value))
+    found = facts.set_of(facts.storage[template.value]) & facts.by_microbatch
+    gathered = template.written[facts.is_gathered[template.written]]
+    found[facts.storage[gathered]] = True
     return found
 
 
-def _reported(draft: Draft) -> set[int]:
+def reported(draft: Draft, facts: Facts) -> Flags:
     """Values that live until the end of the step because somebody may ask for them."""
-    return {draft.storage(output.value) for output in draft.outputs}
+    return facts.set_of([draft.storage(output.value) for output in draft.outputs])
 
 
 def forward_lifetimes(
-    draft: Draft, forward: Sequence[Step], backward: Sequence[Step]
-) -> tuple[Lifetimes, set[int]]:
+    draft: Draft, facts: Facts, forward: Template, backward: Template
+) -> tuple[Lifetimes, Flags]:
     """Return a forward template's lifetimes and the values alive when it ends."""
-    returning = _returns(draft, forward)
-    first_is_write: dict[int, bool] = {}
-    for step in backward:
-        for value in _held(draft, step):
-            first_is_write.setdefault(draft.storage(value), False)
-        for value in writes_of(draft, step):
-            first_is_write.setdefault(draft.storage(value), True)
-    dying = {value for value in returning if first_is_write.get(value, True)} - _reported(draft)
-    alive: set[int] = set()
-    lifetimes = _walk(draft, forward, dying, returning, alive)
-    return lifetimes, alive
+    returning = _returns(facts, forward)
+    moment = np.full(len(facts.bytes), 1)  # of its first touch in backward; odd: it is written
+    if len(backward.value):
+        moment[:] = 2 * len(backward.steps) + 1
+        order = 2 * backward.place + backward.writes
+        np.minimum.at(moment, facts.storage[backward.value], order)
+    dying = returning & ((moment & 1) == 1) & ~reported(draft, facts)
+    return _walk(draft, facts, forward, (dying, returning, facts.none()))
 
 
-def backward_lifetimes(draft: Draft, backward: Sequence[Step], alive: set[int]) -> Lifetimes:
+def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Flags) -> Lifetimes:
     """Return a backward template's lifetimes, given what forward left alive."""
-    returning = _returns(draft, backward) | alive
-    synced = {
-        value
-        for step in backward
-        if step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
-        for value in step.reads
-    }
-    dying = (returning | synced) - _reported(draft)
-    lifetimes = _walk(draft, backward, dying, returning, set(alive))
-    lifetimes.first = [0] * len(backward)
-    begun: set[int] = set()
-    for place, step in enumerate(backward):
-        again: list[int] = []
-        new: list[int] = []
-        for value in writes_of(draft, step):
-            entry = draft.values[value]
-            if entry.role == "gradient" and value in begun:
-                again.append(draft.bytes_of(value))
-            elif entry.role == "gradient" and entry.scope == "step":
-                target = lifetimes.allocated if step.last_only else lifetimes.first
-                target[place] += draft.bytes_of(value)
-                new += [] if step.last_only else [draft.bytes_of(value)]
-            begun.add(value)
-        alone = lifetimes.temporary[place]
-        lifetimes.temporary[place] = _with_sums(draft, step, alone, again)
-        lifetimes.second.append(_with_sums(draft, step, alone, again + new))
-        # By now the sums are the store's alone, and are added to in place.
-        lifetimes.onward.append(alone + sum(again + new))
-        if step.last_only:
-            for value in set(step.reads) & synced:
-                if draft.values[value].scope == "step":
-                    lifetimes.freed[place] += draft.bytes_of(value)
+    returning = _returns(facts, backward) | alive
+    syncs = [
+        step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
+        for step in backward.steps
+    ]
+    synced = facts.set_of(backward.chosen(syncs)[1])
+    dying = (returning | synced) & ~reported(draft, facts)
+    lifetimes, _ = _walk(draft, facts, backward, (dying, returning, alive))
+    _add_up(draft, facts, backward, lifetimes)
+    last_only = [step.last_only for step in backward.steps]
+    places, values = backward.chosen(last_only)
+    done = synced[values] & ~facts.by_microbatch[values]
+    pairs = np.unique(places[done] * len(facts.bytes) + values[done])
+    places, values = np.divmod(pairs, len(facts.bytes))
+    np.add.at(lifetimes.freed, places, facts.bytes[values])
     return lifetimes
 
 
+def _add_up(draft: Draft, facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
+    """Count gradients that are written more than once, in a microbatch or over all of them."""
+    count = len(backward.steps)
+    places, values = backward.written_at, backward.written
+    once = np.zeros(len(values), dtype=np.bool_)
+    once[np.unique(values, return_index=True)[1]] = True
+    is_sum = facts.is_gradient[values]
+    last_only = np.array([step.last_only for step in backward.steps], dtype=np.bool_)
+    kept = is_sum & once & ~facts.by_microbatch[values]
+    new = kept & ~last_only[places]
+    late = kept & last_only[places]
+    np.add.at(lifetimes.allocated, places[late], facts.bytes[values[late]])
+    lifetimes.first = np.zeros(count, dtype=np.int64)
+    np.add.at(lifetimes.first, places[new], facts.bytes[values[new]])
+    computes = backward.kind == Kind.BACKWARD
+    saved = np.array(
+        [
+            draft.segments[s.item].saved_bytes if s.kind is Kind.BACKWARD else 0
+            for s in backward.steps
+        ],
+        dtype=np.int64,
+    )
+    alone = lifetimes.temporary
+    again = is_sum & ~once
+    for chosen in (again, again | new):
+        sizes, mine = facts.bytes[values[chosen]], places[chosen]
+        total, most = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+        np.add.at(total, mine, sizes)
+        np.maximum.at(most, mine, sizes)
+        # All terms of a backward are there before the first is added, and a sum is first taken out
+        # of place; by then what autograd saved is gone.
+        sums = total + np.where(computes & (most >= 0), np.maximum(alone, most - saved), alone)
+        if chosen is again:
+            lifetimes.temporary = sums
+        else:
+            lifetimes.second = sums
+            # By now the sums are the store's alone, and are added to in place.
+            lifetimes.onward = alone + total
+
+
 def once_lifetimes(
-    draft: Draft, steps: Sequence[Step], before: Sequence[Step], *, ends_step: bool
+    draft: Draft, facts: Facts, template: Template, before: Ints, *, ends_step: bool
 ) -> Lifetimes:
     """Return lifetimes of steps that run once per training step (prologue, exchange, epilogue).
 
     What they make lives until the end of the step, except temporaries of the epilogue itself.
-    Gradients that ``before`` already wrote are there and only accumulate.
+    Gradients that were written ``before`` are there and only accumulate.
     """
-    made = {v for step in steps for v in writes_of(draft, step)}
-    between = {v for v in made if ends_step and draft.values[v].role == "activation"}
-    alive = {v for step in before for v in writes_of(draft, step)}
-    return _walk(draft, steps, between, made, alive)
+    made = facts.set_of(template.written)
+    between = made & facts.is_activation if ends_step else facts.none()
+    return _walk(draft, facts, template, (between, made, facts.set_of(before)))[0]
 
 
 def _walk(
-    draft: Draft, steps: Sequence[Step], dying: set[int], returning: set[int], alive: set[int]
-) -> Lifetimes:
+    draft: Draft, facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags]
+) -> tuple[Lifetimes, Flags]:
     """Play the steps: allocate at a first write, free ``dying`` values after their last touch, or
-    after the last before they are made anew."""
-    done = _done_with(draft, steps)
-    count = len(steps)
-    result = Lifetimes([0] * count, [0] * count, [0] * count, [[] for _ in range(count)])
-    for place, step in enumerate(steps):
-        for value in writes_of(draft, step):
-            if value in returning and value not in alive and draft.storage(value) == value:
-                alive.add(value)
-                result.allocated[place] += draft.bytes_of(value)
-        _segment_bytes(draft, step, place, result)
-        for value in done[place]:
-            if value in dying:
-                result.frees[place].append(value)
-                if value in alive:
-                    alive.discard(value)
-                    result.freed[place] += draft.bytes_of(value)
-    return result
+    after the last before they are made anew.
+
+    ``sets``: the dying, those that are made here, and those alive before. Returns what is alive
+    afterwards too.
+    """
+    dying, returning, alive = sets
+    result = Lifetimes(*_segment_bytes(draft, template), _NOTHING, _NOTHING)
+    if not len(template.value):
+        return result, alive
+    uses = _Uses(facts, template)
+    value, place, ends = uses.value, uses.place, uses.is_last & dying[uses.value]
+    # A life begins with a value's first use or after its last end, and lasts to its next one.
+    begins = np.ones(len(value), dtype=np.bool_)
+    begins[1:] = (value[1:] != value[:-1]) | ends[:-1]
+    life = np.cumsum(begins) - 1
+    is_first = np.ones(len(value), dtype=np.bool_)
+    is_first[1:] = value[1:] != value[:-1]
+    living = (alive[value] & is_first)[begins]
+    written = np.flatnonzero(uses.is_own & returning[value] & ~living[life])
+    new = written[np.unique(life[written], return_index=True)[1]]
+    np.add.at(result.allocated, place[new], facts.bytes[value[new]])
+    living[life[new]] = True
+    ended = np.flatnonzero(ends)
+    ended = ended[np.argsort(uses.order[ended])]
+    result.free_place, result.free_value = place[ended], value[ended]
+    gone = ended[living[life[ended]]]
+    np.add.at(result.freed, place[gone], facts.bytes[value[gone]])
+    living[life[ended]] = False
+    alive = alive.copy()
+    alive[value] = False
+    alive[value[begins][living]] = True
+    return result, alive
 
 
-def _done_with(draft: Draft, steps: Sequence[Step]) -> list[list[int]]:
-    """Return, per step, the values with no use after it before a step that makes them anew."""
-    result: list[list[int]] = [[] for _ in steps]
-    is_made_next: dict[int, bool] = {}
-    for place in reversed(range(len(steps))):
-        step = steps[place]
-        made = {
-            draft.storage(v) for v in writes_of(draft, step) if draft.values[v].role != "gradient"
-        }
-        made -= {draft.storage(value) for value in _held(draft, step)}
-        for value in _touches(draft, step):
-            if is_made_next.get(value, True):
-                result[place].append(value)
-            is_made_next[value] = value in made
-    return result
+class _Uses:
+    """What steps touch, value by value and step by step, each pair once.
+
+    ``is_own``: the step writes the value itself, not a view of it. ``is_last``: no use follows, or the
+    next step that touches it makes it anew. ``order``: of pairs as steps touch them.
+    """
+
+    def __init__(self, facts: Facts, template: Template) -> None:
+        count = len(template.steps)
+        storage, writes = facts.storage[template.value], template.writes
+        pairs, self.order, inverse = np.unique(
+            storage * count + template.place, return_index=True, return_inverse=True
+        )
+        self.value, self.place = np.divmod(pairs, count)
+
+        def any_of(chosen: Flags) -> Flags:
+            return np.bincount(inverse[chosen], minlength=len(pairs)) > 0
+
+        self.is_own = any_of(writes & (template.value == storage))
+        made = any_of(writes & ~facts.is_gradient[template.value]) & ~any_of(~writes)
+        self.is_last = np.ones(len(pairs), dtype=np.bool_)
+        self.is_last[:-1] = (self.value[1:] != self.value[:-1]) | made[1:]
 
 
-def _segment_bytes(draft: Draft, step: Step, place: int, result: Lifetimes) -> None:
-    if step.kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-        result.temporary[place] = _buffers(draft.messages[step.item])
-        return
-    if step.kind is Kind.UPDATE:
-        # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-        sizes = [_value_bytes(draft, value) for value in step.writes]
-        result.temporary[place] = 2 * max(sizes, default=0)
-        return
-    if step.kind is Kind.CLIP:
-        return
-    segment = draft.segments[step.item]
-    forward, backward = segment.temporary_bytes
-    if step.kind is Kind.BACKWARD:
-        result.temporary[place] = backward
-        result.freed[place] += segment.saved_bytes
-    elif step.kind is Kind.FORWARD and segment.recomputed:
-        result.temporary[place] = segment.bare_bytes
-    else:
-        result.temporary[place] = forward
-        result.allocated[place] += segment.saved_bytes
+def _segment_bytes(draft: Draft, template: Template) -> tuple[Ints, Ints, Ints]:
+    """Return the bytes that steps allocate, free and need for a while besides values."""
+    count = len(template.steps)
+    allocated, freed, temporary = [0] * count, [0] * count, [0] * count
+    messages, segments = draft.messages, draft.segments
+    for place, (step, moves) in enumerate(
+        zip(template.steps, MOVES[template.kind].tolist(), strict=True)
+    ):
+        if moves:
+            temporary[place] = _buffers(messages[step.item])
+        elif step.kind is Kind.UPDATE:
+            # For-loop optimizers make a few temporaries of the size of one parameter at a time.
+            sizes = [_value_bytes(draft, value) for value in step.writes]
+            temporary[place] = 2 * max(sizes, default=0)
+        elif step.kind is not Kind.CLIP:
+            segment = segments[step.item]
+            forward, backward = segment.temporary_bytes
+            if step.kind is Kind.BACKWARD:
+                temporary[place], freed[place] = backward, segment.saved_bytes
+            elif step.kind is Kind.FORWARD and segment.recomputed:
+                temporary[place] = segment.bare_bytes
+            else:
+                temporary[place], allocated[place] = forward, segment.saved_bytes
+    columns = np.array([allocated, freed, temporary], dtype=np.int64)
+    return columns[0], columns[1], columns[2]
 
 
 def _buffers(message: Message) -> int:
@@ -211,33 +247,47 @@ def _buffers(message: Message) -> int:
     return message.bytes if message.is_packed else 0
 
 
-def _with_sums(draft: Draft, step: Step, temporary: int, sizes: Sequence[int]) -> int:
-    """Return a step's temporary bytes where it adds to gradients of these sizes.
-
-    All terms of a backward are there before the first is added, and a sum is first taken out of
-    place; by then what autograd saved is gone.
-    """
-    if not sizes or step.kind is not Kind.BACKWARD:
-        return temporary + sum(sizes)
-    saved = draft.segments[step.item].saved_bytes
-    return sum(sizes) + max(temporary, max(sizes) - saved)
-
-
 def _value_bytes(draft: Draft, value: int) -> int:
     entry = draft.values[value]
     return prod(entry.shape) * DTYPE_BYTES[entry.dtype]
+
+
+def free_at_update(
+    draft: Draft,
+    facts: Facts,
+    mesh: int,
+    lifetimes: Lifetimes,
+    templates: tuple[Template, Template, Sequence[Template]],
+) -> None:
+    """At the update, give back what lived for the whole step: prologue and reduced gradients.
+
+    ``templates``: prologue, backward, and those after it, the epilogue last.
+    """
+    prologue, backward, others = templates
+    synced = facts.set_of(backward.chosen([step.last_only for step in backward.steps])[1])
+    written = facts.set_of(np.concatenate([t.written for t in (backward, *others)]))
+    values = written & facts.is_gradient & ~facts.by_microbatch & ~synced
+    values |= facts.set_of(prologue.written)
+    steps: Sequence[Step] = others[-1].steps
+    place = next(i for i, step in enumerate(steps) if step.kind is Kind.UPDATE)
+    here = facts.mesh == mesh
+    asked = np.flatnonzero(reported(draft, facts) & ~values & here)
+    lives = np.where(facts.by_microbatch[asked], draft.strategy.pipeline.num_microbatches, 1)
+    mine = np.flatnonzero(values & here)
+    lifetimes.free(place, np.concatenate([asked, mine]))
+    lifetimes.freed[place] += int((lives * facts.bytes[asked]).sum() + facts.bytes[mine].sum())
 
 
 def base_bytes(draft: Draft, mesh: int) -> int:
     """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
     states = draft.strategy.optimizer_states
     total = 0
-    for index, entry in enumerate(draft.values):
+    for index in draft.lasting:
+        entry = draft.values[index]
         if entry.mesh != mesh or entry.alias >= 0:
             continue
-        if entry.resident or entry.role == "buffer":
-            total += _value_bytes(draft, index)
-        if entry.role in ("parameter", "master") and entry.resident and entry.gradient >= 0:
+        total += _value_bytes(draft, index)
+        if entry.role in ("parameter", "master") and entry.gradient >= 0:
             reduced = draft.values[entry.gradient]
             is_master = entry.role == "master" or (
                 reduced.layout == entry.layout and reduced.dtype == entry.dtype

@@ -8,11 +8,12 @@ out for all microbatches in the schedule's order.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
-from shardwright.core.program import Kind, Output, Program, Scope
+from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
 from shardwright.planner.lower.assemble import Templates, assemble
@@ -26,7 +27,7 @@ from shardwright.planner.lower.draft import Draft, Step
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
-from shardwright.planner.space.configs import Pair
+from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
@@ -39,12 +40,13 @@ def lower(graph: OperatorGraph, strategy: Strategy, samples: Samples | None = No
     consumer on an earlier mesh than its producer, microbatches of a loss that is not a sum).
     """
     samples = samples or find_samples(graph)
-    _check(graph, strategy, samples)
+    check_legal(graph, strategy, samples)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    return _Lowering(Draft(graph, strategy, samples, iterations)).run()
+    placed = place(graph, strategy, samples, iterations)
+    return Lowering(Draft(graph, strategy, samples, iterations), placed).run()
 
 
-def _check(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
+def check_legal(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
     if len(strategy.configs) != len(graph.operators):
         raise ValueError("a strategy has one config per operator")
     if len(strategy.parameters) != len(graph.parameters):
@@ -61,29 +63,29 @@ def _check(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
         )
 
 
-class _Lowering:
-    def __init__(self, draft: Draft) -> None:
+class Lowering:
+    """One strategy on its way to a Program; blocks of operators are lowered one after another."""
+
+    def __init__(self, draft: Draft, placed: list[Placements]) -> None:
         self.draft = draft
-        graph, strategy = draft.graph, draft.strategy
-        placed = place(graph, strategy, draft.samples, draft.iterations)
+        self.placed = placed
         self.parameters = Parameters(draft)
         self.stages = [
             Stage(draft, index, placed, self.parameters, self._fetch)
-            for index in range(len(strategy.meshes))
+            for index in range(len(draft.strategy.meshes))
         ]
-        self.writes = _writes_or_reads_written(graph)
+        once, graph = draft.once, draft.graph
+        self.writes = once("writes", lambda: _writes_or_reads_written(graph))
+        self.trained = once("trained", lambda: _depends_on_parameters(graph))
+        meshes = tuple([config.mesh for config in draft.strategy.configs])
+        self.where = once(("where", meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
 
     def run(self) -> Program:
+        """Lower everything."""
         graph, draft = self.draft.graph, self.draft
-        where = self._meshes_of_operators()
-        for number, block in enumerate(graph.blocks):
-            for index in range(block.start, block.stop):
-                for scope in self._scopes(index):
-                    for mesh in sorted(where[index]):
-                        self.stages[mesh].run(index, number, scope)
-        for stage in self.stages:
-            stage.close()
+        for number in range(len(graph.blocks)):
+            self.lower_block(number)
         self._move_tied_parameters()
         loss_mesh = draft.strategy.configs[graph.tensors[graph.loss].producer].mesh
         loss = self.stages[loss_mesh].value_of(graph.loss)
@@ -96,18 +98,29 @@ class _Lowering:
 
     # -- forward -------------------------------------------------------------------------------
 
+    def lower_block(self, number: int) -> None:
+        """Lower the operators of one block forward; its segments end with it."""
+        block = self.draft.graph.blocks[number]
+        self.draft.make_for(number)
+        for index in range(block.start, block.stop):
+            for scope in self._scopes(index):
+                for mesh in sorted(self.where[index]):
+                    self.stages[mesh].run(index, number, scope)
+        for stage in self.stages:
+            stage.close()
+        self.draft.make_for(None)
+
     def _meshes_of_operators(self) -> list[set[int]]:
         """Say on which meshes each operator runs: work without parameters is repeated, not sent."""
         graph, configs = self.draft.graph, self.draft.strategy.configs
-        trained = _depends_on_parameters(graph)
         where: list[set[int]] = [set() for _ in graph.operators]
         for index in reversed(range(len(where))):
             outputs = graph.operators[index].outputs
             readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
             meshes = {mesh for reader in readers for mesh in where[reader]}
             own = configs[index].mesh
-            where[index] = {own} if trained[index] or not meshes else meshes
-            if trained[index] and any(mesh < own for mesh in meshes):
+            where[index] = {own} if self.trained[index] or not meshes else meshes
+            if self.trained[index] and any(mesh < own for mesh in meshes):
                 raise ValueError(
                     f"data must flow to later meshes, but operator {graph.operators[index].name} on "
                     f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
@@ -162,10 +175,12 @@ class _Lowering:
             leaving = arrival(shape, lying, here.sizes) if PARTIAL in lying else lying
             layout = arrival(shape, wanted, there.sizes)
         value = home.acquire(tensor, Pair(leaving, leaving), "microbatch")
-        copy = draft.add_value(tensor, stage.index, layout, "microbatch", "activation")
+        gradient = -1
         if draft.graph.tensors[tensor].needs_gradient:
             gradient = draft.add_value(tensor, stage.index, layout, "microbatch", "gradient")
-            draft.set_gradient(copy, gradient)
+        copy = draft.add_value(
+            tensor, stage.index, layout, "microbatch", "activation", gradient=gradient
+        )
         send, receive = draft.transfer(value, copy, "activation")
         home.forward.append(Entry(-1, [send], sends=(value, copy)))
         stage.forward.append(Entry(-1, [receive], receives=(value, copy)))
@@ -178,19 +193,27 @@ class _Lowering:
         that mesh has one like it, and then added to the reduced gradient at home.
         """
         draft = self.draft
+        draft.make_for("moved parameters")
         for use in list(self.parameters.uses.values()):
             kept, value = self.parameters.kept[use.tensor], draft.values[use.value]
             if use.mesh == kept.mesh:
                 continue
             if value.alias < 0:
-                send, receive = draft.transfer(kept.rest, use.value, "parameter")
+                ends = (kept.rest, use.value)
+                send, receive = draft.once(
+                    ("tied", *ends), partial(draft.transfer, *ends, "parameter")
+                )
                 self.stages[kept.mesh].prologue.append(Entry(-1, [send]))
                 self.stages[use.mesh].prologue.append(Entry(-1, [receive]))
             if value.gradient >= 0:
                 summed = self.parameters.summed_abroad(use)
-                send, receive = draft.transfer(summed, kept.reduced, "synchronise")
+                ends = (summed, kept.reduced)
+                send, receive = draft.once(
+                    ("tied", *ends), partial(draft.transfer, *ends, "synchronise")
+                )
                 self.exchange[use.mesh].append(send)
                 self.exchange[kept.mesh].append(receive)
+        draft.make_for(None)
 
     # -- backward and update -------------------------------------------------------------------
 
@@ -259,28 +282,48 @@ class _Lowering:
             block = block_of[draft.graph.consumers[kept.tensor][0]]
             key = (block, *draft.signature(kept.master, draft.values[kept.rest].layout))
             groups.setdefault(key, []).append((kept.master, kept.rest))
-        return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
+        return [
+            step
+            for pairs in groups.values()
+            for step in draft.once(
+                ("back to rest", *pairs), partial(draft.chain, pairs, "parameter")
+            )
+        ]
 
     # -- finishing -----------------------------------------------------------------------------
 
     def _finish_segments(self) -> None:
         """Keep only the outputs somebody reads, and measure what each segment saves."""
         draft = self.draft
-        for index, segment in enumerate(draft.segments):
-            outputs = tuple(value for value in segment.outputs if value in draft.external)
-            operands = (draft.graph, segment.calls, draft.values, segment.inputs, outputs)
-            saved, temporary = segment_memory(*operands, segment.has_backward)
-            bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
-            finished = replace(
-                segment,
-                outputs=outputs,
-                saved_bytes=saved,
-                temporary_bytes=temporary,
-                bare_bytes=bare,
-            )
-            draft.segments[index] = finished
-            draft.saved[index] = saved_outputs(draft.graph, finished, draft.values)
-            draft.views |= viewed_inputs(draft.graph, finished, draft.values)
+        for stage in self.stages:
+            for entry in (*stage.prologue, *stage.forward):
+                if entry.segment >= 0:
+                    segment = draft.segments[entry.segment]
+                    outputs = tuple([v for v in segment.outputs if v in draft.external])
+                    finished, saved, views = draft.once(
+                        ("finish", entry.segment, outputs, segment.remade, segment.spared),
+                        partial(self._finish, segment, outputs),
+                    )
+                    draft.segments[entry.segment] = finished
+                    draft.saved[entry.segment] = saved
+                    draft.views |= views
+
+    def _finish(
+        self, segment: Segment, outputs: tuple[int, ...]
+    ) -> tuple[Segment, frozenset[int], dict[int, int]]:
+        graph, values = self.draft.graph, self.draft.values
+        operands = (graph, segment.calls, values, segment.inputs, outputs)
+        kept, temporary = segment_memory(*operands, segment.has_backward)
+        bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
+        finished = replace(
+            segment,
+            outputs=outputs,
+            saved_bytes=kept,
+            temporary_bytes=temporary,
+            bare_bytes=bare,
+        )
+        views = viewed_inputs(graph, finished, values)
+        return finished, saved_outputs(graph, finished, values), views
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
@@ -31,35 +32,47 @@ class Kept:
     reduced: int
 
 
+UseKey = tuple[int, int, Layout, Layout]  # mesh, tensor, layouts of value and gradient
+
+
 class Parameters:
     """Creates every value which a parameter needs, once."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.kept: dict[int, Kept] = {}
-        self.uses: dict[tuple[int, int, Layout, Layout], Use] = {}
+        self.uses: dict[UseKey, Use] = {}
+        self._first_uses: dict[tuple[int, int, Layout], Use] = {}
         self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
-        self._rest_is_taken: set[int] = set()
+        self.taken: set[int] = set()  # values at rest which are some use's own
+        configs = draft.strategy.parameters
+        self.every = {t: c.sync for t, c in zip(draft.graph.parameters, configs, strict=True)}
         for tensor, config in zip(draft.graph.parameters, draft.strategy.parameters, strict=True):
             readers = draft.graph.consumers[tensor]
             if readers:
                 mesh = min(draft.strategy.configs[reader].mesh for reader in readers)
-                self.kept[tensor] = self._keep(tensor, mesh, config.rest, config.optimizer)
+                said = (tensor, mesh, config.rest, config.optimizer)
+                kept = draft.once(("keep", *said), partial(self._keep, *said))
+                self.kept[tensor] = kept
+                draft.lasting += {kept.rest, kept.master}
 
     def _keep(self, tensor: int, mesh: int, rest_layout: Layout, optimizer: Layout) -> Kept:
-        draft = self.draft
-        rest = draft.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
-        if not draft.graph.tensors[tensor].needs_gradient:
+        draft, spec = self.draft, self.draft.graph.tensors[tensor]
+        if not spec.needs_gradient:
+            rest = draft.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
             return Kept(tensor, mesh, rest, rest, -1)
-        dtype = draft.master_dtype or draft.graph.tensors[tensor].dtype
-        same = rest_layout == optimizer and dtype == draft.values[rest].dtype
-        master = rest
+        dtype = draft.master_dtype or spec.dtype
+        same = rest_layout == optimizer and dtype == spec.dtype
+        reduced = draft.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
+        rest = master = draft.add_value(
+            tensor, mesh, rest_layout, "step", "parameter", resident=True,
+            gradient=reduced if same else -1,
+        )  # fmt: skip
         if not same:
             master = draft.add_value(
-                tensor, mesh, optimizer, "step", "master", dtype=dtype, resident=True
-            )
-        reduced = draft.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
-        draft.set_gradient(master, reduced)
+                tensor, mesh, optimizer, "step", "master", dtype=dtype, resident=True,
+                gradient=reduced,
+            )  # fmt: skip
         return Kept(tensor, mesh, rest, master, reduced)
 
     def use(self, mesh: int, tensor: int, pair: Pair) -> Use:
@@ -68,41 +81,43 @@ class Parameters:
         gradient = pair.gradient if trained else (REPLICATE,) * len(pair.gradient)
         key = (mesh, tensor, pair.value, gradient)
         if key not in self.uses:
-            self.uses[key] = self._new_use(mesh, tensor, pair.value, gradient, trained)
+            use = self._new_use(mesh, tensor, pair.value, gradient, trained)
+            self.add_use(key, use)
         return self.uses[key]
+
+    def add_use(self, key: UseKey, use: Use) -> None:
+        """Note how a parameter is used."""
+        self.uses[key] = use
+        self._first_uses.setdefault(key[:3], use)
 
     def _new_use(
         self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool
     ) -> Use:
         draft, kept = self.draft, self.kept[tensor]
         is_home = mesh == kept.mesh
-        twin = next(
-            (
-                use
-                for (m, t, held, _), use in self.uses.items()
-                if (m, t, held) == (mesh, tensor, layout)
-            ),
-            None,
-        )
-        source = -1
+        twin = self._first_uses.get((mesh, tensor, layout))
+        home = self._gradient(kept, mesh, gradient) if trained else -1
+        value, source = kept.rest, -1
         if is_home and draft.values[kept.rest].layout == layout:
-            if kept.rest in self._rest_is_taken or (
+            if kept.rest in self.taken or (
                 kept.master == kept.rest and trained and not self._is_reduced(kept, gradient)
             ):
                 value = draft.add_value(
-                    tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True
-                )
+                    tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True,
+                    gradient=home,
+                )  # fmt: skip
             else:
-                value = kept.rest
-                self._rest_is_taken.add(value)
+                self.taken.add(value)
+                if draft.values[value].gradient != home:
+                    draft.set_gradient(value, home)
         elif twin is not None:
-            value = draft.add_value(tensor, mesh, layout, "step", "parameter", alias=twin.value)
+            value = draft.add_value(
+                tensor, mesh, layout, "step", "parameter", alias=twin.value, gradient=home
+            )
             source = twin.source
         else:
-            value = draft.add_value(tensor, mesh, layout, "step", "parameter")
+            value = draft.add_value(tensor, mesh, layout, "step", "parameter", gradient=home)
             source = kept.rest if is_home else -1
-        if trained:
-            draft.set_gradient(value, self._gradient(kept, mesh, gradient))
         return Use(tensor, mesh, value, source)
 
     def summed_abroad(self, use: Use) -> int:
@@ -137,13 +152,11 @@ class Parameters:
         if mesh == kept.mesh and self._is_reduced(kept, layout):
             return kept.reduced
         draft = self.draft
-        position = draft.graph.parameters.index(kept.tensor)
-        every = draft.strategy.parameters[position].sync
         # What other meshes add arrives once, after the last microbatch.
         meshes = {
             draft.strategy.configs[reader].mesh for reader in draft.graph.consumers[kept.tensor]
         }
-        is_often = every == "microbatch" and meshes == {kept.mesh}
+        is_often = self.every[kept.tensor] == "microbatch" and meshes == {kept.mesh}
         scope: Scope = "microbatch" if is_often else "step"
         gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient")
         if mesh == kept.mesh:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from shardwright.core.halo import Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
@@ -50,15 +51,16 @@ class _OpenSegment:
     gathers: dict[int, Use] = field(default_factory=dict[int, Use])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Held:
-    """The values of one tensor on this mesh, by gradient layout, and the one that was made first."""
+    """The values of one tensor on this mesh, by gradient layout, and the one that was made first.
 
-    origin: int = -1
-    by_pair: dict[tuple[Layout, Layout], int] = field(
-        default_factory=dict[tuple[Layout, Layout], int]
-    )
-    by_layout: dict[Layout, int] = field(default_factory=dict[Layout, int])
+    It and its dicts are never changed, so that what a tensor had come to may be kept and compared.
+    """
+
+    origin: int
+    by_pair: dict[tuple[Layout, Layout], int]
+    by_layout: dict[Layout, int]
 
 
 # Brings an activation from another mesh: (tensor, layout, receiving stage) -> value here, or -1.
@@ -80,16 +82,15 @@ class Stage:
         self.index = index
         self.prologue: list[Entry] = []
         self.forward: list[Entry] = []
-        self.uses: dict[int, Use] = {}
+        self.block = -1  # that of the last operator lowered here
         self._placed = placed
         self._visiting: dict[int, tuple[tuple[str, ...], Placements]] = {}
         self._parameters = parameters
         self._fetch = fetch
         self._held: dict[tuple[int, Scope], _Held] = {}
-        self._with_halos: dict[tuple[int, Halos], int] = {}
+        self._with_halos: dict[int, dict[tuple[int, Halos], int]] = {}
         self._entering: dict[tuple[int, Scope], dict[tuple[Layout, Halos], int]] = {}
         self._open: dict[Scope, _OpenSegment] = {}
-        self._block = -1
 
     # -- operators -----------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class Stage:
             opened = self._open[scope]
             if (opened.block, opened.recomputed) != (block, again):
                 self._close(scope)
-        self._block = block
+        self.block = block
         _, pairs = self._config(index)
         gathers: dict[int, Use] = {}
         operands = [
@@ -144,9 +145,8 @@ class Stage:
 
     def _close(self, scope: Scope) -> None:
         segment = self._open.pop(scope)
-        index = len(self.draft.segments)
         trained = any(self.draft.values[value].gradient >= 0 for value in segment.produced)
-        self.draft.segments.append(
+        index = self.draft.add_segment(
             Segment(
                 mesh=self.index,
                 block=segment.block,
@@ -166,11 +166,12 @@ class Stage:
         return self.prologue if scope == "step" else self.forward
 
     def _produce(self, tensor: int, pair: Pair, scope: Scope) -> int:
-        draft = self.draft
-        value = draft.add_value(tensor, self.index, pair.value, scope, "activation")
+        draft, gradient = self.draft, -1
         if draft.graph.tensors[tensor].needs_gradient:
             gradient = draft.add_value(tensor, self.index, pair.gradient, scope, "gradient")
-            draft.set_gradient(value, gradient)
+        value = draft.add_value(
+            tensor, self.index, pair.value, scope, "activation", gradient=gradient
+        )
         self._hold(tensor, scope, value, pair, is_origin=True)
         return value
 
@@ -216,7 +217,6 @@ class Stage:
         role = draft.graph.tensors[tensor].role
         if role == "parameter":
             use = self._parameters.use(self.index, tensor, pair)
-            self.uses[use.value] = use
             if use.source >= 0:
                 gathers[use.value] = use
             return use.value
@@ -242,24 +242,26 @@ class Stage:
         draft = self.draft
         if not halos:
             return value
-        if (value, halos) not in self._with_halos:
+        tensor = draft.values[value].tensor
+        if (value, halos) not in self._with_halos.get(tensor, {}):
             source = self._extended(value, halos[:-1], scope)
             self._break_before(source)
-            entry = draft.values[source]
-            result = draft.add_value(
-                entry.tensor, self.index, entry.layout, scope, "activation", halos=halos
-            )
+            entry, gradient = draft.values[source], -1
             if entry.gradient >= 0:
                 layout = draft.values[entry.gradient].layout
                 gradient = draft.add_value(
-                    entry.tensor, self.index, layout, scope, "gradient", halos=halos
+                    tensor, self.index, layout, scope, "gradient", halos=halos
                 )
-                draft.set_gradient(result, gradient)
+            result = draft.add_value(
+                tensor, self.index, entry.layout, scope, "activation", halos=halos,
+                gradient=gradient,
+            )  # fmt: skip
             step = draft.exchange_halos(source, result, "activation")
             adapts = (source, result) if entry.gradient >= 0 else None
-            self._entries(scope).append(Entry(self._block, [step], adapts=adapts))
-            self._with_halos[value, halos] = result
-        return self._with_halos[value, halos]
+            self._entries(scope).append(Entry(self.block, [step], adapts=adapts))
+            known = self._with_halos.get(tensor, {})
+            self._with_halos[tensor] = {**known, (value, halos): result}
+        return self._with_halos[tensor][value, halos]
 
     def _outside(
         self, tensor: int, layout: Layout, scope: Scope, role: str, halos: Halos = ()
@@ -267,12 +269,13 @@ class Stage:
         """Return what enters from outside; of the batch, every device may take what it likes."""
         if PARTIAL in layout:
             raise ValueError(f"tensor {tensor} enters from outside and cannot be a partial sum")
-        known = self._entering.setdefault((tensor, scope), {})
+        known = self._entering.get((tensor, scope), {})
         if (layout, halos) not in known:
             kind = "input" if role == "input" else "buffer"
-            known[layout, halos] = self.draft.add_value(
-                tensor, self.index, layout, scope, kind, halos=halos
-            )
+            value = self.draft.add_value(tensor, self.index, layout, scope, kind, halos=halos)
+            if kind == "buffer":
+                self.draft.lasting.append(value)
+            known = self._entering[tensor, scope] = {**known, (layout, halos): value}
         return known[layout, halos]
 
     def _cut(self, tensor: int, dim: int) -> None:
@@ -294,7 +297,7 @@ class Stage:
             bytes=draft.bytes_of(value),
             purpose="activation",
         )
-        self.forward.append(Entry(self._block, [draft.message_step(message)]))
+        self.forward.append(Entry(self.block, [draft.message_step(message)]))
         self._hold(tensor, "microbatch", value, Pair(layout, layout), is_origin=True)
 
     def acquire(self, tensor: int, pair: Pair, scope: Scope) -> int:
@@ -312,19 +315,19 @@ class Stage:
         same = held.by_layout.get(pair.value, -1)
         self._break_before(held.origin)
         self._break_before(same)
-        value = draft.add_value(tensor, self.index, pair.value, scope, "activation", alias=same)
-        if trained:
-            home = draft.values[held.origin].gradient
-            if draft.values[home].layout != wanted.gradient:
-                home = draft.add_value(tensor, self.index, wanted.gradient, scope, "gradient")
-            draft.set_gradient(value, home)
+        home = draft.values[held.origin].gradient if trained else -1
+        if trained and draft.values[home].layout != wanted.gradient:
+            home = draft.add_value(tensor, self.index, wanted.gradient, scope, "gradient")
+        value = draft.add_value(
+            tensor, self.index, pair.value, scope, "activation", alias=same, gradient=home
+        )
         steps: list[Step] = []
         if same < 0:
             steps = draft.chain([(held.origin, value)], "activation")
         else:
             draft.external.add(same)
         adapts = (held.origin, value) if trained else None
-        self._entries(scope).append(Entry(self._block, steps, adapts=adapts))
+        self._entries(scope).append(Entry(self.block, steps, adapts=adapts))
         self._hold(tensor, scope, value, wanted)
         return value
 
@@ -340,11 +343,35 @@ class Stage:
     def _hold(
         self, tensor: int, scope: Scope, value: int, pair: Pair, *, is_origin: bool = False
     ) -> None:
-        held = self._held.setdefault((tensor, scope), _Held())
-        if is_origin:
-            held.origin = value
-        held.by_pair[pair.value, pair.gradient] = value
-        held.by_layout.setdefault(pair.value, value)
+        held = self._held.get((tensor, scope), _Held(-1, {}, {}))
+        self._held[tensor, scope] = _Held(
+            value if is_origin else held.origin,
+            {**held.by_pair, (pair.value, pair.gradient): value},
+            {pair.value: value, **held.by_layout},
+        )
+
+    def state(self, tensor: int) -> tuple[object, ...]:
+        """Return all that this mesh has come to hold of a tensor; equal states mean equal values."""
+        return (
+            self._held.get((tensor, "step")),
+            self._held.get((tensor, "microbatch")),
+            self._entering.get((tensor, "step")),
+            self._entering.get((tensor, "microbatch")),
+            self._with_halos.get(tensor),
+        )
+
+    def resume(self, tensor: int, state: tuple[Any, ...]) -> None:
+        """Hold of a tensor what ``state`` said."""
+        places = (
+            (self._held, (tensor, "step")),
+            (self._held, (tensor, "microbatch")),
+            (self._entering, (tensor, "step")),
+            (self._entering, (tensor, "microbatch")),
+            (self._with_halos, tensor),
+        )
+        for (table, key), found in zip(places, state, strict=True):
+            if found is not None:
+                cast(dict[Any, Any], table)[key] = found
 
     def value_of(self, tensor: int, scope: Scope = "microbatch") -> int:
         """Return the value that this mesh made of an activation."""

@@ -13,7 +13,7 @@ from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
-from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.cost.price import Prices, peer_groups
 from shardwright.planner.lower import lower
 from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.search.context import Context
@@ -71,6 +71,14 @@ def _run(
 ) -> tuple[Program, Timeline, Judged]:
     program = lower(context.graph, strategy, context.samples)
     prices = price(program, context.graph, context.cluster, context.table)
+    timeline, judged = judge_program(context, program, prices, least_seconds)
+    return program, timeline, judged
+
+
+def judge_program(
+    context: Context, program: Program, prices: Prices, least_seconds: float
+) -> tuple[Timeline, Judged]:
+    """Simulate a strategy that is lowered and priced."""
     timeline = simulate(
         program,
         prices.seconds,
@@ -82,16 +90,15 @@ def _run(
     objective = Objective(
         step_seconds=timeline.step_seconds,
         peak_bytes=max(peaks),
-        dollars=dollars_per_step(context.cluster, strategy, timeline.step_seconds),
+        dollars=dollars_per_step(context.cluster, program.strategy, timeline.step_seconds),
     )
-    judged = Judged(
-        strategy=strategy,
+    return timeline, Judged(
+        strategy=program.strategy,
         objective=objective,
         stage_bytes=peaks,
         sources=prices.by_source(),
         least_seconds=least_seconds,
     )
-    return program, timeline, judged
 
 
 def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:

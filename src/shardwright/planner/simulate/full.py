@@ -68,21 +68,45 @@ def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
     cause = np.full(count, -1, dtype=np.int64)
     last = np.full(num_resources, -1, dtype=np.int64)
     for index in range(count):
-        time, latest = _latest(wiring, end, last[wiring.resource[index]], index)
+        time, latest = latest_end(wiring, end, last[wiring.resource[index]], index)
         start[index], cause[index] = time, latest
         end[index] = time + seconds[index]
         last[wiring.resource[index]] = index
     return start, end, cause
 
 
+class Progress(NamedTuple):
+    """A simulation under way, between two instants: all that decides how it goes on.
+
+    ``entries`` are the resources' queues one after another, ``first`` the head of each group's busy
+    resources, ``tree`` a tournament of who finishes first.
+    """
+
+    queues: Queues
+    entries: Ints
+    first: Ints
+    tree: Ints
+    followers: Followers
+    start: Floats
+    end: Floats
+    cause: Ints
+
+
 def share(
     wiring: Wiring, seconds: Floats, computes: NDArray[np.bool_], num_groups: int, slowdown: float
 ) -> Times:
     """Compute start, end and cause under processor sharing; see ``plain.share_plain``."""
-    num_resources = len(computes)
+    progress = begin(wiring, computes, num_groups)
+    go_on(wiring, seconds, progress, slowdown, (0.0, np.inf, len(seconds) + 1))
+    return progress.start, progress.end, progress.cause
+
+
+def begin(wiring: Wiring, computes: NDArray[np.bool_], num_groups: int) -> Progress:
+    """Return a simulation at its beginning."""
+    count, num_resources = len(wiring.resource), len(computes)
     leaves = 1 << max(0, num_resources - 1).bit_length()
     entry_offset, entries = _sorted_by(
-        wiring.resource, np.arange(len(seconds), dtype=np.int64), num_resources
+        wiring.resource, np.arange(count, dtype=np.int64), num_resources
     )
     queues = np.zeros(leaves, dtype=QUEUE)
     queues["begin"][:num_resources] = queues["place"][:num_resources] = entry_offset[:-1]
@@ -90,48 +114,45 @@ def share(
     queues["computes"][:num_resources] = computes
     queues["running"] = -1
     queues["finish"] = np.inf
-    first = np.full(num_groups, -1, dtype=np.int64)
-    return _run(wiring, seconds, queues, entries, first, slowdown)
+    return Progress(
+        queues=queues,
+        entries=entries,
+        first=np.full(num_groups, -1, dtype=np.int64),
+        tree=_tournament(leaves),
+        followers=_followers(wiring),
+        start=np.zeros(count),
+        end=np.zeros(count),
+        cause=np.full(count, -1, dtype=np.int64),
+    )
 
 
 @compiled
-def _run(
-    wiring: Wiring, seconds: Floats, queues: Queues, entries: Ints, first: Ints, slowdown: float
-) -> Times:
-    """Go from completion to completion. ``entries`` are the queues, ``first`` each group's head."""
-    count = len(seconds)
-    start, end = np.zeros(count), np.zeros(count)
-    cause = np.full(count, -1, dtype=np.int64)
-    followers, tree = _followers(wiring), _tournament(len(queues))
+def go_on(
+    wiring: Wiring,
+    seconds: Floats,
+    progress: Progress,
+    slowdown: float,
+    limits: tuple[float, float, int],
+) -> float:
+    """Go from completion to completion, changing ``progress``; return the time it has come to.
+
+    ``limits``: the time it is at; the time, and the number of completions, at or after which it
+    stops. It stops where the clock has moved on and nothing of the new instant has happened yet;
+    infinity means that nothing is left to do.
+    """
+    queues, entries, first, tree, followers, start, end, cause = progress
+    now, until, limit = limits
     pending, changed = list(range(len(queues))), [0]
     changed.clear()
-    now = 0.0
+    if now > 0:
+        pending.clear()
+    completed = 0
     while True:
-        while pending:
-            resource = pending.pop()
-            queue = queues[resource]
-            if queue.running >= 0 or queue.place == queue.stop:
-                continue
-            index = entries[queue.place]
-            if followers.waiting[index] == 0:
-                before = entries[queue.place - 1] if queue.place > queue.begin else -1
-                start[index], cause[index] = now, _latest(wiring, end, before, index)[1]
-                _begin(queue, index, seconds[index], now)
-                _link(queues, first, resource, wiring.group[index])
-                if not changed or changed[-1] != wiring.group[index]:
-                    changed.append(wiring.group[index])
-                if seconds[index] == 0:
-                    _set_finish(queues, tree, resource, now)
-        if queues[tree[1]].finish > now:
-            while changed:
-                _settle(queues, tree, first[changed.pop()], now, slowdown)
-            now = queues[tree[1]].finish
-            if now == np.inf:
-                return start, end, cause
         while queues[tree[1]].finish <= now:
             resource = tree[1]
             index = queues[resource].running
             end[index] = now
+            completed += 1
             _unlink(queues, first, resource, wiring.group[index])
             if not changed or changed[-1] != wiring.group[index]:
                 changed.append(wiring.group[index])
@@ -142,10 +163,31 @@ def _run(
                 followers.waiting[other] -= 1
                 if followers.waiting[other] == 0:
                     pending.append(wiring.resource[other])
+        while pending:
+            resource = pending.pop()
+            queue = queues[resource]
+            if queue.running >= 0 or queue.place == queue.stop:
+                continue
+            index = entries[queue.place]
+            if followers.waiting[index] == 0:
+                before = entries[queue.place - 1] if queue.place > queue.begin else -1
+                start[index], cause[index] = now, latest_end(wiring, end, before, index)[1]
+                _begin(queue, index, seconds[index], now)
+                _link(queues, first, resource, wiring.group[index])
+                if not changed or changed[-1] != wiring.group[index]:
+                    changed.append(wiring.group[index])
+                if seconds[index] == 0:
+                    _set_finish(queues, tree, resource, now)
+        if queues[tree[1]].finish > now:
+            while changed:
+                _settle(queues, tree, first[changed.pop()], now, slowdown)
+            now = queues[tree[1]].finish
+            if now >= until or completed >= limit or now == np.inf:
+                return now
 
 
 @compiled
-def _latest(wiring: Wiring, end: Floats, before: int, index: int) -> tuple[float, int]:
+def latest_end(wiring: Wiring, end: Floats, before: int, index: int) -> tuple[float, int]:
     """Return the latest end among what an instruction waits for, and the first that has it."""
     latest = before
     time = end[before] if before >= 0 else 0.0
@@ -243,6 +285,19 @@ def _unlink(queues: Queues, first: Ints, resource: int, group: int) -> None:
         queues[queue.after].before = queue.before
     queue.running = -1
     queue.place += 1
+
+
+@compiled
+def relink(wiring: Wiring, queues: Queues, first: Ints, tree: Ints) -> None:
+    """Make the lists of busy resources and the tournament anew from the queues."""
+    first[:] = -1
+    leaves = len(queues)
+    for resource in range(leaves):
+        if queues[resource].running >= 0:
+            _link(queues, first, resource, wiring.group[queues[resource].running])
+    for node in range(leaves - 1, 0, -1):
+        left, right = tree[2 * node], tree[2 * node + 1]
+        tree[node] = left if queues[left].finish <= queues[right].finish else right
 
 
 @compiled

@@ -98,6 +98,9 @@ def _split_in_place(program: Program) -> NDArray[np.bool_]:
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     """Return, per mesh, its devices' sorts: the sets of meshes that they belong to."""
+    distinct = frozenset[int]().union(*(mesh.devices for mesh in program.meshes))
+    if len(distinct) == sum(len(mesh.devices) for mesh in program.meshes):
+        return [frozenset({frozenset({number})}) for number in range(len(program.meshes))]
     meshes_of: dict[int, set[int]] = {}
     for number, mesh in enumerate(program.meshes):
         for device in mesh.devices:

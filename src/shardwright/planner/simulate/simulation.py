@@ -6,6 +6,8 @@ and all its predecessors have ended. Nothing else is modelled here: durations ar
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,10 @@ from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.simulate.memory import memory_over_time
 from shardwright.planner.simulate.plain import Times, relax_plain, share_plain
+
+if TYPE_CHECKING:
+    from shardwright.planner.simulate.delta import Run
+    from shardwright.planner.simulate.full import Wiring
 
 
 def simulate(
@@ -36,6 +42,46 @@ def simulate(
         start, end, cause = run(program, seconds, overlap_slowdown)
     except OSError:  # compiled, but the disk would not keep it (full, say): the twin needs none
         start, end, cause = _plain_times(program, seconds, overlap_slowdown)
+    return _timeline(program, (start, end, cause), scatter_copies)
+
+
+class DeltaSimulator:
+    """Simulates Programs that resemble each other, each beginning with the one before.
+
+    Equal to ``simulate`` in every bit; see ``delta`` for how. ``visited`` is how many instructions
+    of the last Program were really simulated.
+    """
+
+    def __init__(self, *, overlap_slowdown: float = 1.0, scatter_copies: float = 0.0) -> None:
+        self.overlap_slowdown = overlap_slowdown
+        self.scatter_copies = scatter_copies
+        self.visited = 0
+        self._last: Run | None = None
+
+    def simulate(self, program: Program, seconds: NDArray[np.float64]) -> Timeline:
+        """Predict the timeline of one step, from the one before where there is one."""
+        from shardwright.planner.simulate import delta
+
+        seconds = _checked(program, seconds, self.overlap_slowdown)
+        names = sorted(program.resource_names)
+        number = np.array([names.index(name) for name in program.resource_names], dtype=np.int32)
+        wiring = _wiring(program)
+        job = delta.Job(
+            wiring=wiring._replace(resource=number[wiring.resource]),
+            seconds=seconds,
+            computes=np.array([name.startswith("compute") for name in names], dtype=np.bool_),
+            names=tuple(names),
+            num_groups=len(program.meshes),
+            slowdown=float(self.overlap_slowdown),
+        )
+        last = self._last
+        run = delta.run(job) if last is None else delta.run_again(last, job)
+        self._last, self.visited = run, run.visited
+        return _timeline(program, run.times, self.scatter_copies)
+
+
+def _timeline(program: Program, times: Times, scatter_copies: float) -> Timeline:
+    start, end, cause = times
     memory = memory_over_time(program, start, end, scatter_copies)
     return Timeline(
         source="simulated",
@@ -91,17 +137,23 @@ def _compiled_times(
     # Late, because importing Numba takes longer than most plans do in plain Python.
     from shardwright.planner.simulate import full
 
-    # One type for each column, whoever made the Program: Numba compiles once per combination.
-    wiring = full.Wiring(
+    wiring = _wiring(program)
+    if overlap_slowdown == 1.0:
+        return full.relax(wiring, seconds, len(program.resource_names))
+    computes = computing_resources(program)
+    return full.share(wiring, seconds, computes, len(program.meshes), float(overlap_slowdown))
+
+
+def _wiring(program: Program) -> Wiring:
+    """Return columns of one type each, whoever made the Program: Numba compiles once for each."""
+    from shardwright.planner.simulate import full
+
+    return full.Wiring(
         resource=np.require(program.resource, np.int32, ["C", "W"]),
         group=np.require(program.group, np.int32, ["C", "W"]),
         offset=np.require(program.offset, np.int64, ["C", "W"]),
         predecessor=np.require(program.predecessor, np.int32, ["C", "W"]),
     )
-    if overlap_slowdown == 1.0:
-        return full.relax(wiring, seconds, len(program.resource_names))
-    computes = computing_resources(program)
-    return full.share(wiring, seconds, computes, len(program.meshes), float(overlap_slowdown))
 
 
 def _critical_chain(end: NDArray[np.float64], cause: NDArray[np.int64]) -> tuple[int, ...]:

@@ -1,0 +1,360 @@
+"""Lowering one strategy after another: a block is lowered again only where something touches it.
+
+What a block becomes depends on the configs of its operators, on its parameters, and on what it
+finds of the tensors that come from outside. Where all of that is as it was in some earlier
+lowering, what that did is done again without looking at operators; and all that later steps make
+of unchanged values (messages back, bytes saved, gathers) is remembered too. Values are therefore
+numbered by what they are, not in order: a value made alike in the same block has the same number,
+so that a change in one block does not renumber all others.
+
+The Program is the one that ``lower`` makes, but for the numbers of values, segments and messages;
+``values`` also holds some of earlier strategies, so it is for simulating, not for running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack, cast
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import Layout
+from shardwright.core.program import Program, Scope, Segment, Value, ValueRole
+from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.planner.lower.draft import Draft, Extra, Made
+from shardwright.planner.lower.gradients import let_through
+from shardwright.planner.lower.lower import Lowering, check_legal
+from shardwright.planner.lower.parameters import Use, UseKey
+from shardwright.planner.lower.stage import Entry
+from shardwright.planner.space.configs import Placements, placements
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples
+
+# Beyond so many remembered things, or so many times the values of the first strategy, everything is
+# forgotten and begins anew.
+MOST_REMEMBERED = 60_000
+MOST_GROWTH = 8
+# How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
+MOST_RECORDS = 6
+
+
+class LastingDraft(Draft):
+    """A draft that outlives one lowering: equal values get equal numbers, equal things are made
+    once."""
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        strategy: Strategy,
+        samples: Samples,
+        iterations: Sequence[Iteration],
+    ) -> None:
+        self.remembered: dict[Hashable, Any] = {}
+        self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
+        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
+        self._numbers: dict[Hashable, list[int]] = {}
+        self._drawn: dict[Hashable, int] = {}
+        self.first_size = 0  # values of the first strategy
+        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
+        self._segment_numbers: dict[Segment, int] = {}
+        self._untold: dict[int, Value] = {}
+        self.values: list[Value] = []
+        super().__init__(graph, strategy, samples, iterations)
+
+    def begin(self, strategy: Strategy) -> None:
+        """Take up the next strategy, on the same meshes."""
+        for number, value in self._untold.items():
+            self.values[number] = value
+        self._untold.clear()
+        self.turned.clear()
+        self.begun.clear()
+        self.make_for(None)
+        super().begin(strategy)
+
+    def make_for(self, maker: Hashable) -> None:
+        """Number values from here on as ``maker`` did before, as far as they are alike."""
+        self.maker = maker
+        self._drawn.clear()
+
+    def add_value(
+        self,
+        tensor: int,
+        mesh: int,
+        layout: Layout,
+        scope: Scope,
+        role: ValueRole,
+        **extra: Unpack[Extra],
+    ) -> int:
+        """Return the number of a value; of equal ones the maker's first gets the first number."""
+        if self.maker is None:
+            return super().add_value(tensor, mesh, layout, scope, role, **extra)
+        cut = self.cut_dim.get(tensor)
+        key = (self.maker, tensor, mesh, layout, scope, role, cut, *extra.items())
+        numbers, drawn = self._numbers.setdefault(key, []), self._drawn.get(key, 0)
+        self._drawn[key] = drawn + 1
+        if drawn == len(numbers):
+            numbers.append(super().add_value(tensor, mesh, layout, scope, role, **extra))
+        return numbers[drawn]
+
+    def add_segment(self, segment: Segment) -> int:
+        """Return the index of a segment; an equal one has the same."""
+        index = self._segment_numbers.get(segment, -1)
+        if index < 0:
+            index = self._segment_numbers[segment] = super().add_segment(segment)
+        self.segments[index] = segment
+        self.begun.append((index, segment))
+        return index
+
+    def segment_order(self) -> list[int]:
+        """Return the segments of this lowering in the order in which they were made."""
+        return [index for index, _ in self.begun]
+
+    def set_gradient(self, value: int, gradient: int) -> None:
+        """Tell a parameter at rest where its gradient accumulates, in this lowering."""
+        self._untold.setdefault(value, self.values[value])
+        self.turned.append((value, gradient))
+        super().set_gradient(value, gradient)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` made when it was first asked for."""
+        if key not in self.remembered:
+            maker, self.maker = self.maker, None
+            try:
+                self.remembered[key] = make()
+            finally:
+                self.maker = maker
+        return cast(Made, self.remembered[key])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to forget."""
+        grown = len(self.values) > MOST_GROWTH * self.first_size
+        return grown or max(len(self.messages), len(self.remembered)) > MOST_REMEMBERED
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a block has to do with the others: parameters, tensors that it finds and leaves."""
+
+    start: int
+    stop: int
+    parameters: tuple[int, ...]
+    shared: tuple[int, ...]  # parameters that other blocks read too
+    finds: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What lowering a block rested on, and what it did."""
+
+    rests_on: tuple[object, ...]
+    entries: tuple[tuple[list[Entry], list[Entry]], ...]
+    blocks: tuple[int, ...]
+    segments: tuple[tuple[int, Segment], ...]
+    leaves: tuple[tuple[int, int, tuple[object, ...]], ...]
+    uses: tuple[tuple[UseKey, Use], ...]
+    pending: tuple[tuple[int, int], ...]
+    taken: tuple[int, ...]
+    turned: tuple[tuple[int, int], ...]
+    external: frozenset[int]
+    lasting: tuple[int, ...]
+    cuts: tuple[tuple[int, int], ...]
+
+
+class IncrementalLowering:
+    """Lowers strategies of one graph, each quickly where it resembles one of the last."""
+
+    def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
+        self.graph = graph
+        self.samples = samples
+        self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+        self._surroundings = _surroundings(graph)
+        self._free = [i for i, name in enumerate(samples.operator_dim) if name == ""]
+        self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+        self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
+        self._placed: list[Placements] = [Placements((), ())] * len(graph.operators)
+        self._frame: object = None
+        self._draft: LastingDraft | None = None
+        self._records: list[list[_Record]] = []
+
+    def lower(self, strategy: Strategy) -> Program:
+        """Return the Program of a strategy; see ``lower`` for what is refused."""
+        check_legal(self.graph, strategy, self.samples)
+        frame = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
+        placed = self._place(strategy)
+        draft = self._draft
+        if draft is None or draft.is_full or frame != self._frame:
+            self._frame, self._records = frame, [[] for _ in self.graph.blocks]
+            draft = LastingDraft(self.graph, strategy, self.samples, self._iterations)
+            self._draft = draft
+        else:
+            draft.begin(strategy)
+        program = _Replay(draft, placed, self._surroundings, self._records).run()
+        draft.first_size = draft.first_size or len(draft.values)
+        return program
+
+    def _place(self, strategy: Strategy) -> list[Placements]:
+        """Return the placements of every operator's tensors, as ``gradients.place`` does."""
+        for index, config in enumerate(strategy.configs):
+            if config is not self._configs[index]:
+                key = (index, config.dims)
+                if key not in self._placements:
+                    found = placements(self._iterations[index], config.dims)
+                    self._placements[key] = found
+                self._configs[index] = config
+                self._placed[index] = self._placements[key]
+        placed = list(self._placed)
+        for index in reversed(self._free):
+            if "" in strategy.configs[index].dims:
+                placed[index] = let_through(self.graph, strategy, placed, index)
+        return placed
+
+
+class _Replay(Lowering):
+    """One lowering, block by block: as recorded, or really."""
+
+    draft: LastingDraft
+
+    def __init__(
+        self,
+        draft: LastingDraft,
+        placed: list[Placements],
+        surroundings: Sequence[_Surroundings],
+        records: list[list[_Record]],
+    ) -> None:
+        super().__init__(draft, placed)
+        self.surroundings = surroundings
+        self.records = records
+
+    def lower_block(self, number: int) -> None:
+        """Do what a record says where it rests on what is there, else lower and record."""
+        known, rests_on = self.records[number], self._rests_on(self.surroundings[number])
+        for place, record in enumerate(known):
+            if record.rests_on == rests_on:
+                known.insert(0, known.pop(place))
+                self._repeat(record)
+                return
+        known.insert(0, self._record(number, rests_on))
+        del known[MOST_RECORDS:]
+
+    def _rests_on(self, around: _Surroundings) -> tuple[object, ...]:
+        draft, parameters = self.draft, self.parameters
+        strategy, tensors = draft.strategy, self.draft.graph.tensors
+        start, stop = around.start, around.stop
+        recomputed = draft.recomputed
+        found: list[object] = [
+            strategy.configs[start:stop],
+            self.placed[start:stop],
+            self.where[start:stop],
+            [stage.block for stage in self.stages],  # what is sent from there belongs to it
+            [index for index in range(start, stop) if index in recomputed] if recomputed else [],
+        ]
+        found += [parameters.kept.get(tensor) for tensor in around.parameters]
+        for tensor in around.finds:
+            producer = tensors[tensor].producer
+            found.append(strategy.configs[producer].mesh if producer >= 0 else -1)
+            found.append(draft.cut_dim.get(tensor))
+            found += [stage.state(tensor) for stage in self.stages]
+        found += [self._readers(tensor) for tensor in around.parameters]
+        found += [self._shared(tensor) for tensor in around.shared]
+        return tuple(found)
+
+    def _readers(self, tensor: int) -> object:
+        """Return what decides where and how often a parameter's gradient is summed up."""
+        graph, strategy = self.draft.graph, self.draft.strategy
+        if self.parameters.every[tensor] == "step":
+            return None
+        return {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
+
+    def _shared(self, tensor: int) -> object:
+        kept, draft = self.parameters.kept[tensor], self.draft
+        uses = [pair for pair in self.parameters.uses.items() if pair[0][1] == tensor]
+        return uses, kept.rest in self.parameters.taken, draft.values[kept.rest]
+
+    def _record(self, number: int, rests_on: tuple[object, ...]) -> _Record:
+        """Lower a block, and note all that it did."""
+        draft, parameters, around = self.draft, self.parameters, self.surroundings[number]
+        before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
+        segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
+        uses, pending = len(parameters.uses), len(parameters.pending)
+        taken, cuts = set(parameters.taken), set(draft.cut_dim)
+        external, draft.external = draft.external, set()
+        super().lower_block(number)
+        found, draft.external = frozenset(draft.external), external
+        draft.external |= found
+        return _Record(
+            rests_on=rests_on,
+            entries=tuple(
+                (stage.prologue[first:], stage.forward[second:])
+                for stage, (first, second) in zip(self.stages, before, strict=True)
+            ),
+            blocks=tuple(stage.block for stage in self.stages),
+            segments=tuple(draft.begun[segments:]),
+            leaves=tuple(
+                (stage.index, tensor, stage.state(tensor))
+                for stage in self.stages
+                for tensor in around.leaves
+            ),
+            uses=tuple(parameters.uses.items())[uses:],
+            pending=tuple(parameters.pending.items())[pending:],
+            taken=tuple(parameters.taken - taken),
+            turned=tuple(draft.turned[turned:]),
+            external=found,
+            lasting=tuple(draft.lasting[lasting:]),
+            cuts=tuple((t, dim) for t, dim in draft.cut_dim.items() if t not in cuts),
+        )
+
+    def _repeat(self, record: _Record) -> None:
+        draft, parameters = self.draft, self.parameters
+        for place, stage in enumerate(self.stages):
+            prologue, forward = record.entries[place]
+            stage.prologue += prologue
+            stage.forward += forward
+            stage.block = record.blocks[place]
+        draft.begun += record.segments
+        for index, segment in record.segments:
+            draft.segments[index] = segment
+        for stage, tensor, state in record.leaves:
+            self.stages[stage].resume(tensor, state)
+        for key, use in record.uses:
+            parameters.add_use(key, use)
+        parameters.pending.update(record.pending)
+        parameters.taken.update(record.taken)
+        for value, gradient in record.turned:
+            draft.set_gradient(value, gradient)
+        draft.external |= record.external
+        draft.lasting += record.lasting
+        draft.cut_dim.update(record.cuts)
+
+
+def _surroundings(graph: OperatorGraph) -> list[_Surroundings]:
+    block_of = {
+        i: n for n, block in enumerate(graph.blocks) for i in range(block.start, block.stop)
+    }
+    reported = {graph.loss, *(tensor for _, tensor in graph.outputs)}
+    result: list[_Surroundings] = []
+    for number, block in enumerate(graph.blocks):
+        operators = graph.operators[block.start : block.stop]
+        read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs)
+        made = dict.fromkeys(tensor for operator in operators for tensor in operator.outputs)
+        parameters = tuple(t for t in read if graph.tensors[t].role == "parameter")
+        alone = {
+            tensor
+            for tensor in (*read, *made)
+            if all(block_of[reader] == number for reader in graph.consumers[tensor])
+        }
+        inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
+        others = [t for t in (*read, *made) if t not in parameters]
+        result.append(
+            _Surroundings(
+                start=block.start,
+                stop=block.stop,
+                parameters=parameters,
+                shared=tuple(t for t in parameters if t not in alone),
+                finds=tuple(t for t in others if t not in inner and t not in made),
+                leaves=tuple(t for t in dict.fromkeys(others) if t not in inner or t in reported),
+            )
+        )
+    return result

@@ -1,0 +1,105 @@
+"""Law: judging a strategy from those before is judging it from nothing."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import lower
+from shardwright.planner.lower.incremental import IncrementalLowering
+from shardwright.planner.search.context import Context, Training
+from shardwright.planner.search.incremental import Incremental
+from shardwright.planner.search.judge import Judged, judge
+from shardwright.planner.space import iterate
+from tests.laws.models import Model, model
+from tests.laws.moves import moved, redrawn
+from tests.laws.strategies import Shape, random_strategy, shapes
+from tests.laws.test_training import EXAMPLES, WANTED
+from tests.planner.search.models import cluster
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+MODELS = (
+    "mlp",
+    "cnn_batch_norm",
+    "inception",
+    "windows",
+    "gpt",
+    "lstm_translation",
+    "experts",
+    "t5",
+)
+FACTOR = max(1.0, WANTED / sum(EXAMPLES[name] for name in MODELS))
+MOVES = 6
+
+
+def columns(program: Program) -> list[object]:
+    """Return all of a Program that does not depend on how values are numbered."""
+    names = [program.resource_names[index] for index in program.resource.tolist()]
+    kept = (program.kind, program.group, program.microbatch, program.offset, program.predecessor)
+    counts = (program.allocated, program.freed, program.temporary, np.diff(program.free_offset))
+    items: list[object] = []
+    for kind, item in zip(program.kind.tolist(), program.item.tolist(), strict=True):
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
+            segment = program.segments[item]
+            calls = [(call.operator, call.dims, call.result_shapes) for call in segment.calls]
+            items.append((calls, segment.saved_bytes, segment.temporary_bytes))
+        elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
+            one = program.messages[item]
+            items.append((one.primitive, one.axes, one.dims, one.bytes, one.purpose))
+    return [names, program.base_bytes, items, *[column.tolist() for column in (*kept, *counts)]]
+
+
+def outcome(judged: Judged) -> tuple[object, ...]:
+    """Return all that a verdict says, to the last bit."""
+    return judged.strategy, judged.objective, judged.stage_bytes, judged.sources
+
+
+def tried(act, strategy: Strategy):
+    """Return what comes of it, or how it is refused."""
+    try:
+        return act(strategy)
+    except ValueError as error:
+        return str(error)
+
+
+def holds(one: Model, shape: Shape, where: Cluster) -> None:
+    """Go from a random strategy on by small changes, now and then back."""
+    graph, samples, random = one.captured.graph, one.samples, Random(shape.seed)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    context = Context(graph, where, CostTable(), Training())
+    incremental, lowering = Incremental(context), IncrementalLowering(graph, samples)
+    strategy = random_strategy(graph, samples, shape)
+    for _ in range(MOVES):
+        known = tried(lambda s: columns(lower(graph, s, samples)), strategy)
+        assert tried(lambda s: columns(lowering.lower(s)), strategy) == known
+        known = tried(lambda s: outcome(judge(context, s)), strategy)
+        assert tried(lambda s: outcome(incremental.judge(s)), strategy) == known
+        other = moved(graph, strategy, random) if random.random() < 0.3 else strategy
+        other = redrawn(graph, samples, iterations, other, random)
+        strategy = other if random.random() < 0.8 else strategy
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_judgement_from_those_before_is_the_judgement_from_nothing(name: str) -> None:
+    one, where = model(name), cluster(2, 4)
+
+    @settings(
+        max_examples=round(EXAMPLES[name] * FACTOR),
+        derandomize=WANTED == 0,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+    )
+    @given(shape=shapes())
+    def law(shape: Shape) -> None:
+        holds(one, shape, where)
+
+    law()
