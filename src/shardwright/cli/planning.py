@@ -64,6 +64,13 @@ def plan(
     deadline: Annotated[
         str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
     ] = "",
+    method: Annotated[str, typer.Option("--method", help="exact, or mcmc (random).")] = "exact",
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", help="With mcmc: how long to look (60).")
+    ] = None,
+    proposals: Annotated[
+        int | None, typer.Option("--proposals", help="With mcmc: so many instead, repeatable.")
+    ] = None,
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
@@ -103,6 +110,9 @@ def plan(
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,
+        method=method,
+        seconds=seconds,
+        proposals=proposals,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

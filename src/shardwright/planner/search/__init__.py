@@ -1,6 +1,6 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search``, ``curve`` and ``why_not`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
+``search``, ``sample``, ``curve`` and ``why_not`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
 additive problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them
 before the simulator. Nothing here knows torch, the clock or the disk.
 """
@@ -9,10 +9,21 @@ from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.context import Training
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.hunt import Progress
-from shardwright.planner.search.search import Limits, best_of, curve, room, search, why_not
+from shardwright.planner.search.mcmc import STARTS, Chain
+from shardwright.planner.search.search import (
+    Limits,
+    best_of,
+    curve,
+    room,
+    sample,
+    search,
+    why_not,
+)
 
 __all__ = [
     "MODES",
+    "STARTS",
+    "Chain",
     "Goal",
     "Limits",
     "Progress",
@@ -21,6 +32,7 @@ __all__ = [
     "best_of",
     "curve",
     "room",
+    "sample",
     "search",
     "why_not",
 ]

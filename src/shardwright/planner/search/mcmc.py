@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
-from shardwright.planner.search.answer import fitting
+from shardwright.planner.search.answer import GIB, Findings, answer, fitting
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.judge import Judged
+from shardwright.planner.search.hunt import Progress
+from shardwright.planner.search.judge import Judged, judge, merge
 from shardwright.planner.search.moves import Space, refine
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.proposals import Proposals
@@ -37,6 +39,7 @@ STARTS = ("data", "expert", "random")
 PATIENCE = 0.5
 # Each tenth of memory over the limit counts like the whole step once more.
 OVERWEIGHT = 10.0
+FROM = "moves from "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Chain:
     one per cent slower is accepted 37 times of 100, whatever a step takes. So strategies are visited
     in proportion to seconds ** (-1 / temperature). ``starts``: ``data`` parallelism, the fastest
     ``expert`` plan that people know, and ``random`` splits of every operator; each has an equal share
-    of the budget. ``max_tries`` draws are made at most for one proposal that changes something.
+    of the budget, and what it leaves goes to those behind it.
     """
 
     seed: int = 0
@@ -100,15 +103,15 @@ class Walk:
         self._proposals = Proposals(Space(context), self._random)
         self._front: list[Judged] = []
         self._begun: list[Judged] = []
-        self._proposed = self._accepted = self._illegal = 0
+        self.num_proposed = self._accepted = self._illegal = 0
 
     def run(self) -> Walked:
         """Walk from every start in turn."""
         count = len(self.chain.starts)
         for number, (_, begin) in enumerate(self._starts()):
-            if self._spent(self._proposed) >= 1 and self._begun:
+            if self._spent(self.num_proposed) >= 1 and self._begun:
                 break
-            used = self._spent(self._proposed)
+            used = self._spent(self.num_proposed)
             self._walk(begin, used, used + (1 - used) / (count - number))
         return self.walked()
 
@@ -119,7 +122,7 @@ class Walk:
         return Walked(
             best=(*fits, *others),
             begun=tuple(self._begun),
-            proposed=self._proposed,
+            proposed=self.num_proposed,
             accepted=self._accepted,
             illegal=self._illegal,
         )
@@ -162,30 +165,31 @@ class Walk:
             return
         self._begun.append(here)
         best, gained = self.cost(here), first
-        while (now := self._spent(self._proposed)) < last:
+        while (now := self._spent(self.num_proposed)) < last:
             if now - gained >= PATIENCE * (last - first):
                 return
             there = self._propose(here.strategy)
-            if there is not None and self._takes(self.cost(here), self.cost(there)):
+            if there is not None and self.takes(self.cost(here), self.cost(there)):
                 here = there
                 self._accepted += 1
                 if self.cost(here) < best:
-                    best, gained = self.cost(here), self._spent(self._proposed)
+                    best, gained = self.cost(here), self._spent(self.num_proposed)
             fits = fitting(self._front, self.limit)
             self._tell(min(1.0, now), fits[0].seconds if fits else math.inf)
 
-    def _takes(self, here: float, there: float) -> bool:
+    def takes(self, here: float, there: float) -> bool:
         """Decide by Metropolis and Hastings."""
         if there <= here:
             return True
         return self._random.random() < (here / there) ** (1 / self.chain.temperature)
 
     def _propose(self, strategy: Strategy) -> Judged | None:
-        self._proposed += 1
+        self.num_proposed += 1
         try:
             changed = self._proposals.draw(strategy)
             if changed == strategy:
                 return None
+            changed = replace(changed, label=_from(strategy.label))
             verdict = self._evaluate(self.context, changed)
         except ValueError:
             self._illegal += 1
@@ -216,3 +220,63 @@ class Walk:
             if not (mine[0] <= known.seconds and mine[1] <= known.bytes)
         ]
         self._front.append(verdict)
+
+
+def _from(label: str) -> str:
+    """Name what a chain made of a named strategy."""
+    return label if label.startswith(FROM) else FROM + label
+
+
+def walk(
+    context: Context,
+    limit: float,
+    chain: Chain,
+    spent: Spent,
+    *,
+    evaluate: Evaluate = judge,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Frontier:
+    """Return the non-dominated plans that chains within a budget came by; the fastest is chosen.
+
+    ``spent`` as for ``Walk``: a share of a number of proposals makes the answer deterministic.
+    ``evaluate`` judges strategies as ``judge`` does. Once ``stop`` is true the best so far is
+    returned. Raises NoPlan where nothing fits the limit, in bytes per device.
+    """
+
+    def tell(fraction: float, seconds: float) -> None:
+        text = f"{chains.num_proposed} proposals"
+        progress(Progress(fraction=fraction, best_seconds=seconds, bound_seconds=0.0, text=text))
+
+    def used(proposals: int) -> float:
+        return 1.0 if stop() else spent(proposals)
+
+    chains = Walk(context, limit, evaluate, used, chain, tell)
+    walked = chains.run()
+    is_complete = not stop()
+    best = [merge(context, walked.best[0])] if walked.best and is_complete else []
+    findings = Findings(
+        context=context,
+        limit=limit,
+        judged=(*best, *walked.best),
+        refused=(),
+        bound=math.inf,
+        is_complete=is_complete,
+    )
+    frontier = answer(findings, chain.seed)
+    plans = [replace(plan, method="MCMC over SOAP, simulation") for plan in frontier.plans]
+    plans[0] = replace(plans[0], reason=_reason(frontier, walked, limit))
+    return replace(frontier, plans=tuple(plans))
+
+
+def _reason(frontier: Frontier, walked: Walked, limit: float) -> str:
+    best = frontier.best
+    begun = min(walked.begun, key=lambda one: one.seconds)
+    gain = 1 - best.predicted.step_seconds / begun.seconds
+    faster = f"{gain:.1%} faster than" if gain > 0 else "no faster than"
+    return (
+        f"{best.strategy.label} is the fastest of {walked.proposed:,} proposals ({walked.accepted:,} "
+        f"accepted, {walked.illegal:,} illegal) within {limit / GIB:.1f} GiB per device "
+        f"({best.predicted.step_seconds:.4g} s), {faster} the best start, {begun.strategy.label}; "
+        "nothing is proved."
+    )

@@ -138,7 +138,9 @@ class Proposals:
             wanted = space.layout(at, new[at].dims, tensor)
             fitting = [
                 dims
-                for dims in space.splits(other, place.mesh.sizes, strategy.pipeline.num_microbatches)
+                for dims in space.splits(
+                    other, place.mesh.sizes, strategy.pipeline.num_microbatches
+                )
                 if space.layout(other, dims, tensor) == wanted
             ]
             if not fitting:
