@@ -88,9 +88,7 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
     assert math.prod(map(len, every)) < 20_000
     least = math.inf
     for choice in itertools.product(*every):
-        made = replace(
-            begin, configs=tuple(OperatorConfig(mesh=0, dims=dims) for dims in choice)
-        )
+        made = replace(begin, configs=tuple(OperatorConfig(mesh=0, dims=dims) for dims in choice))
         if space.dangling(made, range(len(choice))):
             continue
         strategy = resplit(space, begin, dict(enumerate(choice)))
@@ -165,9 +163,7 @@ def test_a_memory_limit_is_kept_although_data_parallelism_breaks_it() -> None:
     graph, where = residual(batch=4, width=256, depth=3), cluster(1, 4, **SLOW)
     here = Context(graph, where, CostTable(), Training())
     limit = 0.8 * judge(here, as_strategy(here, Seed(data=4))).bytes
-    frontier = sample(
-        graph, where, CostTable(), Chain(), of(60), limits=Limits(memory_bytes=limit)
-    )
+    frontier = sample(graph, where, CostTable(), Chain(), of(60), limits=Limits(memory_bytes=limit))
     assert all(plan.predicted.peak_bytes <= limit for plan in frontier.plans)
 
 

@@ -103,7 +103,7 @@ class _Tariff:
         self.sorts: dict[object, int] = {}
         self.sort_of: dict[int, int] = {}
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
-        self._added = self._find_added()
+        self._joined = self._find_joined()
         precision = program.strategy.precision
         # One device of each kind per mesh: the group waits for its slowest member.
         self.rates: list[list[Rates]] = []
@@ -128,8 +128,8 @@ class _Tariff:
         for rates in self.rates[segment.mesh]:
             costs = [self._call(call, phase, rates) for call in segment.calls]
             if phase == "backward":
-                added = self._joined(segment) + self._added.get(number, 0)
-                costs.append(Cost(seconds=memory_seconds(3 * added, rates.kind)))
+                joined = self._joined[number]
+                costs.append(Cost(seconds=memory_seconds(3 * joined, rates.kind)))
             options.append(_total([fixed, *costs]))
         return max(options, key=lambda cost: cost.seconds)
 
@@ -152,37 +152,29 @@ class _Tariff:
             self.sort_of[index] = self.sorts.setdefault(key, len(self.sorts))
         return self.sort_of[index]
 
-    def _joined(self, segment: Segment) -> int:
-        """Return the bytes of gradients that are summed because a value has several readers."""
-        uses: dict[int, int] = {}
-        for call in segment.calls:
-            for value in call.operands:
-                uses[value] = uses.get(value, 0) + 1
-        tensors, values = self.graph.tensors, self.program.values
-        return sum(
-            (count - 1) * _bytes(values[value])
-            for value, count in uses.items()
-            if count > 1 and tensors[values[value].tensor].needs_gradient
-        )
+    def _find_joined(self) -> list[int]:
+        """Return by segment the bytes of gradients that are added to others of the same value.
 
-    def _find_added(self) -> dict[int, int]:
-        """Return by segment the bytes of gradients that it adds to those of segments behind it.
-
-        Backward runs the last reader of a value first; so its gradient is written once, then added
-        to, however the readers are spread over segments.
+        Backward runs the last reader of a value first. So its gradient is written once and then
+        added to, however the readers are spread over segments.
         """
-        values, found, written = self.program.values, dict[int, int](), set[int]()
-        for number in reversed(range(len(self.program.segments))):
+        values, tensors = self.program.values, self.graph.tensors
+        found, written = [0] * len(self.program.segments), set[int]()
+        for number in reversed(range(len(found))):
             segment = self.program.segments[number]
             if not segment.has_backward:
                 continue
-            for value in segment.inputs:
+            uses: dict[int, int] = {}
+            for call in segment.calls:
+                for value in call.operands:
+                    uses[value] = uses.get(value, 0) + 1
+            for value, count in uses.items():
                 gradient = values[value].gradient
-                if gradient < 0 or values[gradient].scope == "step":
-                    continue  # ``accumulated`` counts what is summed over the step
-                if gradient in written:
-                    found[number] = found.get(number, 0) + _bytes(values[value])
-                written.add(gradient)
+                if tensors[values[value].tensor].needs_gradient:
+                    found[number] += (count - (gradient not in written)) * _bytes(values[value])
+                # ``accumulated`` counts what is summed over the step.
+                if gradient >= 0 and values[gradient].scope == "microbatch":
+                    written.add(gradient)
         return found
 
     def accumulated(self, segment: Segment) -> float:
