@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.layout import PARTIAL, Layout
+from shardwright.core.layout import PARTIAL, Layout, local_shape
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.planner.search.context import Context
 from shardwright.planner.space.configs import choices
@@ -82,6 +82,28 @@ class Space:
             return placed.outputs[operator.outputs.index(tensor)].value
         return placed.inputs[operator.inputs.index(tensor)].value
 
+    def seconds(self, strategy: Strategy, index: int, dims: Dims) -> float:
+        """Return the seconds of an operator's work in one microbatch, split so."""
+        context, pieces = self.context, strategy.pipeline.num_microbatches
+        sizes = strategy.meshes[strategy.configs[index].mesh].sizes
+        placed, operator = context.placements(index, dims), context.graph.operators[index]
+        shapes = [
+            tuple(
+                local_shape(
+                    context.shape(tensor, pieces),
+                    tuple(max(place, PARTIAL) for place in pair.value),
+                    sizes,
+                )
+                for tensor, pair in zip(tensors, pairs, strict=True)
+            )
+            for tensors, pairs in (
+                (operator.inputs, placed.inputs),
+                (operator.outputs, placed.outputs),
+            )
+        ]
+        cost = context.seconds(index, shapes[0], shapes[1])
+        return cost.forward + cost.backward
+
     def weight(self, tensor: int) -> int:
         """Return the bytes of a tensor, at least one."""
         spec = self.context.graph.tensors[tensor]
@@ -137,6 +159,18 @@ def resplit(space: Space, strategy: Strategy, changes: Mapping[int, Dims]) -> St
     for index, dims in changes.items():
         configs[index] = OperatorConfig(mesh=configs[index].mesh, dims=dims)
     return _follow(space, strategy, replace(strategy, configs=tuple(configs)), changes)
+
+
+def mend(space: Space, strategy: Strategy, changed: Iterable[int]) -> Strategy:
+    """Let operators behind changed ones stop to pass on partial sums that they no longer get."""
+    left = {*changed, *space.readers(changed)}
+    while left:
+        wrong = space.dangling(strategy, left)[:1]
+        if not wrong:
+            return strategy
+        strategy = resplit(space, strategy, {wrong[0]: space.without_sums(strategy, wrong[0])})
+        left = {one for one in left if one > wrong[0]} | space.readers(wrong)
+    return strategy
 
 
 def move(space: Space, strategy: Strategy, changes: Mapping[int, Place]) -> Strategy:

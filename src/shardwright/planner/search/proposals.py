@@ -9,17 +9,17 @@ messages on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
 from shardwright.core.strategy import GradientSync, Mesh, Strategy
 from shardwright.planner.search.moves import (
-    Dims,
     Place,
     Space,
     fine_mesh,
     lay,
+    mend,
     move,
     resplit,
 )
@@ -54,13 +54,13 @@ class Proposals:
             "place": self._place,
         }
 
-    def draw(self, strategy: Strategy) -> Strategy:
+    def draw(self, strategy: Strategy, operators: Sequence[int] = ()) -> Strategy:
         """Return a changed strategy, or the same one where the draw changes nothing.
 
-        Raises ValueError where it is illegal; lowering may find it illegal too.
+        The change begins at one of the ``operators``, by default at any. Raises ValueError where it is illegal; lowering may find it illegal too.
         """
         name = self.random.choices(self._names, self._weights)[0]
-        return self._draws[name](strategy, self.random.choice(self._operators))
+        return self._draws[name](strategy, self.random.choice(operators or self._operators))
 
     def anything(self, strategy: Strategy) -> Strategy:
         """Return a strategy on the same meshes in which every operator is split at random."""
@@ -112,7 +112,8 @@ class Proposals:
 
     def _place(self, strategy: Strategy, index: int) -> Strategy:
         """Run an operator, and some around it, on other devices."""
-        if strategy.pipeline.num_microbatches > 1:
+        # What is not trained is made wherever it is read; stages of a pipeline stay as they are.
+        if strategy.pipeline.num_microbatches > 1 or not self._is_trained(index):
             return strategy
         count = self.random.choice(list(self._ranges))
         start = self.random.choice(self._ranges[count])
@@ -132,6 +133,7 @@ class Proposals:
         at = index
         while random.random() < GOES_ON:
             edges = [edge for edge in _edges(space, at) if edge[1] not in new]
+            edges = [edge for edge in edges if self._is_trained(edge[1])]
             if not edges:
                 break
             tensor, other = random.choices(edges, [space.weight(edge[0]) for edge in edges])[0]
@@ -150,6 +152,12 @@ class Proposals:
         if tied:
             new = self._on_equals(strategy, new)
         return self._applied(strategy, new)
+
+    def _is_trained(self, index: int) -> bool:
+        graph = self.space.context.graph
+        return any(
+            graph.tensors[tensor].needs_gradient for tensor in graph.operators[index].outputs
+        )
 
     def _on_equals(self, strategy: Strategy, new: dict[int, Place]) -> dict[int, Place]:
         found: dict[int, Place] = {}
@@ -176,12 +184,7 @@ class Proposals:
             changed = resplit(space, strategy, dims)
         else:
             changed = move(space, strategy, new)
-        touched = {*new, *space.readers(new)} if stays else set(self._operators)
-        while wrong := space.dangling(changed, touched):
-            mended: dict[int, Dims] = {wrong[0]: space.without_sums(changed, wrong[0])}
-            changed = resplit(space, changed, mended)
-            touched = {*wrong, *space.readers(wrong[:1])}
-        return changed
+        return mend(space, changed, new if stays else self._operators)
 
     def _keep(self, strategy: Strategy, index: int) -> Strategy:
         """Shard an operator's parameters further, or not; reduce their gradients more often, or
