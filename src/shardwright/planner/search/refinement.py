@@ -26,6 +26,8 @@ from shardwright.planner.search.proposals import Proposals
 Evaluate = Callable[[Context, Strategy], Judged]
 # Less than this is no gain, but rounding.
 GAIN = 1e-5
+# What a finer mesh may cost before operators are split on it: its messages have more parts.
+SLACK = 1e-3
 # So many bottlenecks are looked at before those of the next chain, and so many ways to split each.
 MOST_BOTTLENECKS, MOST_SPLITS, MOST_DRAWS = 12, 2, 1000
 # An operator is split otherwise for less work only where there is this much less.
@@ -59,31 +61,74 @@ def improve(
     """Return the fastest strategy within a memory limit that so many simulated moves reach.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
-    there. Deterministic. ``evaluate`` judges strategies as ``judge`` does.
+    there; half of the moves on the meshes as they are, the others on finer ones, where operators can
+    be split at more degrees. Deterministic. ``evaluate`` judges strategies as ``judge`` does.
     """
-    space, left = Space(context), num_moves
-    drawing = Proposals(space, Random(0))
-    best, tried = verdict, {verdict.strategy}
-    while left > 0:
-        program, timeline, _ = run(context, best.strategy, best.least_seconds)
-        found = bottlenecks(context, program, timeline)
-        better: Judged | None = None
-        for changed in itertools.chain(
-            _moves(space, best.strategy, found), _drawn(drawing, best.strategy, found)
-        ):
-            if left <= 0 or stop():
+    climb = _Climb(context, limit, num_moves, evaluate, stop)
+    best = climb.to_the_top(verdict, num_moves - num_moves // 2)
+    fine = refine(best.strategy, context.cluster)
+    begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
+    if begin is None or begin.bytes > limit or begin.seconds > best.seconds * (1 + SLACK):
+        return climb.to_the_top(best, num_moves)
+    found = climb.to_the_top(begin, num_moves)
+    return found if found.seconds < best.seconds * (1 - GAIN) else best
+
+
+class _Climb:
+    """Steps from strategy to better strategy, so many simulated in all; none is tried twice."""
+
+    def __init__(
+        self,
+        context: Context,
+        limit: float,
+        num_moves: int,
+        evaluate: Evaluate,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.context, self.limit, self._left = context, limit, num_moves
+        self._evaluate, self._stop = evaluate, stop
+        self._space = Space(context)
+        self._drawing = Proposals(self._space, Random(0))
+        self._tried: set[Strategy] = set()
+
+    def to_the_top(self, best: Judged, most: int) -> Judged:
+        """Take every better step, until none is known or ``most`` more were simulated."""
+        last = max(0, self._left - most)
+        while self._left > last and not self._stop():
+            better = self._step(best, last)
+            if better is None:
                 return best
-            if changed in tried:
+            best = better
+        return best
+
+    def judged(self, strategy: Strategy) -> Judged | None:
+        """Simulate a strategy that was not yet, while moves are left; None if illegal."""
+        if self._left <= 0 or strategy in self._tried:
+            return None
+        self._tried.add(strategy)
+        self._left -= 1
+        try:
+            return self._evaluate(self.context, strategy)
+        except ValueError:
+            return None
+
+    def _step(self, best: Judged, last: int) -> Judged | None:
+        program, timeline, _ = run(self.context, best.strategy, best.least_seconds)
+        found = bottlenecks(self.context, program, timeline)
+        self._tried.add(best.strategy)
+        for changed in itertools.chain(
+            _moves(self._space, best.strategy, found),
+            _drawn(self._drawing, best.strategy, found),
+        ):
+            if self._left <= last or self._stop():
+                return None
+            verdict = self.judged(changed)
+            if verdict is None or verdict.bytes > self.limit:
                 continue
-            tried.add(changed)
-            left -= 1
-            better = _better(context, evaluate, changed, best, limit)
-            if better is not None:
-                break
-        if better is None:
-            return best
-        best = better
-    return best
+            if verdict.seconds < best.seconds * (1 - GAIN):
+                label = _refined(best.strategy.label)
+                return replace(verdict, strategy=replace(changed, label=label))
+        return None
 
 
 def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
@@ -96,19 +141,6 @@ def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> I
             continue
         if changed != strategy:
             yield changed
-
-
-def _better(
-    context: Context, evaluate: Evaluate, changed: Strategy, best: Judged, limit: float
-) -> Judged | None:
-    try:
-        verdict = evaluate(context, changed)
-    except ValueError:
-        return None
-    label = _refined(best.strategy.label)
-    verdict = replace(verdict, strategy=replace(changed, label=label))
-    is_faster = verdict.seconds < best.seconds * (1 - GAIN)
-    return verdict if is_faster and verdict.bytes <= limit else None
 
 
 def _refined(label: str) -> str:
@@ -286,7 +318,7 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
 
 
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
-    """Yield changes of the whole: less recomputation, stages cut elsewhere, microbatches, order."""
+    """Yield changes of the whole: less recomputation, other cuts, microbatches, order."""
     if strategy.recompute and space.context.training.recompute == "auto":
         yield replace(strategy, recompute=strategy.recompute[:-1])
         yield replace(strategy, recompute=strategy.recompute[1:])
@@ -305,7 +337,6 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
     if len(strategy.meshes) > 1:
         schedule = "gpipe" if strategy.pipeline.schedule == "1f1b" else "1f1b"
         yield replace(strategy, pipeline=replace(strategy.pipeline, schedule=schedule))
-    yield refine(strategy, space.context.cluster)
 
 
 def _other_cuts(space: Space, strategy: Strategy) -> Iterator[Strategy]:
