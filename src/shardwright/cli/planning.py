@@ -16,13 +16,16 @@ from shardwright.cli.options import (
     Json,
     LayerProfile,
     MaybeModel,
+    Method,
     Microbatches,
+    NumProposals,
     Optimizer,
     Pick,
     PlanPath,
     Precision,
     Recompute,
     Schedule,
+    Seconds,
     SeedPlan,
     Seq,
     Workers,
@@ -64,13 +67,9 @@ def plan(
     deadline: Annotated[
         str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
     ] = "",
-    method: Annotated[str, typer.Option("--method", help="exact, or mcmc (random).")] = "exact",
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", help="With mcmc: how long to look (60).")
-    ] = None,
-    proposals: Annotated[
-        int | None, typer.Option("--proposals", help="With mcmc: so many instead, repeatable.")
-    ] = None,
+    method: Method = "exact",
+    seconds: Seconds = None,
+    proposals: NumProposals = None,
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",

@@ -15,7 +15,7 @@ from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
-from shardwright.planner.search import Limits, Training, room, sample
+from shardwright.planner.search import Limits, Training, sample
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.search.mcmc import Chain, Walk, walk
@@ -62,7 +62,7 @@ def test_equal_seeds_give_equal_plans_and_others_other_walks() -> None:
     graph, where = residual(width=64), cluster(1, 4, **SLOW)
 
     def plans(seed: int):
-        return sample(graph, where, CostTable(), Chain(seed=seed), of(60))
+        return sample(graph, where, CostTable(), Chain(seed=seed), of(24))
 
     assert plans(5) == plans(5)
     assert plans(5).best.reason != plans(6).best.reason
@@ -221,12 +221,11 @@ def test_most_proposals_can_be_lowered() -> None:
     where = context(residual(batch=16), hosts=2, devices=4)
     here = refine(as_strategy(where, Seed(data=8)), where.cluster)
     drawing, legal = Proposals(Space(where), Random(1)), 0
-    for _ in range(100):
+    for _ in range(40):
         try:
             changed = drawing.draw(here)
             check(lower(where.graph, changed, where.samples))
             legal, here = legal + 1, changed
         except ValueError:
             continue
-    assert legal > 60
-    assert room(where.cluster) > 0
+    assert legal > 24
