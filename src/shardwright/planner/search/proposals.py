@@ -27,6 +27,8 @@ from shardwright.planner.search.moves import (
 # How often each sort of proposal is drawn, and how often it is made for all equal blocks at once.
 SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2))
 TIED = 0.5
+# Of placements, those that bring all of one mesh to another.
+TOGETHER = 0.3
 # FlexFlow's program goes on to another neighbour so often (``rewrite``).
 GOES_ON = 0.75
 
@@ -115,6 +117,8 @@ class Proposals:
         # What is not trained is made wherever it is read; stages of a pipeline stay as they are.
         if strategy.pipeline.num_microbatches > 1 or not self._is_trained(index):
             return strategy
+        if len(strategy.meshes) > 1 and self.random.random() < TOGETHER:
+            return self._join(strategy, strategy.configs[index].mesh)
         count = self.random.choice(list(self._ranges))
         start = self.random.choice(self._ranges[count])
         devices = tuple(range(start, start + count))
@@ -125,6 +129,16 @@ class Proposals:
         options = self.space.splits(index, mesh.sizes, 1)
         dims = self.random.choice([dims for dims in options if "+" not in dims])
         return self._walk(strategy, index, Place(mesh, dims), False)
+
+    def _join(self, strategy: Strategy, leaves: int) -> Strategy:
+        """Run all that runs on one mesh where another mesh is."""
+        here, there = strategy.meshes[leaves], self.random.choice(strategy.meshes)
+        fits = here.sizes == there.sizes
+        new: dict[int, Place] = {}
+        for index, config in enumerate(strategy.configs):
+            if config.mesh == leaves:
+                new[index] = Place(there, config.dims if fits else ("",) * len(there.sizes))
+        return self._applied(strategy, new)
 
     def _walk(self, strategy: Strategy, index: int, place: Place, tied: bool) -> Strategy:
         """Change an operator and, from neighbour to neighbour, others to fit it."""
