@@ -35,6 +35,24 @@ def test_equal_questions_get_equal_answers(tmp_path: Path) -> None:
     assert read_plan(files[0]) == frontier
 
 
+def test_chains_of_as_many_proposals_give_equal_plans_within_their_time() -> None:
+    module, batch = mlp()
+    fixed = {"batch": batch, "precision": "float64", "method": "mcmc"}
+    found = [shardwright.plan(module, "1x2xV100", proposals=30, **fixed) for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0].best.method.startswith("MCMC")
+    timed = shardwright.plan(module, "1x2xV100", seconds=0.5, **fixed)
+    assert timed.best.predicted.step_seconds > 0
+
+
+def test_chains_that_are_stopped_give_a_whole_plan_and_say_so() -> None:
+    module, batch = mlp()
+    request = Request(precision="float64", method="mcmc")
+    study = api.study(module, "1x2xV100", request, Watch(stop=lambda: True), batch=batch)
+    assert not study.is_complete
+    assert study.frontier.best.predicted.step_seconds > 0
+
+
 def test_a_stopped_search_gives_a_whole_plan_and_says_so() -> None:
     module, batch = mlp()
     request = Request(precision="float64")
@@ -117,6 +135,11 @@ def test_a_module_needs_an_example_batch() -> None:
         (lambda: Request(optimizer="magic"), "optimizer must be one of"),
         (lambda: Request(precision="float8"), "precision must be one of"),
         (lambda: Request(recompute="some"), "recompute must be one of"),
+        (lambda: Request(method="luck"), "method must be one of"),
+        (lambda: Request(seconds=5.0), "exact search ends by itself"),
+        (lambda: Request(method="mcmc", seconds=5.0, proposals=5), "either seconds or proposals"),
+        (lambda: Request(method="mcmc", proposals=0), "more than 0"),
+        (lambda: Request(method="mcmc", mode="curve"), "leave out"),
         (lambda: Request(global_batch=0), "global batch must be between"),
         (lambda: Request(memory_limit="12").memory_bytes, "has no unit"),
         (lambda: Request(memory_limit=float("nan")).memory_bytes, "must be positive"),

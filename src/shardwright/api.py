@@ -79,6 +79,9 @@ def plan(
     seed_plan: str = "",
     mode: str = "min-time",
     deadline: str | float | None = None,
+    method: str = "exact",
+    seconds: float | None = None,
+    proposals: int | None = None,
     outputs: tuple[str, ...] = (),
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
@@ -87,8 +90,9 @@ def plan(
     with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
-    that a step may take.
-    Deterministic: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
+    that a step may take. ``method="mcmc"`` draws ``proposals`` at random instead of searching exactly,
+    or as many as it can in ``seconds``.
+    Deterministic, unless given ``seconds``: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """
     request = Request(
@@ -104,6 +108,9 @@ def plan(
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,
+        method=method,
+        seconds=seconds,
+        proposals=proposals,
         outputs=outputs,
     )
     return study(model, cluster, request, batch=batch).frontier

@@ -21,6 +21,7 @@ MANY_PARAMETERS = {
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",
     "planner/search/search.py:search": "the planner's door; most of them have defaults",
     "planner/search/search.py:curve": "likewise",
+    "planner/search/search.py:sample": "likewise",
 }
 
 

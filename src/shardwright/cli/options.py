@@ -53,6 +53,13 @@ Schedule = Annotated[
 Microbatches = Annotated[
     int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
 ]
+Method = Annotated[str, typer.Option("--method", help="exact, or mcmc (Markov chains, random).")]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", help="With mcmc: how long to look (60).")
+]
+NumProposals = Annotated[
+    int | None, typer.Option("--proposals", help="With mcmc: how many instead, repeatable.")
+]
 BatchNorm = Annotated[
     str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
 ]

@@ -16,13 +16,16 @@ from shardwright.cli.options import (
     Json,
     LayerProfile,
     MaybeModel,
+    Method,
     Microbatches,
+    NumProposals,
     Optimizer,
     Pick,
     PlanPath,
     Precision,
     Recompute,
     Schedule,
+    Seconds,
     SeedPlan,
     Seq,
     Workers,
@@ -64,6 +67,9 @@ def plan(
     deadline: Annotated[
         str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
     ] = "",
+    method: Method = "exact",
+    seconds: Seconds = None,
+    proposals: NumProposals = None,
     measure: Annotated[
         str, typer.Option("--measure", help="auto, never, or always (again).")
     ] = "auto",
@@ -103,6 +109,9 @@ def plan(
         seed_plan=seed_plan,
         mode=mode,
         deadline=deadline,
+        method=method,
+        seconds=seconds,
+        proposals=proposals,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

@@ -16,6 +16,9 @@ PRECISIONS = ("float32", "bfloat16", "float64")
 BATCH_NORMS = ("local", "synchronised")
 RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
 MEASURES = ("auto", "never", "always")
+METHODS = ("exact", "mcmc")
+# What chains may take where nothing was said.
+MCMC_SECONDS = 60.0
 LARGEST_BATCH = 2**31
 
 
@@ -32,7 +35,9 @@ class Request:
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
     what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
-    seconds a step may take, or text with a unit. ``outputs`` are what forward returns besides the
+    seconds a step may take, or text with a unit. ``method``: the ``exact`` search, or ``mcmc``, Markov
+    chains that draw ``proposals``, or as many as they can in ``seconds`` (per round of measuring).
+    ``outputs`` are what forward returns besides the
     loss and a step may report.
     """
 
@@ -49,6 +54,9 @@ class Request:
     seed_plan: str = ""
     mode: str = "min-time"
     deadline: str | float | None = None
+    method: str = "exact"
+    seconds: float | None = None
+    proposals: int | None = None
     outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -60,9 +68,25 @@ class Request:
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
         _one_of("recompute", self.recompute, RECOMPUTATIONS)
+        self._check_method()
         for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
             if value is not None and not 1 <= value <= LARGEST_BATCH:
                 raise InputError(f"the {name} must be between 1 and {LARGEST_BATCH}, not {value}")
+
+    def _check_method(self) -> None:
+        _one_of("method", self.method, METHODS)
+        budgets = [value for value in (self.seconds, self.proposals) if value is not None]
+        if self.method == "mcmc":
+            if self.seed_plan or self.mode != "min-time" or self.deadline_seconds < math.inf:
+                raise InputError(
+                    "Markov chains look for the fastest plan; leave out seed plan, mode and deadline"
+                )
+            if len(budgets) > 1 or not all(0 < value < math.inf for value in budgets):
+                raise InputError("give the chains either seconds or proposals, more than 0")
+        elif budgets:
+            raise InputError(
+                "the exact search ends by itself; seconds and proposals are for the method mcmc"
+            )
 
     @property
     def deadline_seconds(self) -> float:

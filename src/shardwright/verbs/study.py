@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
@@ -13,13 +14,23 @@ from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import NoPlan
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
-from shardwright.planner.search import Goal, Limits, Progress, Training, best_of, curve, search
+from shardwright.planner.search import (
+    Chain,
+    Goal,
+    Limits,
+    Progress,
+    Training,
+    best_of,
+    curve,
+    sample,
+    search,
+)
 from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.relaxation import Question, relaxed
-from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
+from shardwright.verbs.request import MCMC_SECONDS, OPTIMIZER_STATES, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.subject import Batch, capture, find_cluster
 
@@ -64,13 +75,15 @@ def study(
 
     def solve(costs: CostTable) -> Frontier:
         nonlocal points
-        how = {
+        how: dict[str, Any] = {
             "training": _training(request),
             "limits": limits,
-            "seed": request.seed,
             "progress": _search_progress(watch),
             "stop": watch.stop,
         }
+        if request.method == "mcmc":
+            return sample(graph, machine, costs, Chain(seed=request.seed), _spent(request), **how)
+        how["seed"] = request.seed
         if goal.mode != "curve":
             return search(graph, machine, costs, goal=goal, seed_plan=wanted, **how)
         points = curve(graph, machine, costs, **how)
@@ -172,6 +185,15 @@ def natural_precision(cluster: Cluster) -> str:
     rates = [dict(cluster.kind_of(device).peak_flops) for device in range(cluster.num_devices)]
     is_faster = all(rate.get("bfloat16", 0.0) > rate.get("float32", 0.0) for rate in rates)
     return "bfloat16" if is_faster else "float32"
+
+
+def _spent(request: Request) -> Callable[[int], float]:
+    """Return the share of the budget that so many proposals have used, by number or by clock."""
+    if request.proposals is not None:
+        whole = request.proposals
+        return lambda proposals: proposals / whole
+    seconds, begin = request.seconds or MCMC_SECONDS, time.monotonic()
+    return lambda proposals: (time.monotonic() - begin) / seconds
 
 
 def _search_progress(watch: Watch) -> Callable[[Progress], None]:

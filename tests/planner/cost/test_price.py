@@ -15,6 +15,9 @@ from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Str
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import price
 from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, seed_strategy
+from tests.planner.search.models import residual
 
 CPU = read_cluster(
     '[kind.c]\npeak = {float32 = "0.1 TFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "10 GB/s"\n'
@@ -200,3 +203,18 @@ def test_peer_groups_count_who_shares_an_uplink(sizes, axes):
         for devices, concurrent in peer_groups(cluster, mesh, axes)
     }
     assert found == brute_force(cluster, mesh, axes)
+
+
+def test_backward_takes_as_long_however_its_readers_are_cut_into_segments():
+    """Gradients of a value with several readers are summed, in one segment or across segments."""
+    graph = residual()
+    whole = seed_strategy(graph, Seed())
+
+    def backward(strategy: Strategy) -> float:
+        lowered = lower(graph, strategy)
+        seconds = price(lowered, graph, CPU, CostTable()).seconds
+        return float(seconds[lowered.kind == Kind.BACKWARD].sum())
+
+    for index in range(len(graph.operators)):
+        cut = replace(whole, recompute_operators=(index,))
+        assert backward(cut) == pytest.approx(backward(whole), rel=1e-12)

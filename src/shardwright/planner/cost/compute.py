@@ -43,6 +43,7 @@ MODEL_SPREAD = 0.25
 MATMUL = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 CONVOLUTION = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
 ATTENTION = frozenset({"scaled_dot_product_attention"})
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 HEAVY = MATMUL | CONVOLUTION | ATTENTION
 
 
@@ -143,6 +144,10 @@ def local_flops(kind: str, inputs: Shapes, outputs: Shapes) -> float | None:
         return 2.0 * math.sqrt(math.prod(map(math.prod, inputs)) * float(out))
     if kind in CONVOLUTION:
         return 2.0 * out * math.prod(inputs[1][1:])
+    if kind in RECURRENT:
+        # Every token of the first input passes every matrix, as input or as state.
+        weights = sum(math.prod(shape) for shape in inputs[1:] if len(shape) == 2)
+        return 2.0 * math.prod(inputs[0][:-1]) * weights
     if kind in ATTENTION:
         query, key = inputs[0], inputs[1]
         return (

@@ -120,6 +120,7 @@ class Tariff:
             if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
         )
         self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
+        self.reads: dict[int, tuple[object, tuple[int, ...]]] = {}
         self._frame: object = None
 
     def price(self, program: Program) -> Prices:
@@ -134,7 +135,8 @@ class Tariff:
 
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
         """Look at meshes: one device of each kind per mesh, since a group waits for its slowest."""
-        self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
+        self.known.clear()
+        self.reads.clear()
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         self.rates: list[list[Rates]] = []
         self.calls.clear()
@@ -220,6 +222,14 @@ class Tariff:
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
 
+    def _read(self, segment: Segment) -> tuple[int, ...]:
+        """Return what a segment reads and others may too: inputs, and outputs of its own."""
+        if id(segment) not in self.reads:
+            operands = {value for call in segment.calls for value in call.operands}
+            own = tuple(value for value in segment.outputs if value in operands)
+            self.reads[id(segment)] = (segment, (*segment.inputs, *own))
+        return self.reads[id(segment)][1]
+
     def _added(self) -> list[int]:
         """Return by segment the bytes of gradients that it adds to those of segments behind it.
 
@@ -231,7 +241,7 @@ class Tariff:
         for number in reversed(range(len(segments))):
             if not segments[number].has_backward:
                 continue
-            for value in segments[number].inputs:
+            for value in self._read(segments[number]):
                 gradient = values[value].gradient
                 if gradient < 0 or values[gradient].scope == "step":
                     continue  # ``accumulated`` counts what is summed over the step

@@ -1,6 +1,6 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search``, ``curve``, ``why_not`` and ``explain`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
+``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
 additive problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them
 before the simulator. Nothing here knows torch, the clock or the disk.
 """
@@ -10,11 +10,22 @@ from shardwright.planner.search.context import Training
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.hunt import Progress
+from shardwright.planner.search.mcmc import STARTS, Chain
 from shardwright.planner.search.reasons import explain
-from shardwright.planner.search.search import Limits, best_of, curve, room, search, why_not
+from shardwright.planner.search.search import (
+    Limits,
+    best_of,
+    curve,
+    room,
+    sample,
+    search,
+    why_not,
+)
 
 __all__ = [
     "MODES",
+    "STARTS",
+    "Chain",
     "Goal",
     "Limits",
     "Progress",
@@ -25,6 +36,7 @@ __all__ = [
     "explain",
     "grown",
     "room",
+    "sample",
     "search",
     "some_plan",
     "why_not",

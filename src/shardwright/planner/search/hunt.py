@@ -36,6 +36,7 @@ from shardwright.planner.search.named import (
     least_seconds,
     named_strategies,
 )
+from shardwright.planner.search.refinement import improve
 from shardwright.planner.space import Placement, Seed
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
@@ -45,6 +46,10 @@ FAR = 2.0
 WORTH = 2.0
 # So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
 MERGED, CLOSE = 3, 1.1
+# So many of the fastest plans are refined, each by moves that simulate about so many operators;
+# fewer where many hunts make one answer.
+REFINED, MOVED, LEAST_MOVES = 2, 4_000, 2
+MOST_MOVES, FEW_MOVES = 48, 8
 # So many arrangements are solved again with corrected memory.
 CORRECTED = 3
 # More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
@@ -111,6 +116,7 @@ class Hunt:
         self.explore((self.context.num_devices,) if only else device_counts(self.context))
         self.judge_candidates()
         self.merge_gradients()
+        self.refine(FEW_MOVES if only else MOST_MOVES)
         return self.findings()
 
     def judge_named(self) -> None:
@@ -290,6 +296,19 @@ class Hunt:
             merged = merge(self.context, verdict)
             self.judged = [merged if known is verdict else known for known in self.judged]
             self._tell(1.0, "merging gradients")
+
+    def refine(self, most: int) -> None:
+        """Let the simulator have the last word: small changes of the fastest plans, where they
+        help."""
+        operators = len(self.context.graph.operators)
+        moves = min(max(LEAST_MOVES, MOVED // operators), most)
+        for verdict in self.fitting[:REFINED]:
+            if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
+                return
+            better = improve(self.context, verdict, self.limit, moves, stop=self.stopped)
+            if better is not verdict:
+                self.judged.append(better)
+            self._tell(1.0, "refining")
 
     def stopped(self) -> bool:
         """Whether the caller wants an answer now."""

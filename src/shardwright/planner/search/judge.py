@@ -47,7 +47,7 @@ class Judged:
 
 def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
     """Lower, price and simulate a strategy as it stands."""
-    return _run(context, strategy, least_seconds)[2]
+    return run(context, strategy, least_seconds)[2]
 
 
 def merge(context: Context, judged: Judged) -> Judged:
@@ -57,18 +57,19 @@ def merge(context: Context, judged: Judged) -> Judged:
     The gradients' ready times come from simulating the strategy with every gradient alone.
     """
     alone = replace(judged.strategy, gradient_sync=GradientSync())
-    program, timeline, _ = _run(context, alone, judged.least_seconds)
+    program, timeline, _ = run(context, alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
     if not any(len(bucket) > 1 for bucket in buckets):
         return judged
     sync = replace(alone.gradient_sync, method="optimal", buckets=buckets)
-    merged = _run(context, replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+    merged = run(context, replace(alone, gradient_sync=sync), judged.least_seconds)[2]
     return merged if merged.seconds < judged.seconds else judged
 
 
-def _run(
+def run(
     context: Context, strategy: Strategy, least_seconds: float
 ) -> tuple[Program, Timeline, Judged]:
+    """Judge a strategy, and return its Program and timeline too."""
     program = lower(context.graph, strategy, context.samples)
     prices = price(program, context.graph, context.cluster, context.table)
     timeline, judged = judge_program(context, program, prices, least_seconds)

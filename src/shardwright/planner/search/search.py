@@ -21,6 +21,7 @@ from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.holes import fill_holes
 from shardwright.planner.search.hunt import Hunt, Progress
+from shardwright.planner.search.mcmc import Chain, Spent, walk
 from shardwright.planner.search.rescue import rescue
 from shardwright.planner.space import Placement
 
@@ -88,6 +89,26 @@ def search(
         _check_prices(cluster)
     found = [findings for _, findings in session.each()]
     return answer(_merged(found), seed, goal)
+
+
+def sample(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    chain: Chain,
+    spent: Spent,
+    *,
+    training: Training = AS_USUAL,
+    limits: Limits = NO_LIMITS,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Frontier:
+    """Return the plans that Markov chains come by instead (see ``mcmc``); nothing is proved.
+
+    ``spent`` says which fraction of the budget so many proposals have used.
+    """
+    context = Context(graph, cluster, table, training)
+    return walk(context, room(cluster, limits), chain, spent, progress=progress, stop=stop)
 
 
 def curve(

@@ -1,0 +1,236 @@
+"""Our search against Markov chains over SOAP at equal time: `python benchmarks/mcmc.py`.
+
+Every model is captured without weights and planned for a preset cluster three times: by our search;
+by chains from data parallelism and from random splits, as FlexFlow's program and paper begin; and by
+chains that also begin at the fastest of all plans with a name (Megatron, ZeRO, spatial, pipelines).
+The chains get as many seconds as our search took, but 60 on Inception-v3 and on a Transformer
+encoder-decoder on 64 devices. Seconds are the process's own (CPU), so that other work on the machine
+does not count, with the kernels compiled before. All plans are judged by one simulator; costs are
+modelled from published hardware numbers, nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from inception import inception, inception_batch
+from mcmc_models import alexnet, alexnet_batch, rnnlm, rnnlm_batch
+from processor import processor_name
+from rich.console import Console
+from rich.table import Table
+
+from shardwright import __version__
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.files.clusterfile import parse_cluster
+from shardwright.planner.search import Chain, Training, sample, search
+from shardwright.planner.search.hunt import Hunt
+from shardwright.runtime.capture import capture, load_model
+from shardwright.verbs.study import natural_precision
+
+BAR_SECONDS = 60.0
+LEAST_SECONDS = 2.0
+# Simulated times this near are equal: rounding, and the order of messages.
+EQUAL = 1e-6
+OWN = {
+    "inception-v3": (inception, inception_batch),
+    "alexnet": (alexnet, alexnet_batch),
+    "rnnlm": (rnnlm, rnnlm_batch),
+}
+PAPER = ("data", "random")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model at a global batch on a cluster; ``seconds`` for the chains, 0: as long as ours."""
+
+    model: str
+    batch: int
+    cluster: str
+    seq: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return f"{self.model.removeprefix('hf:')}, batch {self.batch}"
+
+
+SUITE = (
+    Case("inception-v3", 2048, "8x8xH100", seconds=BAR_SECONDS),
+    Case("hf:marian-base", 1024, "8x8xH100", 128, seconds=BAR_SECONDS),
+    Case("alexnet", 256, "1x8xV100"),
+    Case("alexnet", 2048, "4x8xV100"),
+    Case("rnnlm", 256, "2x8xV100"),
+    Case("inception-v3", 64, "2x8xV100"),
+    Case("hf:resnet-50", 512, "4x8xV100"),
+    Case("hf:vit-base", 128, "2x8xV100"),
+    Case("hf:bert-large", 64, "1x8xV100", 512),
+    Case("hf:gpt2", 64, "2x8xA100", 1024),
+    Case("hf:gpt2-medium", 16, "1x8xA100", 1024),
+    Case("hf:gpt2-xl", 64, "4x8xV100", 1024),
+    Case("hf:t5-small", 256, "4x8xA100", 128),
+    Case("hf:llama3-8b", 32, "2x8xH100", 4096),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What each method came by, in seconds per step, and the CPU seconds they took."""
+
+    case: Case
+    operators: int
+    ours: Plan
+    unrefined: float
+    ours_seconds: float
+    chains: dict[str, Plan]
+    chain_seconds: float
+
+    def ratio(self, name: str) -> float:
+        """Return a chain's step over ours."""
+        return self.chains[name].predicted.step_seconds / self.ours.predicted.step_seconds
+
+
+def graph_of(case: Case, precision: str) -> OperatorGraph:
+    """Capture a case's model."""
+    if case.model in OWN:
+        build, batch = OWN[case.model]
+        module, example = build(), batch(2)
+    else:
+        source = load_model(case.model)
+        module, example = source.build(), source.example(1, case.seq)
+    return capture(
+        module, example, global_batch=case.batch, precision=precision, name=case.model
+    ).graph
+
+
+def planned(graph: OperatorGraph, cluster: Cluster, training: Training) -> tuple[Plan, float]:
+    """Return our plan, and the step's seconds before it was refined."""
+    refine, before = Hunt.refine, [float("nan")]
+
+    def noting(hunt: Hunt, most: int) -> None:
+        before[0] = hunt.fitting[0].seconds
+        refine(hunt, most)
+
+    Hunt.refine = noting  # type: ignore[method-assign]
+    try:
+        return search(graph, cluster, CostTable(), training=training).best, before[0]
+    finally:
+        Hunt.refine = refine  # type: ignore[method-assign]
+
+
+def walked(
+    graph: OperatorGraph, cluster: Cluster, training: Training, chain: Chain, seconds: float
+) -> Plan:
+    """Plan by chains within CPU seconds."""
+    begin = time.process_time()
+
+    def spent(proposals: int) -> float:
+        del proposals
+        return (time.process_time() - begin) / seconds
+
+    return sample(graph, cluster, CostTable(), chain, spent, training=training).best
+
+
+def outcome(case: Case, seed: int) -> Outcome:
+    """Plan one case by every method."""
+    cluster = parse_cluster(case.cluster)
+    precision = natural_precision(cluster)
+    training = Training(precision=precision)  # type: ignore[arg-type]
+    graph = graph_of(case, precision)
+    begin = time.process_time()
+    ours, before = planned(graph, cluster, training)
+    seconds = time.process_time() - begin
+    given = case.seconds or max(LEAST_SECONDS, seconds)
+    chains = {
+        name: walked(graph, cluster, training, Chain(seed=seed, starts=starts), given)
+        for name, starts in (("paper", PAPER), ("named", (*PAPER, "expert")))
+    }
+    return Outcome(case, len(graph.operators), ours, before, seconds, chains, given)
+
+
+def table_of(outcomes: list[Outcome]) -> Table:
+    """Lay the outcomes side by side."""
+    table = Table(title="Simulated seconds per step (costs modelled)")
+    for name in ("model", "cluster", "operators", "ours", "refined by", "gap", "CPU s",
+                 "chains' CPU s", "MCMC/ours", "proposals", "with named starts/ours"):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("model", "cluster") else "right")
+    for one in outcomes:
+        gain = 1 - one.ours.predicted.step_seconds / one.unrefined
+        table.add_row(
+            one.case.name,
+            one.case.cluster,
+            str(one.operators),
+            f"{one.ours.predicted.step_seconds:.6f}",
+            f"{gain:.2%}",
+            f"{one.ours.bound.gap:.1%}" if one.ours.bound else "-",
+            f"{one.ours_seconds:.1f}",
+            f"{one.chain_seconds:.1f}",
+            f"{one.ratio('paper'):.4f}",
+            one.chains["paper"].reason.split(" proposals")[0].split()[-1],
+            f"{one.ratio('named'):.4f}",
+        )
+    return table
+
+
+def verdict(outcomes: list[Outcome], name: str) -> tuple[str, bool]:
+    """Say whether the bars are reached."""
+    ratios = [one.ratio(name) for one in outcomes]
+    worse = [one.case.name for one in outcomes if one.ratio(name) < 1 - EQUAL]
+    faster = sum(ratio >= 1 / 0.9 for ratio in ratios)
+    text = (
+        f"{name} starts: ours worse on {len(worse)} of {len(outcomes)}"
+        f"{' (' + '; '.join(worse) + ')' if worse else ''}, at least 10 % faster on {faster} "
+        f"({faster / len(outcomes):.0%}), median ratio {float(np.median(ratios)):.4f}"
+    )
+    return text, not worse and faster >= 0.3 * len(outcomes)
+
+
+def main() -> int:
+    """Run the suite, or the cases whose model is named; fail where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help="only cases whose name contains one of these")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="also write the table here")
+    options = parser.parse_args()
+    wanted = [
+        case
+        for case in SUITE
+        if not options.models or any(word in case.name for word in options.models)
+    ]
+    console = Console(width=160, record=True)
+    outcomes: list[Outcome] = []
+    outcome(Case("alexnet", 8, "1x2xV100"), options.seed)  # so that kernels are compiled
+    for case in wanted:
+        outcomes.append(outcome(case, options.seed))
+        one = outcomes[-1]
+        console.print(
+            f"{case.name} on {case.cluster}: ours {one.ours.strategy.label}\n"
+            f"  MCMC: {one.chains['paper'].reason}\n  with named starts: {one.chains['named'].reason}"
+        )
+    console.print(table_of(outcomes))
+    passed = True
+    for name in ("paper", "named"):
+        text, is_met = verdict(outcomes, name)
+        passed &= is_met or name == "named"
+        console.print(text)
+    console.print(
+        f"{processor_name()}, one thread; {platform.system()}; Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, torch {torch.__version__}, shardwright {__version__}."
+    )
+    if options.out:
+        options.out.write_text(console.export_text())
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Law: wherever chains of proposals lead, the strategy there trains as one process does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower import lower
+from shardwright.planner.search.context import Context, Training
+from shardwright.planner.search.moves import Space, refine
+from shardwright.planner.search.named import as_strategy
+from shardwright.planner.search.proposals import Proposals
+from shardwright.planner.space import Seed
+from tests.laws.models import OPTIMIZER, Model, model, plain
+from tests.planner.search.models import cluster
+from tests.runtime.equivalence import assert_close
+from tests.runtime.rehearsed import train_rehearsed
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+WALKS = 2
+
+
+def wander(one: Model, seed: int, steps: int) -> Strategy:
+    """Accept every legal proposal, beginning at data parallelism on four devices."""
+    context = Context(one.captured.graph, cluster(2, 2), CostTable(), Training())
+    here = refine(as_strategy(context, Seed(data=4)), context.cluster)
+    drawing = Proposals(Space(context), Random(seed))
+    for _ in range(steps):
+        try:
+            changed = drawing.draw(here)
+            lower(context.graph, changed, context.samples)
+            here = changed
+        except ValueError:
+            continue
+    return replace(here, precision="float32", optimizer_states=1, batch_norm="synchronised")
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "cnn", "cnn_batch_norm", "inception", "gpt", "llama", "lstm_translation"]
+)
+def test_wherever_chains_lead_training_is_that_of_one_process(name: str) -> None:
+    one = model(name)
+    walks = [wander(one, seed, 20 * (seed + 1)) for seed in range(WALKS)]
+    assert max(len(strategy.meshes) for strategy in walks) > 1
+    for seed, strategy in enumerate(walks):
+        runs, _ = train_rehearsed(one.captured, strategy, one.module, one.batch, OPTIMIZER, None)
+        for run in runs:
+            assert_close(run, plain(name, False), f"walk {seed}", one.tolerance)
