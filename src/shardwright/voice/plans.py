@@ -211,7 +211,7 @@ def show_explanation(voice: Voice, found: Explanation, limit: int) -> None:
         operators=list(group_rows(found.story.operators)[:limit]),
         others=[plan_summary(plan) for plan in found.frontier.plans],
     )
-    voice.next("`shardwright report` shows the same and the timeline on one page")
+    voice.next("`shardwright report` shows all plans and their timelines on one page")
 
 
 def explanation_text(found: Explanation, limit: int = 15) -> str:
