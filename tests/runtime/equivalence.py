@@ -58,7 +58,8 @@ def train_plain(
     outputs: list[dict[str, Tensor]] = []
     for one in batches(batch):
         output = module(**one)
-        outputs.append(copied((name, output[name]) for name in names))
+        if names:
+            outputs.append(copied((name, output[name]) for name in names))
         loss = output if isinstance(output, Tensor) else output["loss"]
         chosen.zero_grad()
         loss.backward()
