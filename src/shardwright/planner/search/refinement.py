@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
+from shardwright.core.layout import local_bytes
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
@@ -164,6 +165,9 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
         if kind in COMPUTES:
             for operator, share in _shares(context, program, item):
                 add(operator, -1, "compute", seconds * share)
+        elif kind == Kind.UPDATE:
+            for tensor, share in _updates(context, program, int(program.group[index])):
+                add(_owner(context, tensor), tensor, "parameter", seconds * share)
         elif item >= 0:
             message = program.messages[item]
             for source in message.sources:
@@ -191,6 +195,20 @@ def _shares(context: Context, program: Program, item: int) -> list[tuple[int, fl
     return [(call.operator, cost / total) for call, cost in zip(calls, costs, strict=True)]
 
 
+def _updates(context: Context, program: Program, mesh: int) -> list[tuple[int, float]]:
+    """Return the parameters that one mesh updates, each with its share of the bytes."""
+    graph, strategy = context.graph, program.strategy
+    home = {value.tensor for value in program.values if value.mesh == mesh and value.resident}
+    sizes: dict[int, int] = {}
+    for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
+        spec = graph.tensors[tensor]
+        if tensor in home and spec.needs_gradient and graph.consumers[tensor]:
+            axes = strategy.meshes[mesh].sizes
+            sizes[tensor] = local_bytes(spec.shape, spec.dtype, config.optimizer, axes)
+    total = sum(sizes.values()) or 1
+    return [(tensor, size / total) for tensor, size in sizes.items()]
+
+
 def _owner(context: Context, tensor: int) -> int:
     """Return who makes a tensor, else who reads it first; -1 for nobody."""
     spec = context.graph.tensors[tensor]
@@ -200,7 +218,10 @@ def _owner(context: Context, tensor: int) -> int:
 
 def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
     """Yield changes that may relieve the bottlenecks, then changes of the whole."""
-    by_place = [_relieved(space, strategy, one) for one in found[:MOST_BOTTLENECKS]]
+    # Work is most of every chain, and mostly cannot be relieved; the rest must not drown in it.
+    work = [one for one in found if one.tensor < 0][:MOST_BOTTLENECKS]
+    rest = [one for one in found if one.tensor >= 0][:MOST_BOTTLENECKS]
+    by_place = [_relieved(space, strategy, one) for one in (*rest, *work)]
     whole = _whole(space, strategy)
     # In turns, so that no one sort of move uses up the budget.
     for round_ in itertools.zip_longest(whole, *by_place):
