@@ -87,7 +87,7 @@ def test_no_other_choice_of_a_decision_is_cheaper_than_its_runner_up() -> None:
         place = standing(context(), to_strategy(context(), candidate))
         assert place is not None
         strategy = to_strategy(context(), candidate)
-        prices = price_choices(context(), place, strategy, candidate.bytes, math.inf)
+        prices = price_choices(place, strategy, candidate.bytes, math.inf)
         assert prices.byte_seconds == 0.0
         for variable in place.problem.config_of.values():
             for value in range(place.problem.sizes[variable]):
@@ -102,9 +102,7 @@ def test_simulated_runners_up_differ_from_the_plan() -> None:
     plan = planned()
     place = standing(context(), plan.strategy)
     assert place is not None
-    prices = price_choices(
-        context(), place, plan.strategy, plan.predicted.peak_bytes, room(MACHINE)
-    )
+    prices = price_choices(place, plan.strategy, plan.predicted.peak_bytes, room(MACHINE))
     found = runners_up(context(), prices, 2)
     assert found
     assert all(one.chosen != one.runner_up for one in found)

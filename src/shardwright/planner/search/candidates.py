@@ -131,6 +131,12 @@ def search_weights(arrangement: Arrangement, exposed: float) -> Weights:
     return Weights(each=(m + p - 1) / p, once=1 / p, exposed=exposed, kept=1 / p, flight=held / p)
 
 
+def likely_weights(problem: Problem, arrangement: Arrangement) -> Weights:
+    """Weigh as ``search_weights`` with the share of messages that is likely to stay exposed."""
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    return search_weights(arrangement, max(least + UNLUCKY * (1 - least), 0.02))
+
+
 def _relaxed_bound(
     problem: Problem, arrangement: Arrangement, curve: Hull, limit: float, known: float
 ) -> float:

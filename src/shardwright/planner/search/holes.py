@@ -19,11 +19,9 @@ from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.candidates import (
     MAX_POINTS,
-    UNLUCKY,
     Candidate,
-    exposed_share,
     from_points,
-    search_weights,
+    likely_weights,
     to_strategy,
 )
 from shardwright.planner.search.elimination import Elimination
@@ -157,11 +155,8 @@ def _arrangements(hunt: Hunt, hole: _Hole) -> set[Arrangement]:
 
 def _more(hunt: Hunt, arrangement: Arrangement) -> list[Candidate]:
     """Return candidates from the whole frontier of an arrangement."""
-    context = hunt.context
-    problem = Problem(context, arrangement.mesh(0), arrangement.microbatches)
-    least = exposed_share(context, len(problem.mesh.sizes))
-    weights = search_weights(arrangement, max(least + UNLUCKY * (1 - least), 0.02))
-    graph = problem.factor_graph(weights)
+    problem = Problem(hunt.context, arrangement.mesh(0), arrangement.microbatches)
+    graph = problem.factor_graph(likely_weights(problem, arrangement))
     points: list[Point] = []
     try:
         corners = hull(Elimination(graph), 4 * MAX_POINTS).points

@@ -75,7 +75,7 @@ def _inside(
     prices = rivalry.more_memory(predicted.step_seconds, predicted.peak_bytes)
     tell("pricing every choice", 0.7)
     try:
-        priced = price_choices(context, place, plan.strategy, predicted.peak_bytes, limit)
+        priced = price_choices(place, plan.strategy, predicted.peak_bytes, limit)
     except InputError as error:
         return decisions, prices, math.nan, [str(error)]
     decisions += runners_up(context, priced, SIMULATED)

@@ -19,10 +19,8 @@ from shardwright.core.explanation import Decision
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search.candidates import (
     MAX_POINTS,
-    UNLUCKY,
     Candidate,
-    exposed_share,
-    search_weights,
+    likely_weights,
     to_strategy,
 )
 from shardwright.planner.search.context import Context
@@ -60,18 +58,14 @@ class Prices:
     of_rest: tuple[NDArray[np.float64], ...]
 
 
-def price_choices(
-    context: Context, place: Standing, strategy: Strategy, peak_bytes: float, limit: float
-) -> Prices:
+def price_choices(place: Standing, strategy: Strategy, peak_bytes: float, limit: float) -> Prices:
     """Price every choice of a plan whose simulated peak is ``peak_bytes``, within ``limit``.
 
     The additive model's memory is shifted by what it is off the simulated peak. Raises InputError
     where the graph is too wide.
     """
     problem = place.problem
-    least = exposed_share(context, len(problem.mesh.sizes))
-    weights = search_weights(place.arrangement, max(least + UNLUCKY * (1 - least), 0.02))
-    graph = problem.factor_graph(weights)
+    graph = problem.factor_graph(likely_weights(problem, place.arrangement))
     own = Elimination(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.assemble import Entry
-from shardwright.runtime.capture.record import Record, Recorder, Value, aten, map_values, tensors_in
+from shardwright.runtime.capture.record import Record, Recorder, Value, aten, tensors_in
 
 SPLITS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
 
@@ -167,11 +167,10 @@ def _rewritten(
             value = block
             for view in found.views:
                 value = _view_again(recorder, view, value)
-            known = recorder.records[value.producer].outputs
-            recorder.records[value.producer].outputs = tuple(
-                piece if one is value else one for one in known
-            )
-            _rename(recorder.records, value, piece)
+            last = recorder.records[
+                value.producer
+            ]  # whose result later operators know as the piece
+            last.outputs = tuple(piece if one is value else one for one in last.outputs)
     return recorder.records
 
 
@@ -181,8 +180,3 @@ def _view_again(recorder: Recorder, view: Record, value: Value) -> Value:
         shape = [*view.outputs[0].meta.shape[:-1], value.meta.shape[-1]]
         return recorder.emit(aten.reshape.default, value, shape)
     return recorder.emit(view.target, value, **view.kwargs)
-
-
-def _rename(records: list[Record], value: Value, name: Value) -> None:
-    for record in records:
-        record.args = tuple(map_values(list(record.args), lambda v: name if v is value else v))
