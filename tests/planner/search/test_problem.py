@@ -44,7 +44,7 @@ def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
         np.array([choices[variable]]) if variable in choices else np.arange(size)
         for variable, size in enumerate(graph.sizes)
     ]
-    solved = Elimination(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
+    solved = Elimination.of(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
     return float(solved.seconds[0]), float(solved.bytes[0])
 
 
@@ -102,7 +102,7 @@ def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) 
     allowed = [np.arange(size) for size in factors.sizes]
     for tensor, variable in problem.level_of.items():
         allowed[variable] = np.array(levels if tensor in weights else (0,))
-    found = hull(Elimination(factors.restrict(allowed)))
+    found = hull(Elimination.of(factors.restrict(allowed)))
     expected = exhaustive.hull(frontier)
     assert [(p.seconds, p.bytes) for p in found.points] == [pytest.approx(e) for e in expected]
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.frontier import Hull, hull
 from shardwright.planner.search.modes import KEEP, in_modes
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
@@ -110,8 +109,7 @@ def explore(
     own = fastest = math.inf
     for share in shares:
         weights = _search_weights(arrangement, max(share, 0.02))
-        eliminated = Elimination(problem.factor_graph(weights))
-        curve = hull(eliminated, MAX_POINTS, limit, HOPELESS * best)
+        curve = hull(problem.elimination(weights), MAX_POINTS, limit, HOPELESS * best)
         if share == least:
             own = curve.bound(limit)
             fastest = curve.points[0].seconds if curve.points else math.inf
@@ -153,7 +151,7 @@ def _relaxed_bound(
             exposed=least + (1 - mean) / mean / channels(axes) * m / p / rounds,
             kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
         )  # fmt: skip
-        relaxed = hull(Elimination(problem.factor_graph(weights)), 2, limit)
+        relaxed = hull(problem.elimination(weights), 2, limit)
         best = max(best, relaxed.bound(limit))
         if best >= known:
             return known

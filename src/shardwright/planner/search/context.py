@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
@@ -19,6 +22,7 @@ from shardwright.planner.cost import Rates, collective_seconds, operator_cost
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
 from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.cost.recomputation import recomputed_operators
 from shardwright.planner.search.saves import find_saves
 from shardwright.planner.search.ties import tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
@@ -79,6 +83,8 @@ class Context:
         self._sort_of: dict[int, int] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+        self._wires: dict[Mesh, Wires] = {}
+        self._recomputed: dict[str, frozenset[int]] = {}
 
     def on(self, num_devices: int) -> Context:
         """Return the same facts, and the same caches, for plans on the first so many devices."""
@@ -99,6 +105,20 @@ class Context:
         if key not in self._placements:
             self._placements[key] = placements(self.iteration(index), dims)
         return self._placements[key]
+
+    def recomputed(self, name: Literal["selective", "attention"]) -> frozenset[int]:
+        """Return the operators that run again in blocks that are recomputed in part."""
+        if name not in self._recomputed:
+            again = recomputed_operators(self.graph, name)
+            tied = frozenset(i for i, root in enumerate(self.ties.root) if root in again)
+            self._recomputed[name] = tied
+        return self._recomputed[name]
+
+    def wires(self, mesh: Mesh) -> Wires:
+        """Return the prices of messages on a mesh, the same for every number of microbatches."""
+        if mesh not in self._wires:
+            self._wires[mesh] = Wires(self, mesh)
+        return self._wires[mesh]
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
         """Price an operator shard; one sort of operator with equal local shapes has one price."""
@@ -208,6 +228,7 @@ class Wires:
         self._groups[()] = [((mesh.devices[0],), 1)]
         self._messages: dict[tuple[str, tuple[int, ...], int], float] = {}
         self._reshards: dict[tuple[Shape, str, Layout, Layout], float] = {}
+        self.parameters: dict[object, NDArray[np.float64]] = {}
 
     def message(self, primitive: str, axes: tuple[int, ...], num_bytes: int) -> float:
         """Price one message."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.graph import TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
 from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.search.terms import (
@@ -125,9 +126,18 @@ def _frozen(problem: Problem, tensor: int, pair: Pair) -> NDArray[np.float64]:
 
 
 def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
-    """Return the columns of one parameter at one level, following what lowering does with it."""
+    """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
+    spec = problem.context.graph.tensors[tensor]
+    key = (spec.shape, spec.dtype, pair, level)
+    known = problem.wires.parameters
+    if key not in known:
+        known[key] = _columns(problem, spec, pair, level)
+    return known[key]
+
+
+def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDArray[np.float64]:
+    """Follow what lowering does with a parameter."""
     context, wires, sizes = problem.context, problem.wires, problem.mesh.sizes
-    spec = context.graph.tensors[tensor]
     kept = parameter_config(spec.shape, pair.value, sizes, level)
     master = context.master_dtype(spec.dtype)
 

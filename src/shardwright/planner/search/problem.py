@@ -17,10 +17,12 @@ from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_shape
 from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.activations import activation_terms
-from shardwright.planner.search.context import Context, Shape, Shapes, Wires, num_bytes
+from shardwright.planner.search.context import Context, Shape, Shapes, num_bytes
 from shardwright.planner.search.crossings import Crossing, find_crossings
+from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.factors import FactorGraph
 from shardwright.planner.search.modes import KEEP, Mode, find_modes
+from shardwright.planner.search.network import Network
 from shardwright.planner.search.parameters import parameter_config, parameter_terms
 from shardwright.planner.search.terms import (
     EACH,
@@ -31,6 +33,7 @@ from shardwright.planner.search.terms import (
     Term,
     Weights,
     factor_graph,
+    network,
     per_block,
 )
 from shardwright.planner.space import choices
@@ -48,7 +51,7 @@ class Problem:
         self.context = context
         self.mesh = mesh
         self.num_microbatches = num_microbatches
-        self.wires = Wires(context, mesh)
+        self.wires = context.wires(mesh)
         self.sizes: list[int] = []
         self.terms: list[Term] = []
         ties = context.ties
@@ -72,6 +75,7 @@ class Problem:
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
         self.terms = []
+        self.__dict__.pop("network", None)
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
@@ -210,6 +214,15 @@ class Problem:
     def factor_graph(self, weights: Weights) -> FactorGraph:
         """Return the two-cost factor graph under one way to pipeline."""
         return factor_graph(tuple(self.sizes), self.terms, weights)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network of all decisions, prepared for every way to pipeline."""
+        return network(tuple(self.sizes), self.terms)
+
+    def elimination(self, weights: Weights) -> Elimination:
+        """Return the exact solver under one way to pipeline."""
+        return Elimination(self.network, *weights.views())
 
     def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
         """Return what an assignment costs in every block, by column."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.search.factors import Factor, FactorGraph
+from shardwright.planner.search.network import Network
 
 EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = range(7)
 NUM_COLUMNS = 7
@@ -52,6 +53,12 @@ class Weights:
         """Weights of the first four columns."""
         return np.array([self.each, self.once, self.each * self.exposed, self.once * self.exposed])
 
+    def views(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what every column weighs in seconds, and in bytes."""
+        nothing = np.zeros(NUM_COLUMNS - KEPT)
+        memory = np.array([self.kept, self.flight, self.transient])
+        return np.concatenate([self.seconds, nothing]), np.concatenate([np.zeros(KEPT), memory])
+
 
 def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) -> FactorGraph:
     """Add the columns up; a transient of tied blocks counts once, all else per block."""
@@ -64,6 +71,16 @@ def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) ->
             Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1))
         )
     return FactorGraph(sizes, tuple(factors))
+
+
+def network(sizes: tuple[int, ...], terms: list[Term]) -> Network:
+    """Add up, over all blocks, every kind but a transient, which tied blocks need one at a time."""
+    tables: list[tuple[tuple[int, ...], Columns]] = []
+    for term in terms:
+        columns = term.columns * float(len(term.blocks))
+        columns[TRANSIENT] = term.columns[TRANSIENT]
+        tables.append((term.scope, columns))
+    return Network(sizes, tables)
 
 
 def per_block(
