@@ -20,7 +20,7 @@ from tests.planner.search.models import cluster, images, mlp, residual
 from tests.planner.search.oracle import Additive
 
 # Levels and recomputation with transients left out, which the oracle does not know.
-WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, transient=0.0)
+WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, synced=0.25, transient=0.0)
 
 
 def problem_of(graph: OperatorGraph, sizes: tuple[int, ...], microbatches: int) -> Problem:
@@ -34,7 +34,7 @@ def problem_of(graph: OperatorGraph, sizes: tuple[int, ...], microbatches: int) 
 def weigh(columns: list[float]) -> tuple[float, float]:
     each, once, gather, sync, kept, flight = columns
     seconds = WEIGHTS.each * (each + WEIGHTS.exposed * gather)
-    return seconds + once + WEIGHTS.exposed * sync, kept + flight
+    return seconds + once + WEIGHTS.synced * sync, kept + flight
 
 
 def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:

@@ -16,11 +16,11 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
-from shardwright.core.layout import Layout
+from shardwright.core.layout import Layout, local_shape
 from shardwright.core.strategy import Mesh, Precision, Recomputation
 from shardwright.planner.cost import Rates, collective_seconds, operator_cost
 from shardwright.planner.cost.collective import halo_seconds
-from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
+from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
 from shardwright.planner.cost.recomputation import recomputed_operators
 from shardwright.planner.search.saves import find_saves
@@ -160,6 +160,19 @@ class Context:
         return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
 
     @cached_property
+    def widest(self) -> dict[int, int]:
+        """Per block, the operator with the largest result."""
+        found: dict[int, int] = {}
+        sizes = [
+            max((self.graph.tensors[tensor].bytes for tensor in operator.outputs), default=0)
+            for operator in self.graph.operators
+        ]
+        for index, block in enumerate(self.ties.block):
+            if block not in found or sizes[index] > sizes[found[block]]:
+                found[block] = index
+        return found
+
+    @cached_property
     def serial_seconds(self) -> float:
         """The seconds of all operators on one device, unsplit."""
         graph = self.graph
@@ -203,6 +216,10 @@ class Context:
             return num_bytes * measured * share / 7
         return num_bytes * share / (MEMORY_EFFICIENCY * self._rates.kind.memory_bandwidth)
 
+    def touch_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of so many bytes, read and written together, through the memory."""
+        return memory_seconds(num_bytes, self._rates.kind)
+
     def shape(self, tensor: int, num_microbatches: int) -> Shape:
         """Return a tensor's shape in one of so many microbatches, before sharding."""
         spec = self.graph.tensors[tensor]
@@ -212,6 +229,22 @@ class Context:
         shape = list(spec.shape)
         shape[dim] //= num_microbatches
         return tuple(shape)
+
+
+def local_shapes(
+    context: Context, index: int, dims: tuple[str, ...], sizes: tuple[int, ...], count: int
+) -> tuple[Shapes, Shapes]:
+    """Return the local input and output shapes of an operator in one of so many microbatches."""
+    operator, placed = context.graph.operators[index], context.placements(index, dims)
+    inputs = tuple(
+        extended_shape(local_shape(context.shape(tensor, count), pair.value, sizes), pair.halos)
+        for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
+    )
+    outputs = tuple(
+        local_shape(context.shape(tensor, count), pair.value, sizes)
+        for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
+    )
+    return inputs, outputs
 
 
 class Wires:
@@ -252,13 +285,23 @@ class Wires:
         key = (shape, dtype, source, target)
         if key not in self._reshards:
             try:
-                self._reshards[key] = sum(
-                    self.message(step.primitive, axes, step.bytes)
-                    for step, axes in _steps(shape, dtype, source, target, self.mesh.sizes)
-                )
+                moved = self.by_axes(shape, dtype, source, target)
+                self._reshards[key] = sum(seconds for _, seconds in moved)
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+    def by_axes(
+        self, shape: Shape, dtype: str, source: Layout, target: Layout
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Return the seconds of every message of a change of layout, with the axes it spans.
+
+        Raises ValueError where there is no such change.
+        """
+        return [
+            (axes, self.message(step.primitive, axes, step.bytes))
+            for step, axes in _steps(shape, dtype, source, target, self.mesh.sizes)
+        ]
 
     def halos(self, local: Shape, dtype: str, halos: Halos) -> float:
         """Price bringing a shard's halos, or giving their gradients back."""

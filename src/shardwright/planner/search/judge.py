@@ -56,6 +56,9 @@ def merge(context: Context, judged: Judged) -> Judged:
 
     The gradients' ready times come from simulating the strategy with every gradient alone.
     """
+    parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
+    if pipeline.num_microbatches > 1 and all(one.sync == "microbatch" for one in parameters):
+        return judged  # merging would hold gradients of every microbatch back
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = _run(context, alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)

@@ -128,7 +128,7 @@ def _frozen(problem: Problem, tensor: int, pair: Pair) -> NDArray[np.float64]:
 def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
     """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
     spec = problem.context.graph.tensors[tensor]
-    key = (spec.shape, spec.dtype, pair, level)
+    key = (spec.shape, spec.dtype, pair, level, problem.num_microbatches)
     known = problem.wires.parameters
     if key not in known:
         known[key] = _columns(problem, spec, pair, level)
@@ -153,6 +153,10 @@ def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDAr
         return column
     column[GATHER if level >= 2 else SYNC] += sync
     column[GATHER] += 2 * gather
+    if level < 2:
+        # Every microbatch but the first adds its gradient to the kept one.
+        share = 1 - 1 / problem.num_microbatches
+        column[EACH] = share * context.touch_seconds(3 * size(pair.value, spec.dtype))
     column[ONCE] = back + context.update_seconds(size(kept.optimizer, spec.dtype))
     state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
     column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)

@@ -38,12 +38,14 @@ class Term:
 class Weights:
     """How the columns add up to seconds per step and bytes on a device, under one way to pipeline.
 
-    ``exposed`` is the share of ``GATHER`` and ``SYNC`` that computation does not hide.
+    ``exposed`` is the share of ``GATHER`` that computation does not hide, ``synced`` that of
+    ``SYNC``.
     """
 
     each: float
     once: float
     exposed: float
+    synced: float
     kept: float = 1.0
     flight: float = 1.0
     transient: float = 1.0
@@ -51,7 +53,7 @@ class Weights:
     @property
     def seconds(self) -> NDArray[np.float64]:
         """Weights of the first four columns."""
-        return np.array([self.each, self.once, self.each * self.exposed, self.once * self.exposed])
+        return np.array([self.each, self.once, self.each * self.exposed, self.once * self.synced])
 
     def views(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return what every column weighs in seconds, and in bytes."""
