@@ -175,7 +175,9 @@ class Additive:
         ]
         level = self.levels.get(tensor, 0)
         kept = parameter_config(spec.shape, pair.value, sizes, level)
-        sync = self.wires.reshard(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+        merges = level < 2 or self.microbatches == 1
+        price = self.wires.merged if merges else self.wires.reshard
+        sync = price(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
         self.totals[GATHER if level >= 2 else SYNC] += sync
         self.totals[GATHER] += 2 * self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
         if level < 2:

@@ -46,8 +46,7 @@ SPARE = 0.8
 MEANS = (1.0, 0.97, 0.9, 0.75)
 # Candidates so near in seconds and bytes are taken for the same plan on another mesh.
 ALIKE, WIDE = 0.01, 0.1
-# Only arrangements whose bound is this close are also solved with nothing hidden.
-COMPETITIVE = 1.03
+
 
 Assignment = tuple[int, ...]
 
@@ -144,7 +143,7 @@ def solve(
             bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
         for candidate in _from_hull(problem, arrangement, curve, limit, own < min(promised, best)):
             found.setdefault(candidate.identity, candidate)
-        if own >= COMPETITIVE * promised or own >= best or not found:
+        if own >= best or not found:
             break
     problem.forget_terms()
     return Explored(candidates=tuple(found.values()), bound=bound, fastest=fastest, is_free=is_free)

@@ -35,6 +35,8 @@ from shardwright.planner.space.seeds import data_dims
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 LOCAL = frozenset({"slice", "copy"})
+# So many equal gradients in one message make the cost of starting it invisible.
+MANY = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +292,16 @@ class Wires:
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+    def merged(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
+        """Price a gradient's share of a message that carries many: no cost of starting one."""
+        try:
+            steps = _steps(shape, dtype, source, target, self.mesh.sizes)
+        except ValueError:
+            return math.inf
+        return sum(
+            self.message(step.primitive, axes, step.bytes * MANY) / MANY for step, axes in steps
+        )
 
     def by_axes(
         self, shape: Shape, dtype: str, source: Layout, target: Layout

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.search.answer import Findings, fitting
 from shardwright.planner.search.arrangements import (
@@ -43,14 +43,19 @@ from shardwright.planner.search.named import (
 )
 from shardwright.planner.search.problem import Problem
 from shardwright.planner.space import Placement, Seed
+from shardwright.planner.space.seeds import block_buckets
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
 # So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
-MERGED, CLOSE = 3, 1.1
+MERGED, CLOSE = 4, 1.1
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
+# Graphs of so few operators are simulated in no time.
+SMALL = 300
+# A plan that takes so much longer than promised is tried with the gradients of a block merged.
+SLOW = 1.1
 # So many arrangements are solved again with corrected memory, where it was too little or so much.
 CORRECTED, PRECISE = 2, 0.05
 # More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
@@ -301,7 +306,9 @@ class Hunt:
 
     def judge_candidates(self) -> None:
         """Simulate a selection; while nothing fits go on with smaller ones."""
-        promising = leads(self.candidates, max(2, self.max_candidates // 3), self.room)
+        is_small = len(self.context.graph.operators) <= SMALL
+        count = self.max_candidates if is_small else max(2, self.max_candidates // 2)
+        promising = leads(self.candidates, count, self.room)
         fits = [c for c in self.candidates if c.bytes <= self.room]
         lean = edge(fits or self.candidates, max(2, self.max_candidates // 4))[1:]
         for number, candidate in enumerate([*promising, *lean]):
@@ -366,13 +373,28 @@ class Hunt:
         if candidate.identity not in self.tried:
             strategy = to_strategy(self.context, candidate)
             verdict = self._verdict(strategy, candidate.least_seconds)
+            if verdict is not None and verdict.seconds > SLOW * candidate.seconds:
+                # Starting so many messages may be what it did not promise.
+                buckets = block_buckets(self.context.graph)
+                sync = GradientSync(method="block", buckets=buckets)
+                merged = replace(strategy, gradient_sync=sync)
+                again = self._verdict(merged, candidate.least_seconds)
+                if again is not None and again.seconds < verdict.seconds:
+                    verdict = again
             self.tried[candidate.identity] = candidate, verdict
 
     def merge_gradients(self) -> None:
-        """Choose gradient buckets for the fastest fitting plans; the order may change."""
-        for verdict in self.fitting[:MERGED]:
-            if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
+        """Choose gradient buckets for the plans that promise most; the order may change."""
+        close = {  # of plans that are the same on another mesh, one
+            (f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"): one
+            for one in reversed(self.fitting)
+            if one.seconds <= CLOSE * self.fastest
+        }
+        for verdict in sorted(close.values(), key=_promise)[:MERGED]:
+            if self.stopped():
                 return
+            if verdict.least_seconds >= self.fastest:
+                continue
             merged = merge(self.context, verdict)
             self.judged = [merged if known is verdict else known for known in self.judged]
             self._tell(1.0, "merging gradients")
@@ -404,3 +426,9 @@ class Hunt:
 def _decade(seconds: float) -> int:
     """Take seconds within a tenth of each other as alike."""
     return round(math.log(seconds) / math.log(1.1)) if seconds > 0 else 0
+
+
+def _promise(verdict: Judged) -> tuple[float, float]:
+    """Order verdicts by what they could take at best, where that is known."""
+    least = verdict.least_seconds
+    return (verdict.seconds if math.isnan(least) else least), verdict.seconds

@@ -143,17 +143,28 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
 
 
 def _message_cost(context: Context, program: Program, message: Message) -> Callable[[float], float]:
-    """Return the seconds of one merged message by its bytes; merged items are also copied."""
+    """Return the seconds of one merged message by its bytes; merged items are also copied.
+
+    Read off between powers of two, since merging asks for the cost of every pair of gradients.
+    """
     mesh = program.meshes[message.mesh]
     routes = peer_groups(context.cluster, mesh, message.axes)
+    known: dict[int, float] = {}
+
+    def exactly(power: int) -> float:
+        if power not in known:
+            slowest = max(
+                collective_seconds(
+                    message.primitive, 2**power, devices, context.cluster, context.table, concurrent
+                ).seconds
+                for devices, concurrent in routes
+            )
+            known[power] = slowest + context.message_seconds
+        return known[power]
 
     def cost(num_bytes: float) -> float:
-        slowest = max(
-            collective_seconds(
-                message.primitive, num_bytes, devices, context.cluster, context.table, concurrent
-            ).seconds
-            for devices, concurrent in routes
-        )
-        return slowest + context.message_seconds
+        power = max(int(num_bytes), 1).bit_length() - 1
+        low, high = exactly(power), exactly(power + 1)
+        return low + (high - low) * (num_bytes / 2**power - 1)
 
     return cost

@@ -145,7 +145,7 @@ def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDAr
         return local_bytes(spec.shape, dtype, layout, sizes)
 
     column = np.zeros(NUM_COLUMNS)
-    sync = wires.reshard(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+    sync = sync_seconds(problem, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
     back = wires.reshard(spec.shape, master, kept.optimizer, kept.rest)
     if math.inf in (sync, gather, back):
@@ -169,6 +169,16 @@ def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDAr
     return column
 
 
+def sync_seconds(
+    problem: Problem, spec: TensorSpec, gradient: Layout, kept: ParameterConfig
+) -> float:
+    """Price a gradient's synchronisation; one message may carry many of one step's."""
+    way = (spec.shape, spec.dtype, gradient, kept.optimizer)
+    if kept.sync == "step" or problem.num_microbatches == 1:
+        return problem.wires.merged(*way)
+    return problem.wires.reshard(*way)
+
+
 def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
     """Return the term of a shared parameter's further reader: over both configs and the level."""
     context, wires, sizes = problem.context, problem.wires, problem.mesh.sizes
@@ -186,7 +196,7 @@ def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
                 place = (slice(None), i, j, level)
                 column = np.zeros(NUM_COLUMNS)
                 if spec.needs_gradient and other != pair:
-                    sync = wires.reshard(spec.shape, spec.dtype, other.gradient, kept.optimizer)
+                    sync = sync_seconds(problem, spec, other.gradient, kept)
                     column[GATHER if level >= 2 else SYNC] += sync
                     more = local_bytes(spec.shape, spec.dtype, other.value, sizes)
                     column[TRANSIENT if level >= 2 else KEPT] += more
