@@ -24,9 +24,7 @@ from shardwright.planner.search.arrangements import (
 from shardwright.planner.search.candidates import (
     HOPELESS,
     Candidate,
-    edge,
     explore,
-    leads,
     least_rounds,
     least_work,
     solve,
@@ -42,6 +40,7 @@ from shardwright.planner.search.named import (
     named_strategies,
 )
 from shardwright.planner.search.problem import Problem
+from shardwright.planner.search.selection import edge, leads
 from shardwright.planner.space import Placement, Seed
 from shardwright.planner.space.seeds import block_buckets
 
@@ -49,7 +48,7 @@ from shardwright.planner.space.seeds import block_buckets
 # too.
 FAR = 2.0
 # So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
-MERGED, CLOSE = 4, 1.1
+MERGED, CLOSE = 3, 1.1
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Graphs of so few operators are simulated in no time.
@@ -307,7 +306,7 @@ class Hunt:
     def judge_candidates(self) -> None:
         """Simulate a selection; while nothing fits go on with smaller ones."""
         is_small = len(self.context.graph.operators) <= SMALL
-        count = self.max_candidates if is_small else max(2, self.max_candidates // 2)
+        count = self.max_candidates if is_small else max(2, self.max_candidates // 3)
         promising = leads(self.candidates, count, self.room)
         fits = [c for c in self.candidates if c.bytes <= self.room]
         lean = edge(fits or self.candidates, max(2, self.max_candidates // 4))[1:]

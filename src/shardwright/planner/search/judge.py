@@ -19,6 +19,9 @@ from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.search.context import Context
 from shardwright.planner.simulate import simulate
 
+# About the seconds of starting a message; merging is for what these come to, as a share of a step.
+STARTING, WORTHWHILE = 5e-5, 1e-3
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Judged:
@@ -57,8 +60,11 @@ def merge(context: Context, judged: Judged) -> Judged:
     The gradients' ready times come from simulating the strategy with every gradient alone.
     """
     parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
-    if pipeline.num_microbatches > 1 and all(one.sync == "microbatch" for one in parameters):
-        return judged  # merging would hold gradients of every microbatch back
+    if pipeline.num_microbatches > 1:
+        # Of those sent with every microbatch merging would hold all back.
+        count = sum(one.sync == "step" for one in parameters)
+        if count * STARTING < WORTHWHILE * judged.seconds:
+            return judged
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = _run(context, alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
