@@ -51,6 +51,8 @@ FAR = 2.0
 MERGED, CLOSE = 3, 1.1
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
+# Plans that need little memory are looked for up to so many operators times microbatches.
+BEARABLE = 100_000
 # Graphs of so few operators are simulated in no time.
 SMALL = 300
 # A plan that takes so much longer than promised is tried with the gradients of a block merged.
@@ -298,7 +300,9 @@ class Hunt:
             each for each in shapes(self.context, self.context.num_devices) if each.stages == 1
         ]
         for plan in plans[:1] + plans[1:][-1:]:
-            arrangement = plan.arrangements[-1]
+            count = len(self.context.graph.operators)
+            bearable = [a for a in plan.arrangements if a.microbatches * count <= BEARABLE]
+            arrangement = (bearable or plan.arrangements[:1])[-1]
             if not self.stopped() and all(c.arrangement != arrangement for c in self.candidates):
                 problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
                 self._solve(problem, arrangement, 0.0)
