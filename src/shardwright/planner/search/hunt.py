@@ -31,7 +31,7 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.judge import Judged, judge, merge
+from shardwright.planner.search.judge import STARTING, Judged, judge, merge
 from shardwright.planner.search.named import (
     as_strategy,
     asked_for,
@@ -55,8 +55,9 @@ MATTERS = 0.998
 BEARABLE = 100_000
 # Graphs of so few operators are simulated in no time.
 SMALL = 300
-# A plan that takes so much longer than promised is tried with the gradients of a block merged.
-SLOW = 1.1
+# A plan that takes so much longer than promised is tried with the gradients of a block merged, if
+# starting messages is felt.
+SLOW, FELT = 1.1, 0.02
 # So many arrangements are solved again with corrected memory, where it was too little or so much.
 CORRECTED, PRECISE = 2, 0.05
 # More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
@@ -376,7 +377,9 @@ class Hunt:
         if candidate.identity not in self.tried:
             strategy = to_strategy(self.context, candidate)
             verdict = self._verdict(strategy, candidate.least_seconds)
-            if verdict is not None and verdict.seconds > SLOW * candidate.seconds:
+            starts = STARTING * len(self.context.graph.parameters)
+            late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
+            if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
                 # Starting so many messages may be what it did not promise.
                 buckets = block_buckets(self.context.graph)
                 sync = GradientSync(method="block", buckets=buckets)
