@@ -65,9 +65,7 @@ def _third(wide: int) -> nn.Module:
     """Figure 7: 3x3 spread out into a row and a column side by side."""
 
     def spread(width: int) -> nn.Module:
-        return Branches(
-            Unit(width, 384, (1, 3), pad=(0, 1)), Unit(width, 384, (3, 1), pad=(1, 0))
-        )
+        return Branches(Unit(width, 384, (1, 3), pad=(0, 1)), Unit(width, 384, (3, 1), pad=(1, 0)))
 
     single = nn.Sequential(Unit(wide, 384, 1), spread(384))
     double = nn.Sequential(Unit(wide, 448, 1), Unit(448, 384, 3, pad=1), spread(384))
