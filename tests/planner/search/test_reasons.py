@@ -93,7 +93,7 @@ def test_no_other_choice_of_a_decision_is_cheaper_than_its_runner_up() -> None:
             for value in range(place.problem.sizes[variable]):
                 allowed = [np.arange(size) for size in prices.graph.sizes]
                 allowed[variable] = np.array([value])
-                solver = Elimination(prices.graph.restrict(allowed))
+                solver = Elimination.of(prices.graph.restrict(allowed))
                 best = float(solver.solve(np.array([(1.0, 0.0)])).values[0])
                 assert prices.of_splits[variable][value] == pytest.approx(best, rel=1e-9)
 

@@ -18,8 +18,8 @@ import numpy as np
 from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.candidates import (
+    HIDDEN,
     MAX_POINTS,
-    UNLUCKY,
     Candidate,
     exposed_share,
     from_points,
@@ -160,11 +160,12 @@ def _more(hunt: Hunt, arrangement: Arrangement) -> list[Candidate]:
     context = hunt.context
     problem = Problem(context, arrangement.mesh(0), arrangement.microbatches)
     least = exposed_share(context, len(problem.mesh.sizes))
-    weights = search_weights(arrangement, max(least + UNLUCKY * (1 - least), 0.02))
+    share = max(least + HIDDEN * (1 - least), 0.02)
+    weights = search_weights(arrangement, share, share)
     graph = problem.factor_graph(weights)
     points: list[Point] = []
     try:
-        corners = hull(Elimination(graph), 4 * MAX_POINTS).points
+        corners = hull(Elimination.of(graph), 4 * MAX_POINTS).points
         gaps = Gaps(graph, MAX_ROWS)
         for fast, small in itertools.pairwise(corners):
             points += gaps.fill(fast, small, EPSILON) or []

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from shardwright.core.explanation import Decision
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search.candidates import (
+    HIDDEN,
     MAX_POINTS,
-    UNLUCKY,
     Candidate,
     exposed_share,
     search_weights,
@@ -70,9 +70,10 @@ def price_choices(
     """
     problem = place.problem
     least = exposed_share(context, len(problem.mesh.sizes))
-    weights = search_weights(place.arrangement, max(least + UNLUCKY * (1 - least), 0.02))
+    share = max(least + HIDDEN * (1 - least), 0.02)
+    weights = search_weights(place.arrangement, share, share)
     graph = problem.factor_graph(weights)
-    own = Elimination(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
+    own = Elimination.of(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())
     modes = set(problem.mode_of.values())
@@ -112,7 +113,7 @@ def _only(graph: FactorGraph, place: Standing, variables: set[int]) -> FactorGra
 
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
-    curve = hull(Elimination(graph), MAX_POINTS, room)
+    curve = hull(Elimination.of(graph), MAX_POINTS, room)
     pairs = zip(curve.points, curve.points[1:], strict=False)
     around = [pair for pair in pairs if pair[1].bytes <= room < pair[0].bytes]
     if around:
@@ -255,7 +256,7 @@ def _solve(prices: Prices, one: _Choice, value: int) -> Solutions:
     """Return the best assignment with one choice given."""
     allowed = [np.arange(size) for size in one.graph.sizes]
     allowed[one.variable] = np.array([value])
-    solver = Elimination(one.graph.restrict(allowed))
+    solver = Elimination.of(one.graph.restrict(allowed))
     solved = solver.solve(np.array([(1.0, prices.byte_seconds)]))
     solved.assignments[:, one.variable] = value
     return solved
