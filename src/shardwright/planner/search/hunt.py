@@ -53,8 +53,8 @@ MOST_MOVES, FEW_MOVES = 48, 8
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
 BEARABLE = 100_000
-# Graphs of so few operators are simulated in no time.
-SMALL = 300
+# Graphs of so few operators are solved and simulated so fast that the whole frontier is looked at.
+SMALL = 1000
 # A plan that takes so much longer than promised is tried with the gradients of a block merged, if
 # starting messages is felt.
 SLOW, FELT = 1.1, 0.02
@@ -102,6 +102,7 @@ class Hunt:
         self._far = False
         self.serial = context.serial_seconds
         self.complete = True
+        self.is_small = len(context.graph.operators) <= SMALL
 
     @property
     def fitting(self) -> list[Judged]:
@@ -204,14 +205,15 @@ class Hunt:
         ]
         queue.sort(key=lambda entry: (decade(entry[0]), entry[1].tensor, entry[1]))
         smallest: dict[tuple[int, int, int], float] = {}
+        slack = HOPELESS if self.is_small else 1.0
         for number, (rough, arrangement) in enumerate(queue):
             if self.stopped():
                 return False
             shape = (arrangement.stages, arrangement.data, arrangement.tensor)
-            if rough >= self.fastest or smallest.get(shape) == math.inf:
+            if rough >= slack * self.fastest or smallest.get(shape) == math.inf:
                 continue
             problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
-            if least_work(problem, arrangement) >= self.fastest:
+            if least_work(problem, arrangement) >= slack * self.fastest:
                 continue
             smallest[shape] = self._solve(problem, arrangement, smallest.get(shape, 0.0))
             share = (part[0] + (number + 1) / len(queue)) / part[1]
@@ -294,7 +296,7 @@ class Hunt:
             return 0.0
         least = min((c.bytes for c in found.candidates), default=math.inf)
         is_idle = 0 < smallest * WORTHWHILE < least or found.fastest > HOPELESS * self.fastest
-        return math.inf if is_idle or found.is_free else least
+        return math.inf if is_idle or (found.is_free and not self.is_small) else least
 
     def _explore_lean(self) -> None:
         """Solve the arrangements with the most microbatches too, for plans that need little."""
@@ -311,11 +313,10 @@ class Hunt:
 
     def judge_candidates(self) -> None:
         """Simulate a selection; while nothing fits go on with smaller ones."""
-        is_small = len(self.context.graph.operators) <= SMALL
-        count = self.max_candidates if is_small else max(2, self.max_candidates // 3)
+        count = self.max_candidates if self.is_small else max(2, self.max_candidates // 3)
         promising = leads(self.candidates, count, self.room)
         fits = [c for c in self.candidates if c.bytes <= self.room]
-        lean = edge(fits or self.candidates, max(2, self.max_candidates // 4))[1:]
+        lean = edge(fits or self.candidates, max(2, count if self.is_small else count // 2))[1:]
         for number, candidate in enumerate([*promising, *lean]):
             if self.stopped() and self.judged:
                 return
