@@ -107,7 +107,12 @@ def _stated(
     training = Training(recompute=rng.choice(["auto", "none"]))
     problem = Problem(Context(graph, machine, CostTable(), training), mesh, rng.choice([1, 2]))
     return problem.factor_graph(
-        Weights(each=rng.choice([1.0, 2.0]), once=1.0, exposed=rng.choice([0.05, 0.5, 1.0]))
+        Weights(
+            each=rng.choice([1.0, 2.0]),
+            once=1.0,
+            exposed=(share := rng.choice([0.05, 0.5, 1.0])),
+            synced=share,
+        )
     )
 
 
