@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,7 +87,15 @@ def test_a_kind_that_always_crashes_is_named_and_the_others_are_verified(
     assert "SIGSEGV) outside of any split" in verify_rules([fragile]).rows[0].problem
 
 
+def children() -> set[str]:
+    """Return this process's children: earlier tests may have left a fork server."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are read from /proc")
 def test_errors_come_through_and_no_child_is_left() -> None:
+    before = children()
+
     def work(_: Differ) -> None:
         raise InputError("no such thing")
 
@@ -94,5 +103,4 @@ def test_errors_come_through_and_no_child_is_left() -> None:
         apart(work)
     with pytest.raises(Crashed, match=r"\(SIGABRT\) outside of any split"):
         apart(lambda _: os.abort())
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= before
