@@ -125,8 +125,8 @@ def test_neighbours_are_one_step_away_and_legal() -> None:
 
 def test_a_price_of_memory_names_a_plan_that_needs_so_much_and_is_so_fast() -> None:
     wide = planned()
-    tight = planned(Limits(memory_bytes=0.7 * wide.predicted.peak_bytes))
-    limit = 0.7 * wide.predicted.peak_bytes
+    tight = planned(Limits(memory_bytes=0.35 * wide.predicted.peak_bytes))
+    limit = 0.35 * wide.predicted.peak_bytes
     found = explain(GRAPH, MACHINE, CostTable(), tight, training=Training(), limit=limit)
     bought = [one for one in found.prices if "memory per device" in one.what]
     assert bought
