@@ -52,8 +52,8 @@ def main() -> int:
     for tensor in [size for size in range(1, count + 1) if count % size == 0]:
         one = Arrangement(stages=1, data=count // tensor, tensor=tensor, microbatches=2)
         marks = [time.process_time()]
-        graph = Problem(context, one.mesh(0), 2).factor_graph(search_weights(one, EXPOSED))
-        solver = Elimination(graph)
+        graph = Problem(context, one.mesh(0), 2).factor_graph(search_weights(one, EXPOSED, EXPOSED))
+        solver = Elimination.of(graph)
         marks.append(time.process_time())
         solver.solve(np.array([(1.0, 0.0)]))
         marks.append(time.process_time())

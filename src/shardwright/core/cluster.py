@@ -110,6 +110,12 @@ class Cluster:
         text = repr((self.kinds, self.switches, self.devices, self.overlap_slowdown))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @cached_property
+    def remembered(self) -> dict[object, object]:
+        """Facts about groups of devices, by their question: with thousands of devices they take
+        longer to find out than all else about a message."""
+        return {}
+
     @property
     def scatter_copies(self) -> float:
         """Copies of its payload that a reduce-scatter needs beside the buffers of its caller.

@@ -10,6 +10,7 @@ divisible.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from shardwright.core.graph import DTYPE_BYTES
 
@@ -59,6 +60,7 @@ def normal(layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
     return tuple(result)
 
 
+@lru_cache(maxsize=1 << 16)
 def local_shape(
     shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]
 ) -> tuple[int, ...]:

@@ -107,7 +107,12 @@ def _stated(
     training = Training(recompute=rng.choice(["auto", "none"]))
     problem = Problem(Context(graph, machine, CostTable(), training), mesh, rng.choice([1, 2]))
     return problem.factor_graph(
-        Weights(each=rng.choice([1.0, 2.0]), once=1.0, exposed=rng.choice([0.05, 0.5, 1.0]))
+        Weights(
+            each=rng.choice([1.0, 2.0]),
+            once=1.0,
+            exposed=(share := rng.choice([0.05, 0.5, 1.0])),
+            synced=share,
+        )
     )
 
 
@@ -171,7 +176,7 @@ def mismatches(instance: Instance, rng: random.Random) -> list[str]:
 def _optima(instance: Instance) -> tuple[float, float, float]:
     best = [math.inf] * 3
     for graph, price in instance.arrangements:
-        solved = Elimination(graph).solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
+        solved = Elimination.of(graph).solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
         seconds, memory = float(solved.values[0]), float(solved.values[1])
         best = [min(best[0], seconds), min(best[1], memory), min(best[2], price * seconds)]
     return best[0], best[1], best[2]
@@ -184,7 +189,7 @@ def _within(instance: Instance, plans: Costs, limit: float) -> list[str]:
     found = min((point.seconds for point in points if point is not None), default=math.inf)
     wrong = [] if _same(found, best) else ["time within a memory limit"]
     bound = min(
-        hull(Elimination(graph), 2, limit).bound(limit) for graph, _ in instance.arrangements
+        hull(Elimination.of(graph), 2, limit).bound(limit) for graph, _ in instance.arrangements
     )
     return [*wrong, "lower bound"] if bound > best * (1 + CLOSE) else wrong
 

@@ -6,6 +6,7 @@ occur, and how often, is worked out here again: no ties, no factors, no copy var
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -110,6 +111,7 @@ class Additive:
                     pair = context.placements(reader, self.dims[reader]).inputs[position]
                     gradient = pair.gradient if spec.needs_gradient else None
                     wanted.add((pair.value, gradient, pair.halos))
+        self._sums(tensor)
         wanted.discard((out.value, out.gradient if spec.needs_gradient else None, ()))
         blocks = {context.ties.block[reader] for reader in graph.consumers[tensor]}
         mode = self.modes[min(blocks)] if len(blocks) == 1 else KEEP
@@ -144,6 +146,26 @@ class Additive:
                 size = num_bytes(local, spec.dtype)
                 self.totals[FLIGHT] += size
 
+    def _sums(self, tensor: int) -> None:
+        """Gradients that neighbouring readers in equal layouts add up."""
+        context = self.context
+        graph, ties, spec = context.graph, context.ties, context.graph.tensors[tensor]
+        if not spec.needs_gradient or context.is_once(spec.producer):
+            return
+        ends = {}
+        for reader in graph.consumers[tensor]:
+            for position, read in enumerate(graph.operators[reader].inputs):
+                if read == tensor:
+                    pair = context.placements(reader, self.dims[reader]).inputs[position]
+                    ends[ties.root[reader], position] = (pair, ties.block[reader])
+        ordered = [ends[key] for key in sorted(ends)]
+        for one, other in itertools.pairwise(ordered):
+            if one == other:
+                pair, _ = one
+                shape = local_shape(self._shape(tensor, spec.producer), pair.value, self.mesh.sizes)
+                size = num_bytes(extended_shape(shape, pair.halos), spec.dtype)
+                self.totals[EACH] += context.touch_seconds(3 * size)
+
     def _parameter(self, tensor: int) -> None:
         context, graph, sizes = self.context, self.context.graph, self.mesh.sizes
         spec = graph.tensors[tensor]
@@ -153,9 +175,15 @@ class Additive:
         ]
         level = self.levels.get(tensor, 0)
         kept = parameter_config(spec.shape, pair.value, sizes, level)
-        sync = self.wires.reshard(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+        merges = level < 2 or self.microbatches == 1
+        price = self.wires.merged if merges else self.wires.reshard
+        sync = price(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
         self.totals[GATHER if level >= 2 else SYNC] += sync
         self.totals[GATHER] += 2 * self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+        if level < 2:
+            used = local_bytes(spec.shape, spec.dtype, pair.value, sizes)
+            share = 1 - 1 / self.microbatches
+            self.totals[EACH] += share * context.touch_seconds(3 * used)
         self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
         own = local_bytes(spec.shape, spec.dtype, kept.optimizer, sizes)
         self.totals[ONCE] += context.update_seconds(own)

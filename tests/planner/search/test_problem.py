@@ -20,7 +20,7 @@ from tests.planner.search.models import cluster, images, mlp, residual
 from tests.planner.search.oracle import Additive
 
 # Levels and recomputation with transients left out, which the oracle does not know.
-WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, transient=0.0)
+WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, synced=0.25, transient=0.0)
 
 
 def problem_of(graph: OperatorGraph, sizes: tuple[int, ...], microbatches: int) -> Problem:
@@ -34,7 +34,7 @@ def problem_of(graph: OperatorGraph, sizes: tuple[int, ...], microbatches: int) 
 def weigh(columns: list[float]) -> tuple[float, float]:
     each, once, gather, sync, kept, flight = columns
     seconds = WEIGHTS.each * (each + WEIGHTS.exposed * gather)
-    return seconds + once + WEIGHTS.exposed * sync, kept + flight
+    return seconds + once + WEIGHTS.synced * sync, kept + flight
 
 
 def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
@@ -44,7 +44,7 @@ def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
         np.array([choices[variable]]) if variable in choices else np.arange(size)
         for variable, size in enumerate(graph.sizes)
     ]
-    solved = Elimination(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
+    solved = Elimination.of(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
     return float(solved.seconds[0]), float(solved.bytes[0])
 
 
@@ -102,7 +102,7 @@ def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) 
     allowed = [np.arange(size) for size in factors.sizes]
     for tensor, variable in problem.level_of.items():
         allowed[variable] = np.array(levels if tensor in weights else (0,))
-    found = hull(Elimination(factors.restrict(allowed)))
+    found = hull(Elimination.of(factors.restrict(allowed)))
     expected = exhaustive.hull(frontier)
     assert [(p.seconds, p.bytes) for p in found.points] == [pytest.approx(e) for e in expected]
 

@@ -93,7 +93,7 @@ def test_no_other_choice_of_a_decision_is_cheaper_than_its_runner_up() -> None:
             for value in range(place.problem.sizes[variable]):
                 allowed = [np.arange(size) for size in prices.graph.sizes]
                 allowed[variable] = np.array([value])
-                solver = Elimination(prices.graph.restrict(allowed))
+                solver = Elimination.of(prices.graph.restrict(allowed))
                 best = float(solver.solve(np.array([(1.0, 0.0)])).values[0])
                 assert prices.of_splits[variable][value] == pytest.approx(best, rel=1e-9)
 
@@ -123,8 +123,8 @@ def test_neighbours_are_one_step_away_and_legal() -> None:
 
 def test_a_price_of_memory_names_a_plan_that_needs_so_much_and_is_so_fast() -> None:
     wide = planned()
-    tight = planned(Limits(memory_bytes=0.7 * wide.predicted.peak_bytes))
-    limit = 0.7 * wide.predicted.peak_bytes
+    tight = planned(Limits(memory_bytes=0.35 * wide.predicted.peak_bytes))
+    limit = 0.35 * wide.predicted.peak_bytes
     found = explain(GRAPH, MACHINE, CostTable(), tight, training=Training(), limit=limit)
     bought = [one for one in found.prices if "memory per device" in one.what]
     assert bought

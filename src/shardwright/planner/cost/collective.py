@@ -48,12 +48,12 @@ def collective_seconds(
         return Cost(seconds=0.0)
     if is_local:
         return _local_copy(num_bytes, cluster, devices[0])
-    hosts = len({cluster.devices[device].host for device in devices})
-    key = collective_key(primitive, hosts, len(devices), link_label(cluster, devices))
+    group = _group(cluster, devices, concurrent)
+    key = collective_key(primitive, group.hosts, len(devices), group.label)
     points = table.collective_map.get(key)
     if points:
         return interpolate(points, num_bytes * concurrent)
-    seconds = _modelled(primitive, num_bytes, _group(cluster, devices, concurrent))
+    seconds = _modelled(primitive, num_bytes, group)
     return Cost(seconds=seconds, spread=MODEL_SPREAD * seconds, source="modelled")
 
 
@@ -132,6 +132,7 @@ def _local_copy(num_bytes: float, cluster: Cluster, device: int) -> Cost:
 class _Group:
     """One group on the tree. ``wide`` is what each *host* can send out, shared already."""
 
+    label: str
     size: int
     hosts: int
     per_host: int
@@ -147,6 +148,14 @@ def _reached(link: Link, efficiency: float) -> float:
 
 
 def _group(cluster: Cluster, devices: tuple[int, ...], concurrent: int) -> _Group:
+    key = ("group", devices, concurrent)
+    known = cluster.remembered.get(key)
+    if not isinstance(known, _Group):
+        known = cluster.remembered[key] = _find_group(cluster, devices, concurrent)
+    return known
+
+
+def _find_group(cluster: Cluster, devices: tuple[int, ...], concurrent: int) -> _Group:
     members: dict[int, int] = {}
     for device in devices:
         host = cluster.devices[device].host
@@ -157,6 +166,7 @@ def _group(cluster: Cluster, devices: tuple[int, ...], concurrent: int) -> _Grou
     near_bandwidth = min(_reached(link, INTRA_EFFICIENCY) for link in near)
     far_latency, wide = _uplinks(cluster, tuple(members)) if len(members) > 1 else (0.0, math.inf)
     return _Group(
+        label=link_label(cluster, devices),
         size=len(devices),
         hosts=len(members),
         per_host=max(members.values()),

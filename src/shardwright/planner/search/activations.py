@@ -7,6 +7,7 @@ than one may want becomes a yes/no decision: the maker pays for it, readers that
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,7 @@ class _Copies:
         for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
             alone = self._table(self.sources, wanted, skip=shared)
             terms += self._pair_terms(maker, self.problem.config_of[reader], alone)
+        terms += self._sums()
         for key in shared:
             copy = self.problem.variable(2)
             made = self._table(self.sources, [key], skip=frozenset())[:, :, 0]
@@ -137,6 +139,50 @@ class _Copies:
             terms += self._switched((maker, copy), columns)
             terms += self._requirements(copy, key)
         return terms
+
+    def _sums(self) -> list[Term]:
+        """Charge readers of one copy for adding their gradients up, neighbour to neighbour.
+
+        Of k readers in the same layouts k - 1 add to what is there. Counting neighbours only never
+        counts more, and just as much where those that agree stand together.
+        """
+        if not self.spec.needs_gradient or self.once:
+            return []
+        terms: list[Term] = []
+        blocks = self._reading_blocks()
+        ends = list(zip(self.flow.readers, self.wanted, strict=True))
+        for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
+            if blocks[left, first] != blocks[right, second]:
+                continue  # a stage may begin between them
+            table = np.zeros((NUM_COLUMNS, len(here), len(there), 1))
+            for key in set(here) & set(there):
+                rows = np.flatnonzero([k == key for k in here])
+                columns = np.flatnonzero([k == key for k in there])
+                table[EACH, rows[:, None], columns[None, :], 0] = self._sum_seconds(key)
+            one, other = self.problem.config_of[left], self.problem.config_of[right]
+            if one == other:
+                table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
+                terms.append(Term((one,), table[:, 0], self.flow.blocks))
+            else:
+                ordered = table if one < other else table.swapaxes(1, 2)
+                pair = (min(one, other), max(one, other))
+                terms.append(Term(pair, ordered[..., 0], self.flow.blocks))
+        return terms
+
+    def _reading_blocks(self) -> dict[tuple[int, int], int]:
+        """Return the block of every reader, by its root and position."""
+        graph, ties = self.problem.context.graph, self.problem.context.ties
+        return {
+            (ties.root[reader], position): ties.block[reader]
+            for reader in graph.consumers[self.flow.tensor]
+            for position, read in enumerate(graph.operators[reader].inputs)
+            if read == self.flow.tensor
+        }
+
+    def _sum_seconds(self, key: Key) -> float:
+        local = local_shape(self.shape, key[0], self.problem.mesh.sizes)
+        size = num_bytes(extended_shape(local, key[2]), self.spec.dtype)
+        return self.problem.context.touch_seconds(3 * size)
 
     def _shared(self) -> frozenset[Key]:
         """Return the pairs which two or more readers may want and some maker does not offer."""

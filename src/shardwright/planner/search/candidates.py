@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.frontier import Hull, Point, hull
 from shardwright.planner.search.modes import KEEP, in_modes
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
@@ -33,17 +32,18 @@ from shardwright.planner.search.terms import (
     Weights,
 )
 
-# Candidates are ranked as if this share of what computation could hide at best remained exposed.
-UNLUCKY = 0.3
+# Candidates are ranked as if this share of what computation could hide at best remained exposed,
+# and gradients could hide behind this share of one microbatch: its backward.
+HIDDEN, BACKWARD = 0.08, 0.6
 # Hull points per arrangement before only the pair around the memory limit is refined further.
-MAX_POINTS = 10
+MAX_POINTS = 6
 # An arrangement whose bound exceeds the best candidate by this factor only adds its hull.
 HOPELESS = 1.1
 
+# A plan that needs no more than this share of the memory needs no more microbatches.
+SPARE = 0.8
 # Weights of the compute path in the bound, the rest going to hideable messages.
 MEANS = (1.0, 0.97, 0.9, 0.75)
-# Only arrangements whose bound is this close are also solved with nothing hidden.
-COMPETITIVE = 1.03
 
 Assignment = tuple[int, ...]
 
@@ -71,13 +71,14 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Explored:
-    """What one arrangement gave: candidates, the bound within the memory limit, and the seconds of
-    its fastest point if memory did not matter.
+    """What one arrangement gave: candidates, the bound within the memory limit, the seconds of its
+    fastest point if memory did not matter, and whether that point fits with room to spare.
     """
 
     candidates: tuple[Candidate, ...]
     bound: float
     fastest: float
+    is_free: bool
 
 
 def exposed_share(context: Context, num_axes: int) -> float:
@@ -100,41 +101,66 @@ def explore(
 ) -> Explored:
     """Solve one arrangement.
 
-    ``best`` is the fastest fitting candidate so far and ``bound`` the least bound; both only save
-    work.
+    ``best`` is the fastest step known so far and ``bound`` the least bound; both only save work: a
+    bound of the arrangement above ``bound`` need not be tight, and one above ``best`` ends it.
     """
-    problem = Problem(context, arrangement.mesh(0), arrangement.microbatches)
-    least = exposed_share(context, len(problem.mesh.sizes))
-    shares = (least, 1.0) if least < 1.0 else (1.0,)
+    return solve(Problem(context, arrangement.mesh(0), arrangement.microbatches), arrangement,
+                 limit, (best, best), bound)  # fmt: skip
+
+
+def least_work(problem: Problem, arrangement: Arrangement) -> float:
+    """Bound an arrangement's step from below by the operators' seconds alone, without tables."""
+    rounds, share = least_rounds(arrangement.stages, arrangement.microbatches)
+    each, once = problem.least_work
+    return rounds * each + share * once
+
+
+def solve(
+    problem: Problem, arrangement: Arrangement, limit: float, known: tuple[float, float],
+    bound: float,
+) -> Explored:  # fmt: skip
+    """Solve one arrangement, given its problem; see ``explore``.
+
+    ``known`` are the fastest step simulated and the fastest promised so far.
+    """
+    best, promised = known
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
     found: dict[tuple[object, ...], Candidate] = {}
-    own = fastest = math.inf
-    for share in shares:
-        weights = search_weights(arrangement, max(share, 0.02))
-        eliminated = Elimination(problem.factor_graph(weights))
-        curve = hull(eliminated, MAX_POINTS, limit, HOPELESS * best)
-        if share == least:
-            own = curve.bound(limit)
+    fastest, is_free = math.inf, False
+    for hidden, synced in ((HIDDEN, HIDDEN), (HIDDEN, 1.0), (1.0, 1.0)):
+        shares = (max(least, hidden), max(least, synced))
+        curve = hull(
+            problem.elimination(search_weights(arrangement, *shares)), MAX_POINTS, limit,
+            HOPELESS * best,
+        )  # fmt: skip
+        own = curve.bound(limit)
+        if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
+            is_free = bool(curve.points) and curve.points[0].bytes <= SPARE * limit
             bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
-        for candidate in _from_hull(problem, arrangement, curve, limit, own < HOPELESS * best):
+        for candidate in _from_hull(problem, arrangement, curve, limit, own < min(promised, best)):
             found.setdefault(candidate.identity, candidate)
-        if own >= COMPETITIVE * best:
+        if own >= best or not found:
             break
     problem.forget_terms()
-    return Explored(candidates=tuple(found.values()), bound=bound, fastest=fastest)
+    return Explored(candidates=tuple(found.values()), bound=bound, fastest=fastest, is_free=is_free)
 
 
-def search_weights(arrangement: Arrangement, exposed: float) -> Weights:
+def search_weights(arrangement: Arrangement, exposed: float, synced: float) -> Weights:
     """Weigh one stage of equal stages, the first one's memory."""
     p, m = arrangement.stages, arrangement.microbatches
     held = in_flight(arrangement.schedule, 0, p, m)
-    return Weights(each=(m + p - 1) / p, once=1 / p, exposed=exposed, kept=1 / p, flight=held / p)
+    return Weights(
+        each=(m + p - 1) / p, once=1 / p, exposed=exposed, synced=synced, kept=1 / p,
+        flight=held / p,
+    )  # fmt: skip
 
 
 def likely_weights(problem: Problem, arrangement: Arrangement) -> Weights:
     """Weigh as ``search_weights`` with the share of messages that is likely to stay exposed."""
     least = exposed_share(problem.context, len(problem.mesh.sizes))
-    return search_weights(arrangement, max(least + UNLUCKY * (1 - least), 0.02))
+    share = max(least + HIDDEN * (1 - least), 0.02)
+    return search_weights(arrangement, share, share)
 
 
 def _relaxed_bound(
@@ -145,25 +171,34 @@ def _relaxed_bound(
     With A the seconds on the compute stream's path and H those of messages that could hide, a step
     takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean
     of the two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
-    (Lagrangian duality).
+    (Lagrangian duality); so is the value at any one price of memory, which is tried first.
     """
-    if not curve.points or curve.points[0].seconds * (1 - 0.02) >= known:
+    best = least_work(problem, arrangement)
+    if not curve.points or best >= known:
         return known
-    p, m = arrangement.stages, arrangement.microbatches
-    rounds, once = least_rounds(p, m)
-    axes, sorts = len(problem.mesh.sizes), len(problem.context.ties.classes)
-    least, best = exposed_share(problem.context, axes), 0.0
-    for mean in MEANS:
-        weights = Weights(
-            each=mean * rounds, once=mean * once,
-            exposed=least + (1 - mean) / mean / channels(axes) * m / p / rounds,
-            kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
-        )  # fmt: skip
-        relaxed = hull(Elimination(problem.factor_graph(weights)), 2, limit)
-        best = max(best, relaxed.bound(limit))
+    views = [problem.elimination(_bound_weights(problem, arrangement, mean)) for mean in MEANS]
+    price = curve.price(limit)
+    for view in views:
+        best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)
+        if best >= known:
+            return known
+    for view in views:
+        best = max(best, hull(view, 2, limit).bound(limit))
         if best >= known:
             return known
     return best
+
+
+def _bound_weights(problem: Problem, arrangement: Arrangement, mean: float) -> Weights:
+    p, m = arrangement.stages, arrangement.microbatches
+    rounds, once = least_rounds(p, m)
+    axes, sorts = len(problem.mesh.sizes), len(problem.context.ties.classes)
+    exposed = exposed_share(problem.context, axes)
+    exposed += (1 - mean) / mean / channels(axes) * m / p / rounds
+    return Weights(
+        each=mean * rounds, once=mean * once, exposed=exposed, synced=exposed,
+        kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
+    )  # fmt: skip
 
 
 def least_rounds(stages: int, microbatches: int) -> tuple[float, float]:
@@ -234,14 +269,14 @@ def _cut(
     transfer = transfers(problem, arrangement, assignments)
     p, m = arrangement.stages, arrangement.microbatches
     least = exposed_share(problem.context, len(problem.mesh.sizes))
-    ranked = chain(columns, transfer, least + UNLUCKY * (1 - least))
+    ranked = chain(columns, transfer, *_exposed(columns, least))
     seen: set[tuple[int, ...]] = set()
     for ceiling in (math.inf, limit) if p > 1 else (math.inf,):
         cut = partition(ranked, p, m, arrangement.schedule, ceiling)
         if cut is None or cut.starts in seen:
             continue
         seen.add(cut.starts)
-        hidden = chain(columns, transfer * 0, least)
+        hidden = chain(columns, transfer * 0, least, least)
         yield Candidate(
             arrangement=arrangement,
             problem=problem,
@@ -253,11 +288,27 @@ def _cut(
         )
 
 
-def chain(columns: NDArray[np.float64], transfer: NDArray[np.float64], exposed: float) -> Chain:
+def _exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
+    """Estimate which shares of gathers and of gradient synchronisation computation cannot hide.
+
+    Gathers hide behind the microbatch they serve, gradients behind the last one's backward.
+    """
+    compute, gather, sync = (float(columns[kind].sum()) for kind in (EACH, GATHER, SYNC))
+    unlucky = least + HIDDEN * (1 - least)
+    behind = compute * BACKWARD
+    return (
+        max(unlucky, 1 - compute / gather) if gather > 0 else unlucky,
+        max(unlucky, 1 - behind / sync) if sync > 0 else unlucky,
+    )
+
+
+def chain(
+    columns: NDArray[np.float64], transfer: NDArray[np.float64], exposed: float, synced: float
+) -> Chain:
     """Return the chain of blocks which the partition cuts."""
     return Chain(
         seconds=columns[EACH] + exposed * columns[GATHER],
-        once=columns[ONCE] + exposed * columns[SYNC],
+        once=columns[ONCE] + synced * columns[SYNC],
         kept=columns[KEPT],
         in_flight=columns[FLIGHT],
         transient=columns[TRANSIENT],
@@ -374,39 +425,3 @@ def _tensor_word(candidate: Candidate) -> str:
     if "spatial" in roles:
         return "spatial parallel"
     return "data parallel" if "data" in roles else "replicated"
-
-
-def spread(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
-    """Choose which candidates to simulate: the fastest that fit, one per arrangement and per
-    number of devices first, then the frontier of time and memory evenly, then the rest by time.
-    """
-    ordered = sorted(
-        candidates,
-        key=lambda c: (float(f"{c.seconds:.9g}"), c.arrangement.num_devices, c.bytes),
-    )
-    chosen: dict[tuple[object, ...], Candidate] = {}
-
-    def take(some: list[Candidate], upto: int) -> None:
-        for candidate in some:
-            if len(chosen) < upto:
-                chosen.setdefault(candidate.identity, candidate)
-
-    fitting = [c for c in ordered if c.bytes <= limit]
-    lead: dict[Arrangement, Candidate] = {}
-    for candidate in fitting:
-        lead.setdefault(candidate.arrangement, candidate)
-    width: dict[int, Candidate] = {}
-    for candidate in fitting:
-        width.setdefault(candidate.arrangement.num_devices, candidate)
-    take(list(lead.values()), max(1, count // 2))
-    take(list(width.values()), max(1, 2 * count // 3))
-    edge: list[Candidate] = []
-    for candidate in ordered:
-        if not edge or candidate.bytes < edge[-1].bytes:
-            edge.append(candidate)
-    share = max(1, count // 3)
-    steps = np.linspace(0, len(edge) - 1, min(share, len(edge))) if edge else np.zeros(0)
-    take([edge[round(float(step))] for step in steps], count)
-    take(fitting, count)
-    take(ordered, count)
-    return list(chosen.values())

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
-from shardwright.core.layout import Layout
+from shardwright.core.layout import Layout, local_shape
 from shardwright.core.strategy import Mesh, Precision, Recomputation
 from shardwright.planner.cost import Rates, collective_seconds, operator_cost
 from shardwright.planner.cost.collective import halo_seconds
-from shardwright.planner.cost.compute import MEMORY_EFFICIENCY
+from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.cost.recomputation import recomputed_operators
 from shardwright.planner.search.saves import find_saves
 from shardwright.planner.search.ties import tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
@@ -31,6 +35,8 @@ from shardwright.planner.space.seeds import data_dims
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 LOCAL = frozenset({"slice", "copy"})
+# So many equal gradients in one message make the cost of starting it invisible.
+MANY = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,8 @@ class Context:
         self._sort_of: dict[int, int] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+        self._wires: dict[Mesh, Wires] = {}
+        self._recomputed: dict[str, frozenset[int]] = {}
 
     def on(self, num_devices: int) -> Context:
         """Return the same facts, and the same caches, for plans on the first so many devices."""
@@ -99,6 +107,20 @@ class Context:
         if key not in self._placements:
             self._placements[key] = placements(self.iteration(index), dims)
         return self._placements[key]
+
+    def recomputed(self, name: Literal["selective", "attention"]) -> frozenset[int]:
+        """Return the operators that run again in blocks that are recomputed in part."""
+        if name not in self._recomputed:
+            again = recomputed_operators(self.graph, name)
+            tied = frozenset(i for i, root in enumerate(self.ties.root) if root in again)
+            self._recomputed[name] = tied
+        return self._recomputed[name]
+
+    def wires(self, mesh: Mesh) -> Wires:
+        """Return the prices of messages on a mesh, the same for every number of microbatches."""
+        if mesh not in self._wires:
+            self._wires[mesh] = Wires(self, mesh)
+        return self._wires[mesh]
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
         """Price an operator shard; one sort of operator with equal local shapes has one price."""
@@ -138,6 +160,19 @@ class Context:
         iterations = [self.iteration(index) for index in range(len(graph.operators))]
         names = data_dims(graph, samples, iterations)
         return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
+
+    @cached_property
+    def widest(self) -> dict[int, int]:
+        """Per block, the operator with the largest result."""
+        found: dict[int, int] = {}
+        sizes = [
+            max((self.graph.tensors[tensor].bytes for tensor in operator.outputs), default=0)
+            for operator in self.graph.operators
+        ]
+        for index, block in enumerate(self.ties.block):
+            if block not in found or sizes[index] > sizes[found[block]]:
+                found[block] = index
+        return found
 
     @cached_property
     def serial_seconds(self) -> float:
@@ -183,6 +218,10 @@ class Context:
             return num_bytes * measured * share / 7
         return num_bytes * share / (MEMORY_EFFICIENCY * self._rates.kind.memory_bandwidth)
 
+    def touch_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of so many bytes, read and written together, through the memory."""
+        return memory_seconds(num_bytes, self._rates.kind)
+
     def shape(self, tensor: int, num_microbatches: int) -> Shape:
         """Return a tensor's shape in one of so many microbatches, before sharding."""
         spec = self.graph.tensors[tensor]
@@ -192,6 +231,22 @@ class Context:
         shape = list(spec.shape)
         shape[dim] //= num_microbatches
         return tuple(shape)
+
+
+def local_shapes(
+    context: Context, index: int, dims: tuple[str, ...], sizes: tuple[int, ...], count: int
+) -> tuple[Shapes, Shapes]:
+    """Return the local input and output shapes of an operator in one of so many microbatches."""
+    operator, placed = context.graph.operators[index], context.placements(index, dims)
+    inputs = tuple(
+        extended_shape(local_shape(context.shape(tensor, count), pair.value, sizes), pair.halos)
+        for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
+    )
+    outputs = tuple(
+        local_shape(context.shape(tensor, count), pair.value, sizes)
+        for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
+    )
+    return inputs, outputs
 
 
 class Wires:
@@ -208,6 +263,7 @@ class Wires:
         self._groups[()] = [((mesh.devices[0],), 1)]
         self._messages: dict[tuple[str, tuple[int, ...], int], float] = {}
         self._reshards: dict[tuple[Shape, str, Layout, Layout], float] = {}
+        self.parameters: dict[object, NDArray[np.float64]] = {}
 
     def message(self, primitive: str, axes: tuple[int, ...], num_bytes: int) -> float:
         """Price one message."""
@@ -231,13 +287,33 @@ class Wires:
         key = (shape, dtype, source, target)
         if key not in self._reshards:
             try:
-                self._reshards[key] = sum(
-                    self.message(step.primitive, axes, step.bytes)
-                    for step, axes in _steps(shape, dtype, source, target, self.mesh.sizes)
-                )
+                moved = self.by_axes(shape, dtype, source, target)
+                self._reshards[key] = sum(seconds for _, seconds in moved)
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]
+
+    def merged(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
+        """Price a gradient's share of a message that carries many: no cost of starting one."""
+        try:
+            steps = _steps(shape, dtype, source, target, self.mesh.sizes)
+        except ValueError:
+            return math.inf
+        return sum(
+            self.message(step.primitive, axes, step.bytes * MANY) / MANY for step, axes in steps
+        )
+
+    def by_axes(
+        self, shape: Shape, dtype: str, source: Layout, target: Layout
+    ) -> list[tuple[tuple[int, ...], float]]:
+        """Return the seconds of every message of a change of layout, with the axes it spans.
+
+        Raises ValueError where there is no such change.
+        """
+        return [
+            (axes, self.message(step.primitive, axes, step.bytes))
+            for step, axes in _steps(shape, dtype, source, target, self.mesh.sizes)
+        ]
 
     def halos(self, local: Shape, dtype: str, halos: Halos) -> float:
         """Price bringing a shard's halos, or giving their gradients back."""

@@ -19,6 +19,7 @@ from shardwright.planner.search.answer import make_plan
 from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.hunt import Hunt, Progress
+from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.rescue import rescue
 from shardwright.planner.search.search import NO_LIMITS, Limits, room, search
 
@@ -36,7 +37,7 @@ def small_plan(
     hunt = Hunt(Context(graph, cluster, table, training), limit, 1, None, stop)
     rescue(hunt)
     if not hunt.fitting and not hunt.stopped():
-        hunt.judge_named()
+        hunt.judge_named(named_strategies(hunt.context))
     return make_plan(hunt.findings(), hunt.fitting[0], 0) if hunt.fitting else None
 
 

@@ -49,6 +49,13 @@ class Hull:
             best = max(best, value - slope(fast, small) * limit)
         return best
 
+    def price(self, limit: float) -> float:
+        """Return the seconds that one byte is worth at a limit; 0 where memory is no matter."""
+        for fast, small in itertools.pairwise(self.points):
+            if small.bytes <= limit < fast.bytes:
+                return slope(fast, small)
+        return 0.0
+
 
 def slope(fast: Point, small: Point) -> float:
     """Return the seconds that one byte is worth where the two points tie."""

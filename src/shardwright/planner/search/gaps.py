@@ -17,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.search.elimination import Elimination, elimination_order
-from shardwright.planner.search.factors import Factor, FactorGraph, Table, merge_scopes, undominated
+from shardwright.planner.search.elimination import Elimination
+from shardwright.planner.search.factors import Factor, FactorGraph, Table, merge_scopes
 from shardwright.planner.search.frontier import Point, hull, non_dominated, slope
+from shardwright.planner.search.network import Table as Columns
+from shardwright.planner.search.network import elimination_order, undominated
 
 # Rows of one step; beyond them a gap stays open and the answer says so.
 MAX_ROWS = 2**20
@@ -37,7 +39,7 @@ class Whole:
 
 def whole_frontier(graph: FactorGraph, epsilon: float = 0.0, max_rows: int = MAX_ROWS) -> Whole:
     """Return the frontier of seconds and bytes, exactly or within the factor 1 + ``epsilon``."""
-    corners = hull(Elimination(graph), max_points=10**6).points
+    corners = hull(Elimination.of(graph), max_points=10**6).points
     filler = Gaps(graph, max_rows)
     points, is_complete = list(corners), True
     for fast, small in itertools.pairwise(corners):
@@ -53,7 +55,7 @@ def fastest_within(graph: FactorGraph, limit: float, max_rows: int = MAX_ROWS) -
 
     Only the one gap around the limit is looked into. Raises ValueError where it is too large.
     """
-    corners = hull(Elimination(graph), max_points=0, focus=limit).points
+    corners = hull(Elimination.of(graph), max_points=0, focus=limit).points
     limit *= 1 + ROUNDING
     fitting = [point for point in corners if point.bytes <= limit]
     if not fitting:
@@ -115,9 +117,12 @@ class Gaps:
 
     def __init__(self, graph: FactorGraph, max_rows: int = MAX_ROWS) -> None:
         merged = merge_scopes(graph)
-        self._allowed = undominated(merged)
+        tables = [Columns(f.scope, np.stack([f.seconds, f.bytes])) for f in merged.factors]
+        self._allowed = undominated(merged.sizes, tables)
         self._graph = merged.restrict(self._allowed)
-        self._order = elimination_order(self._graph)
+        self._order = elimination_order(
+            self._graph.sizes, [factor.scope for factor in self._graph.factors]
+        )
         self._steps = _steps(self._graph, self._order)
         self._max_rows = max_rows
 

@@ -159,7 +159,7 @@ def _more(hunt: Hunt, arrangement: Arrangement) -> list[Candidate]:
     graph = problem.factor_graph(likely_weights(problem, arrangement))
     points: list[Point] = []
     try:
-        corners = hull(Elimination(graph), 4 * MAX_POINTS).points
+        corners = hull(Elimination.of(graph), 4 * MAX_POINTS).points
         gaps = Gaps(graph, MAX_ROWS)
         for fast, small in itertools.pairwise(corners):
             points += gaps.fill(fast, small, EPSILON) or []

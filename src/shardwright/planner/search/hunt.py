@@ -7,28 +7,26 @@ proved; which of them are simulated is a selection.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.search.answer import Findings, fitting
-from shardwright.planner.search.arrangements import (
-    Arrangement,
-    Shape,
-    device_counts,
-    shapes,
-)
+from shardwright.planner.search.arrangements import Arrangement, Shape, device_counts, shapes
 from shardwright.planner.search.candidates import (
     HOPELESS,
     Candidate,
     explore,
-    spread,
+    least_rounds,
+    least_work,
+    solve,
     to_strategy,
 )
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.judge import Judged, judge, merge
+from shardwright.planner.search.judge import STARTING, Judged, judge, merge
 from shardwright.planner.search.named import (
     as_strategy,
     asked_for,
@@ -36,22 +34,32 @@ from shardwright.planner.search.named import (
     least_seconds,
     named_strategies,
 )
+from shardwright.planner.search.problem import Problem
 from shardwright.planner.search.refinement import improve
+from shardwright.planner.search.selection import decade, edge, leads, promise
 from shardwright.planner.space import Placement, Seed
+from shardwright.planner.space.seeds import block_buckets
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# Grids (2-D, 3-D) are simulated unless they must be so many times slower than what fits already.
-WORTH = 2.0
 # So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
 MERGED, CLOSE = 3, 1.1
 # So many of the fastest plans are refined, each by moves that simulate about so many operators;
 # fewer where many hunts make one answer.
 REFINED, MOVED, LEAST_MOVES = 2, 4_000, 2
 MOST_MOVES, FEW_MOVES = 48, 8
-# So many arrangements are solved again with corrected memory.
-CORRECTED = 3
+# A plan of the additive model is simulated at once if it promises so much less than any before.
+MATTERS = 0.998
+# Plans that need little memory are looked for up to so many operators times microbatches.
+BEARABLE = 100_000
+# Graphs of so few operators are solved and simulated so fast that the whole frontier is looked at.
+SMALL = 1000
+# A plan that takes so much longer than promised is tried with the gradients of a block merged, if
+# starting messages is felt.
+SLOW, FELT = 1.1, 0.02
+# So many arrangements are solved again with corrected memory, where it was too little or so much.
+CORRECTED, PRECISE = 2, 0.05
 # More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
 # memory.
 WORTHWHILE = 0.9
@@ -89,14 +97,24 @@ class Hunt:
         self.refused: list[str] = []
         self.tried: dict[object, tuple[Candidate, Judged | None]] = {}
         self.bound = math.inf
-        self.fastest = math.inf
+        self._promised = math.inf
+        self._done = 0.0
+        self._far = False
         self.serial = context.serial_seconds
         self.complete = True
+        self.is_small = len(context.graph.operators) <= SMALL
 
     @property
     def fitting(self) -> list[Judged]:
         """Verdicts within the memory limit, fastest first."""
         return fitting(self.judged, self.limit)
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest simulated plan that fits."""
+        return min(
+            (one.seconds for one in self.judged if one.bytes <= self.limit), default=math.inf
+        )
 
     def findings(self) -> Findings:
         """Return what was found so far."""
@@ -111,37 +129,46 @@ class Hunt:
 
     def run(self, *, only: bool = False) -> Findings:
         """Hunt to the end, or until stopped. ``only``: not on fewer devices than all."""
-        self.judge_named()
-        self.judge_grids()
+        named = named_strategies(self.context)
+        self.judge_named(itertools.islice(named, 1))
         self.explore((self.context.num_devices,) if only else device_counts(self.context))
         self.judge_candidates()
+        self.judge_named(named)
+        self.judge_grids()
         self.merge_gradients()
         self.refine(FEW_MOVES if only else MOST_MOVES)
         return self.findings()
 
-    def judge_named(self) -> None:
-        """Simulate the strategies people know, so that none of them beats the answer.
+    def judge_named(self, named: Iterable[tuple[Strategy, Strategy]]) -> None:
+        """Simulate the strategies people know, so that none of them beats the answer: all but those
+        that must be slower than what fits already.
 
         One that does not fit is tried again with the most microbatches, at once where plain data
         parallelism was already far too large.
         """
-        far = False
-        for few, many in named_strategies(self.context):
-            for strategy in dict.fromkeys((many,) if far else (few, many)):
+        for few, many in named:
+            for strategy in dict.fromkeys((many,) if self._far else (few, many)):
                 if self.stopped() and self.judged:
                     return
+                if self.fitting and self._least(strategy) >= self.fitting[0].seconds:
+                    continue
                 verdict = self._verdict(strategy, math.nan)
                 self._tell(0.0, strategy.label)
                 if verdict is not None and verdict.bytes <= self.limit:
                     break
-                far = far or (verdict is not None and verdict.bytes > FAR * self.limit)
+                self._far |= verdict is not None and verdict.bytes > FAR * self.limit
+
+    def _least(self, strategy: Strategy) -> float:
+        """Bound a named strategy's seconds from below."""
+        if len(strategy.meshes) > 1:
+            return self._even_split(len(strategy.devices))
+        return least_seconds(self.context, strategy)
 
     def judge_grids(self) -> None:
         """Simulate tensor parallelism in two and three dimensions, unless that is hopeless."""
         for few, many in grid_strategies(self.context):
             fastest = self.fitting[0].seconds if self.fitting else math.inf
-            share = self._even_split(len(few.devices))
-            if self.stopped() or share + least_seconds(self.context, few) > WORTH * fastest:
+            if self.stopped() or self._least(few) >= fastest:
                 continue
             self._first_that_fits(few, many)
             self._tell(0.0, few.label)
@@ -161,12 +188,44 @@ class Hunt:
             plans = list(shapes(self.context, count))
             if count < counts[0] and self._even_split(count) >= self.fastest:
                 plans = self._cheaper(plans)
-            for number, shape in enumerate(plans):
-                if not self.explore_shape(shape):
-                    self.complete = False
-                    return
-                share = (order + (number + 1) / len(plans)) / len(counts)
-                self._tell(0.1 + 0.6 * share, f"{count} devices, {shape.stages} stages")
+            if not self._best_first(plans, (order, len(counts))):
+                self.complete = False
+                return
+        self._explore_lean()
+
+    def _best_first(self, plans: list[Shape], part: tuple[int, int]) -> bool:
+        """Solve shapes, the promising and simple ones first; false if asked to stop.
+
+        What cannot be faster than the fastest simulated plan is passed over.
+        """
+        queue = [
+            (self._rough(arrangement), arrangement)
+            for plan in plans
+            for arrangement in plan.arrangements
+        ]
+        queue.sort(key=lambda entry: (decade(entry[0]), entry[1].tensor, entry[1]))
+        smallest: dict[tuple[int, int, int], float] = {}
+        slack = HOPELESS if self.is_small else 1.0
+        for number, (rough, arrangement) in enumerate(queue):
+            if self.stopped():
+                return False
+            shape = (arrangement.stages, arrangement.data, arrangement.tensor)
+            if rough >= slack * self.fastest or smallest.get(shape) == math.inf:
+                continue
+            problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
+            if least_work(problem, arrangement) >= slack * self.fastest:
+                continue
+            smallest[shape] = self._solve(problem, arrangement, smallest.get(shape, 0.0))
+            share = (part[0] + (number + 1) / len(queue)) / part[1]
+            count = arrangement.num_devices
+            self._tell(0.1 + 0.6 * share, f"{count} devices, {arrangement.stages} stages")
+        return True
+
+    def _rough(self, arrangement: Arrangement) -> float:
+        """Return the seconds of an arrangement if all work divided evenly."""
+        rounds, _ = least_rounds(arrangement.stages, arrangement.microbatches)
+        share = rounds * arrangement.stages / arrangement.microbatches
+        return self._even_split(arrangement.num_devices) * share
 
     def _even_split(self, devices: float) -> float:
         """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
@@ -199,40 +258,72 @@ class Hunt:
         return self._verdict(strategy, math.nan)
 
     def explore_shape(self, shape: Shape) -> bool:
-        """Try ever more microbatches, until they no longer save memory; false if asked to stop."""
-        smallest = math.inf
+        """Solve one shape, whatever is known of others; false if asked to stop."""
+        smallest = 0.0
         for arrangement in shape.arrangements:
             if self.stopped():
                 return False
-            bubble = (shape.stages - 1) / arrangement.microbatches
-            if self._even_split(arrangement.num_devices) * (1 + bubble) > HOPELESS * self.fastest:
-                continue
-            try:
-                found = explore(self.context, arrangement, self.room, self.fastest, self.bound)
-            except InputError as error:  # too wide for the exact search
-                self.refused.append(f"{arrangement}: {error}")
-                self.complete = False
+            problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
+            smallest = self._solve(problem, arrangement, smallest)
+            if smallest == math.inf:
                 break
-            self.candidates += found.candidates
-            self.bound = found.bound
-            fast = [c.seconds for c in found.candidates if c.bytes <= self.room]
-            self.fastest = min([self.fastest, *fast])
-            least = min((c.bytes for c in found.candidates), default=math.inf)
-            # Without a pipeline more microbatches only cost time; they are for memory.
-            is_idle = least > smallest * WORTHWHILE or found.fastest > HOPELESS * self.fastest
-            if is_idle and shape.stages == 1:
-                break
-            smallest = least
         return True
+
+    def _solve(self, problem: Problem, arrangement: Arrangement, smallest: float) -> float:
+        """Solve an arrangement and simulate its best plan if it promises more than any before.
+
+        Returns the bytes of its smallest plan; infinity once more microbatches are pointless:
+        without a pipeline they only cost time, and here they no longer save memory, or the fastest
+        plan does not need it. ``smallest`` is what fewer microbatches needed.
+        """
+        try:
+            found = solve(
+                problem, arrangement, self.room, (self.fastest, self._promised), self.bound
+            )
+        except InputError as error:  # too wide for the exact search
+            self.refused.append(f"{arrangement}: {error}")
+            self.complete = False
+            return math.inf
+        self.candidates += found.candidates
+        self.bound = found.bound
+        fits = [c for c in found.candidates if c.bytes <= self.room]
+        if fits:
+            best = min(fits, key=lambda c: (c.seconds, c.bytes))
+            if best.seconds < self._promised * MATTERS and best.least_seconds < self.fastest:
+                self._promised = best.seconds
+                self._try(best)
+        if arrangement.stages > 1:
+            return 0.0
+        least = min((c.bytes for c in found.candidates), default=math.inf)
+        is_idle = 0 < smallest * WORTHWHILE < least or found.fastest > HOPELESS * self.fastest
+        return math.inf if is_idle or (found.is_free and not self.is_small) else least
+
+    def _explore_lean(self) -> None:
+        """Solve the arrangements with the most microbatches too, for plans that need little."""
+        plans = [
+            each for each in shapes(self.context, self.context.num_devices) if each.stages == 1
+        ]
+        for plan in plans[:1] + plans[1:][-1:]:
+            count = len(self.context.graph.operators)
+            bearable = [a for a in plan.arrangements if a.microbatches * count <= BEARABLE]
+            arrangement = (bearable or plan.arrangements[:1])[-1]
+            if not self.stopped() and all(c.arrangement != arrangement for c in self.candidates):
+                problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
+                self._solve(problem, arrangement, 0.0)
 
     def judge_candidates(self) -> None:
         """Simulate a selection; while nothing fits go on with smaller ones."""
-        wanted = spread(self.candidates, self.max_candidates, self.room)
-        for number, candidate in enumerate(wanted):
+        count = self.max_candidates if self.is_small else max(2, self.max_candidates // 3)
+        promising = leads(self.candidates, count, self.room)
+        fits = [c for c in self.candidates if c.bytes <= self.room]
+        lean = edge(fits or self.candidates, max(2, count if self.is_small else count // 2))[1:]
+        for number, candidate in enumerate([*promising, *lean]):
             if self.stopped() and self.judged:
                 return
-            self._try(candidate)
-            self._tell(0.7 + 0.2 * (number + 1) / len(wanted), "simulating")
+            if number >= len(promising) or candidate.least_seconds < self.fastest:
+                self._try(candidate)
+            part = (number + 1) / (len(promising) + len(lean))
+            self._tell(0.7 + 0.2 * part, "simulating")
         self._correct()
         self._try_gpipe()
         rest = sorted(self.candidates, key=lambda c: c.bytes)
@@ -242,7 +333,8 @@ class Hunt:
             self._try(candidate)
 
     def _correct(self) -> None:
-        """Solve the most promising arrangements again, with the memory the simulator found missing.
+        """Solve the most promising arrangements again, with the memory the simulator found missing
+        or left over.
 
         The additive model does not know when tensors are alive, so plans made to just fit may not.
         """
@@ -250,7 +342,7 @@ class Hunt:
         for candidate, verdict in self.tried.values():
             if verdict is not None:
                 error = verdict.bytes - (self.limit - self.room) - candidate.bytes
-                known = missing.get(candidate.arrangement, 0.0)
+                known = missing.get(candidate.arrangement, -math.inf)
                 missing[candidate.arrangement] = max(known, error)
         fastest: dict[Arrangement, float] = {}
         for candidate in self.candidates:
@@ -258,13 +350,12 @@ class Hunt:
                 known = fastest.get(candidate.arrangement, math.inf)
                 fastest[candidate.arrangement] = min(known, candidate.seconds)
         for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[:CORRECTED]:
-            if self.stopped() or missing[arrangement] <= 0:
+            if self.stopped() or -PRECISE * self.room < missing[arrangement] <= 0:
                 continue
             room = self.room - missing[arrangement]
             again = explore(self.context, arrangement, room, math.inf, 0.0).candidates
             fits = sorted((c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes))
-            best = self.fitting[0].seconds if self.fitting else math.inf
-            if fits and fits[0].least_seconds < best:
+            if fits and fits[0].least_seconds < self.fastest:
                 self._try(fits[0])
             self._tell(0.95, "correcting memory")
 
@@ -277,6 +368,8 @@ class Hunt:
         ]
         if pipelines and not self.stopped():
             candidate = list(self.tried.values())[min(pipelines)[2]][0]
+            if candidate.least_seconds >= self.fastest:
+                return
             self._try(
                 replace(candidate, arrangement=replace(candidate.arrangement, schedule="gpipe"))
             )
@@ -286,13 +379,30 @@ class Hunt:
         if candidate.identity not in self.tried:
             strategy = to_strategy(self.context, candidate)
             verdict = self._verdict(strategy, candidate.least_seconds)
+            starts = STARTING * len(self.context.graph.parameters)
+            late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
+            if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
+                # Starting so many messages may be what it did not promise.
+                buckets = block_buckets(self.context.graph)
+                sync = GradientSync(method="block", buckets=buckets)
+                merged = replace(strategy, gradient_sync=sync)
+                again = self._verdict(merged, candidate.least_seconds)
+                if again is not None and again.seconds < verdict.seconds:
+                    verdict = again
             self.tried[candidate.identity] = candidate, verdict
 
     def merge_gradients(self) -> None:
-        """Choose gradient buckets for the fastest fitting plans; the order may change."""
-        for verdict in self.fitting[:MERGED]:
-            if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
+        """Choose gradient buckets for the plans that promise most; the order may change."""
+        close = {  # of plans that are the same on another mesh, one
+            (f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"): one
+            for one in reversed(self.fitting)
+            if one.seconds <= CLOSE * self.fastest
+        }
+        for verdict in sorted(close.values(), key=promise)[:MERGED]:
+            if self.stopped():
                 return
+            if verdict.least_seconds >= self.fastest:
+                continue
             merged = merge(self.context, verdict)
             self.judged = [merged if known is verdict else known for known in self.judged]
             self._tell(1.0, "merging gradients")
@@ -328,6 +438,7 @@ class Hunt:
             fits = self.fitting
             best = fits[0].seconds if fits else math.inf
             bound = 0.0 if math.isinf(self.bound) else self.bound
+            self._done = max(self._done, fraction)
             self._progress(
-                Progress(fraction=fraction, best_seconds=best, bound_seconds=bound, text=text)
+                Progress(fraction=self._done, best_seconds=best, bound_seconds=bound, text=text)
             )

@@ -19,6 +19,9 @@ from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.search.context import Context
 from shardwright.planner.simulate import simulate
 
+# About the seconds of starting a message; merging is for what these come to, as a share of a step.
+STARTING, WORTHWHILE = 5e-5, 1e-3
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Judged:
@@ -56,6 +59,12 @@ def merge(context: Context, judged: Judged) -> Judged:
 
     The gradients' ready times come from simulating the strategy with every gradient alone.
     """
+    parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
+    if pipeline.num_microbatches > 1:
+        # Of those sent with every microbatch merging would hold all back.
+        count = sum(one.sync == "step" for one in parameters)
+        if count * STARTING < WORTHWHILE * judged.seconds:
+            return judged
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = run(context, alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
@@ -148,17 +157,28 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
 
 
 def _message_cost(context: Context, program: Program, message: Message) -> Callable[[float], float]:
-    """Return the seconds of one merged message by its bytes; merged items are also copied."""
+    """Return the seconds of one merged message by its bytes; merged items are also copied.
+
+    Read off between powers of two, since merging asks for the cost of every pair of gradients.
+    """
     mesh = program.meshes[message.mesh]
     routes = peer_groups(context.cluster, mesh, message.axes)
+    known: dict[int, float] = {}
+
+    def exactly(power: int) -> float:
+        if power not in known:
+            slowest = max(
+                collective_seconds(
+                    message.primitive, 2**power, devices, context.cluster, context.table, concurrent
+                ).seconds
+                for devices, concurrent in routes
+            )
+            known[power] = slowest + context.message_seconds
+        return known[power]
 
     def cost(num_bytes: float) -> float:
-        slowest = max(
-            collective_seconds(
-                message.primitive, num_bytes, devices, context.cluster, context.table, concurrent
-            ).seconds
-            for devices, concurrent in routes
-        )
-        return slowest + context.message_seconds
+        power = max(int(num_bytes), 1).bit_length() - 1
+        low, high = exactly(power), exactly(power + 1)
+        return low + (high - low) * (num_bytes / 2**power - 1)
 
     return cost

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import InputError
-from shardwright.planner.search.elimination import MAX_CELLS, elimination_order
 from shardwright.planner.search.factors import FactorGraph, Table, merge_scopes
+from shardwright.planner.search.network import MAX_CELLS, elimination_order
 
 Scope = tuple[int, ...]
 
@@ -77,7 +77,7 @@ def _gather(graph: FactorGraph, price: float) -> dict[int, _Bucket]:
         for factor in merge_scopes(graph).factors
     ]
     buckets: dict[int, _Bucket] = {}
-    for variable in elimination_order(graph):
+    for variable in elimination_order(graph.sizes, [factor.scope for factor in graph.factors]):
         mine = [entry for entry in tables if variable in entry[0]]
         tables = [entry for entry in tables if variable not in entry[0]]
         scope = tuple(sorted({v for entry in mine for v in entry[0]} | {variable}))

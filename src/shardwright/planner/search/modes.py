@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-from shardwright.planner.cost.recomputation import recomputed_operators
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from shardwright.core.strategy import Mesh, Strategy
@@ -45,7 +43,7 @@ def find_modes(context: Context, mesh: Mesh) -> tuple[Mode, ...]:
     wanted = context.training.recompute
     if wanted == "blocks":
         return (WHOLE,)
-    if wanted in ("selective", "attention"):
+    if wanted == "selective" or wanted == "attention":  # noqa: PLR1714 - the type narrows so
         return (_named(context, wanted),)
     pairs = zip(mesh.axes, mesh.sizes, strict=True)
     is_split = any(size > 1 and axis != "data" for axis, size in pairs)
@@ -56,11 +54,9 @@ def find_modes(context: Context, mesh: Mesh) -> tuple[Mode, ...]:
     return (*found, some, WHOLE) if some.operators else (*found, WHOLE)
 
 
-def _named(context: Context, name: str) -> Mode:
-    ties = context.ties
-    again = recomputed_operators(context.graph, "selective" if name == "selective" else "attention")
-    tied = frozenset(i for i, root in enumerate(ties.root) if root in again)
-    return Mode(name=f"recompute ({name})", operators=tied, copies=name == "selective")
+def _named(context: Context, name: Literal["selective", "attention"]) -> Mode:
+    again = context.recomputed(name)
+    return Mode(name=f"recompute ({name})", operators=again, copies=name == "selective")
 
 
 def in_modes(problem: Problem, strategy: Strategy, modes: Sequence[Mode]) -> Strategy:

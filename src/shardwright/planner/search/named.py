@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwright.core.layout import local_shape
+from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.search.arrangements import global_batch
-from shardwright.planner.search.context import Context, Wires
+from shardwright.planner.search.context import Context, local_shapes
 from shardwright.planner.space import Placement, place_modules
+from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
 from shardwright.planner.space.images import IMAGE_RANK
@@ -88,34 +89,69 @@ def _placed(context: Context, placement: Placement) -> Strategy:
 
 
 def least_seconds(context: Context, strategy: Strategy) -> float:
-    """Bound a strategy of one stage from below: its share of all operators, and its activations'
-    messages, which nothing hides.
+    """Bound a strategy of one stage from below: all operators on their shards, the update, and the
+    activations' messages over the axes that carry most (those over others may overlap them).
     """
-    wires, graph = Wires(context, strategy.meshes[0]), context.graph
-    pieces = strategy.pipeline.num_microbatches
+    wires, graph = context.wires(strategy.meshes[0]), context.graph
+    sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
-    total = 0.0
+    total = _update(context, strategy)
+    links: dict[tuple[int, ...], float] = {}
     for index, operator in enumerate(graph.operators):
-        placed = context.placements(index, strategy.configs[index].dims)
+        dims = strategy.configs[index].dims
+        placed = context.placements(index, dims)
+        count = 1 if context.is_once(index) else pieces
+        local = local_shapes(context, index, dims, sizes, count)
+        work = context.seconds(index, *local)
+        total += count * (work.forward + work.backward)
         for tensor, pair in zip(operator.inputs, placed.inputs, strict=True):
             spec = graph.tensors[tensor]
             if spec.producer < 0 or not spec.needs_gradient:
                 continue
-            dims = strategy.configs[spec.producer].dims
-            maker = graph.operators[spec.producer].outputs.index(tensor)
-            made = context.placements(spec.producer, dims).outputs[maker]
+            made = _made_as(context, strategy, tensor)
             shape = context.shape(tensor, pieces)
             ways = ((made.value, pair.value), (pair.gradient, made.gradient))
             for sort, way in enumerate(ways):
                 if (tensor, sort, way) not in seen:
                     seen.add((tensor, sort, way))
-                    cost = wires.reshard(shape, spec.dtype, *way)
-                    total += cost * pieces if cost < math.inf else 0.0
+                    if wires.reshard(shape, spec.dtype, *way) < math.inf:
+                        for axes, cost in wires.by_axes(shape, spec.dtype, *way):
+                            links[axes] = links.get(axes, 0.0) + cost * pieces
             if pair.halos and (tensor, pair.value, pair.halos) not in seen:
                 seen.add((tensor, pair.value, pair.halos))
-                local = local_shape(shape, pair.value, strategy.meshes[0].sizes)
-                total += 2 * pieces * wires.halos(local, spec.dtype, pair.halos[-1:])
-    return total
+                last = pair.halos[-1:]
+                cost = wires.halos(local_shape(shape, pair.value, sizes), spec.dtype, last)
+                axes = last[0].axes
+                links[axes] = links.get(axes, 0.0) + 2 * pieces * cost
+    return total + max(links.values(), default=0.0)
+
+
+def _update(context: Context, strategy: Strategy) -> float:
+    """Bound the seconds of adding gradients up, of the update, and of what follows it."""
+    wires, graph = context.wires(strategy.meshes[0]), context.graph
+    sizes, again = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches - 1
+    sorts = 2 ** sum(size > 1 for size in sizes) - 1  # of groups, whose messages may overlap
+    total = 0.0
+    for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
+        spec = graph.tensors[tensor]
+        if not spec.needs_gradient:
+            continue
+        master = context.master_dtype(spec.dtype)
+        total += wires.reshard(spec.shape, master, config.optimizer, config.rest) / max(sorts, 1)
+        total += context.update_seconds(
+            local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
+        )
+        if config.sync == "step":
+            kept = local_bytes(spec.shape, spec.dtype, config.rest, sizes)
+            total += again * context.touch_seconds(3 * kept)
+    return total if total < math.inf else 0.0
+
+
+def _made_as(context: Context, strategy: Strategy, tensor: int) -> Pair:
+    """Return how the maker of a tensor lays it out."""
+    maker = context.graph.tensors[tensor].producer
+    position = context.graph.operators[maker].outputs.index(tensor)
+    return context.placements(maker, strategy.configs[maker].dims).outputs[position]
 
 
 def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[tuple[Strategy, Strategy]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.graph import TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
 from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.search.terms import (
@@ -125,9 +126,18 @@ def _frozen(problem: Problem, tensor: int, pair: Pair) -> NDArray[np.float64]:
 
 
 def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
-    """Return the columns of one parameter at one level, following what lowering does with it."""
+    """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
+    spec = problem.context.graph.tensors[tensor]
+    key = (spec.shape, spec.dtype, pair, level, problem.num_microbatches)
+    known = problem.wires.parameters
+    if key not in known:
+        known[key] = _columns(problem, spec, pair, level)
+    return known[key]
+
+
+def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDArray[np.float64]:
+    """Follow what lowering does with a parameter."""
     context, wires, sizes = problem.context, problem.wires, problem.mesh.sizes
-    spec = context.graph.tensors[tensor]
     kept = parameter_config(spec.shape, pair.value, sizes, level)
     master = context.master_dtype(spec.dtype)
 
@@ -135,7 +145,7 @@ def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[n
         return local_bytes(spec.shape, dtype, layout, sizes)
 
     column = np.zeros(NUM_COLUMNS)
-    sync = wires.reshard(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+    sync = sync_seconds(problem, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
     back = wires.reshard(spec.shape, master, kept.optimizer, kept.rest)
     if math.inf in (sync, gather, back):
@@ -143,6 +153,10 @@ def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[n
         return column
     column[GATHER if level >= 2 else SYNC] += sync
     column[GATHER] += 2 * gather
+    if level < 2:
+        # Every microbatch but the first adds its gradient to the kept one.
+        share = 1 - 1 / problem.num_microbatches
+        column[EACH] = share * context.touch_seconds(3 * size(pair.value, spec.dtype))
     column[ONCE] = back + context.update_seconds(size(kept.optimizer, spec.dtype))
     state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
     column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
@@ -153,6 +167,16 @@ def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[n
     if level == 3:
         column[TRANSIENT] += size(pair.value, spec.dtype)
     return column
+
+
+def sync_seconds(
+    problem: Problem, spec: TensorSpec, gradient: Layout, kept: ParameterConfig
+) -> float:
+    """Price a gradient's synchronisation; one message may carry many of one step's."""
+    way = (spec.shape, spec.dtype, gradient, kept.optimizer)
+    if kept.sync == "step" or problem.num_microbatches == 1:
+        return problem.wires.merged(*way)
+    return problem.wires.reshard(*way)
 
 
 def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
@@ -172,7 +196,7 @@ def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
                 place = (slice(None), i, j, level)
                 column = np.zeros(NUM_COLUMNS)
                 if spec.needs_gradient and other != pair:
-                    sync = wires.reshard(spec.shape, spec.dtype, other.gradient, kept.optimizer)
+                    sync = sync_seconds(problem, spec, other.gradient, kept)
                     column[GATHER if level >= 2 else SYNC] += sync
                     more = local_bytes(spec.shape, spec.dtype, other.value, sizes)
                     column[TRANSIENT if level >= 2 else KEPT] += more

@@ -7,20 +7,29 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.halo import extended_shape
-from shardwright.core.layout import PARTIAL, local_shape
+from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.activations import activation_terms
-from shardwright.planner.search.context import Context, Shape, Shapes, Wires, num_bytes
+from shardwright.planner.search.context import (
+    Context,
+    Shape,
+    Shapes,
+    Wires,
+    local_shapes,
+    num_bytes,
+)
 from shardwright.planner.search.crossings import Crossing, find_crossings
+from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.factors import FactorGraph
 from shardwright.planner.search.modes import KEEP, Mode, find_modes
+from shardwright.planner.search.network import Network
 from shardwright.planner.search.parameters import parameter_config, parameter_terms
 from shardwright.planner.search.terms import (
     EACH,
@@ -31,6 +40,7 @@ from shardwright.planner.search.terms import (
     Term,
     Weights,
     factor_graph,
+    network,
     per_block,
 )
 from shardwright.planner.space import choices
@@ -48,9 +58,7 @@ class Problem:
         self.context = context
         self.mesh = mesh
         self.num_microbatches = num_microbatches
-        self.wires = Wires(context, mesh)
         self.sizes: list[int] = []
-        self.terms: list[Term] = []
         ties = context.ties
         self.roots = tuple(i for i, root in enumerate(ties.root) if root == i)
         self.domains: dict[int, tuple[Dims, ...]] = {i: self._domain(i) for i in self.roots}
@@ -61,17 +69,54 @@ class Problem:
             for lead, members in ties.classes.items()
             if len(members) > 1
         }
-        self._widest = _widest_operators(context)
-        self._segment_terms()
+        self._levels: dict[int, int] | None = None
+
+    @property
+    def level_of(self) -> dict[int, int]:
+        """The variables of parameters' levels, by (root) parameter."""
+        if self._levels is None:
+            _ = self.terms  # which add them
+        assert self._levels is not None
+        return self._levels
+
+    @cached_property
+    def terms(self) -> list[Term]:
+        """All tables; adds the variables of copies and of parameters' levels."""
+        self._levels = {}
+        terms = self._segment_terms()
         for index in self.roots:
-            self._operator_terms(index)
-        self.terms += activation_terms(self)
-        self.level_of: dict[int, int] = {}
-        self.terms += parameter_terms(self)
+            terms += self._operator_terms(index)
+        terms += activation_terms(self)
+        return terms + parameter_terms(self)
+
+    @cached_property
+    def wires(self) -> Wires:
+        """The prices of messages on the mesh."""
+        return self.context.wires(self.mesh)
+
+    @cached_property
+    def least_work(self) -> tuple[float, float]:
+        """Seconds of the operators alone, each split as well as it can be: those of a microbatch
+        through all blocks, and those once per step. No plan on this mesh has less to compute.
+        """
+        context, each, once = self.context, 0.0, 0.0
+        for index in self.roots:
+            least = math.inf
+            for dims in self.domains[index]:
+                cost = context.seconds(index, *self.local(index, dims))
+                least = min(least, cost.forward + cost.backward)
+            block = context.ties.block[index]
+            total = least * len(context.ties.classes[context.ties.class_of(block)])
+            if context.is_once(index):
+                once += total
+            else:
+                each += total
+        return each, once
 
     def forget_terms(self) -> None:
         """Drop the tables once solved: what remains can still spell out assignments."""
-        self.terms = []
+        for name in ("terms", "network"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
@@ -113,17 +158,8 @@ class Problem:
 
     def local(self, index: int, dims: Dims) -> tuple[Shapes, Shapes]:
         """Return the local input and output shapes of an operator."""
-        operator, placed = self.context.graph.operators[index], self.context.placements(index, dims)
-        sizes = self.mesh.sizes
-        inputs = tuple(
-            extended_shape(local_shape(self.shape(tensor, index), pair.value, sizes), pair.halos)
-            for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
-        )
-        outputs = tuple(
-            local_shape(self.shape(tensor, index), pair.value, sizes)
-            for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
-        )
-        return inputs, outputs
+        count = 1 if self.context.is_once(index) else self.num_microbatches
+        return local_shapes(self.context, index, dims, self.mesh.sizes, count)
 
     def modes_of(self, block: int) -> tuple[Mode, ...]:
         """Return the modes of a block; only those that have equals choose."""
@@ -131,33 +167,34 @@ class Problem:
 
     # -- terms ---------------------------------------------------------------------------------
 
-    def _segment_terms(self) -> None:
+    def _segment_terms(self) -> list[Term]:
         """Charge every block the fixed cost of one segment, forward and backward, and of those that
         run again.
         """
         fixed, ties = self.context.segment_seconds, self.context.ties
+        terms: list[Term] = []
         for lead, members in ties.classes.items():
             modes = self.modes_of(lead)
             columns = np.zeros((NUM_COLUMNS, len(modes)))
             columns[EACH] = [fixed * (2 + _segments_again(ties.ranges[lead], m)) for m in modes]
             if columns.any():
-                self._add_term(lead, (), columns, members)
+                terms.append(self._switched(lead, (), columns, members))
+        return terms
 
-    def _add_term(
+    def _switched(
         self,
         lead: int,
         scope: tuple[int, ...],
         columns: NDArray[np.float64],
         blocks: tuple[int, ...],
-    ) -> None:
-        """Add a term whose last axis is the mode of a class of blocks."""
+    ) -> Term:
+        """Return a term whose last axis is the mode of a class of blocks."""
         switch = self.mode_of.get(lead)
         if switch is None:
-            self.terms.append(Term(scope, columns[..., 0], blocks))
-        else:
-            self.terms.append(Term((*scope, switch), columns, blocks))
+            return Term(scope, columns[..., 0], blocks)
+        return Term((*scope, switch), columns, blocks)
 
-    def _operator_terms(self, index: int) -> None:
+    def _operator_terms(self, index: int) -> list[Term]:
         context, saves = self.context, self.context.saves
         tensors, operator = context.graph.tensors, context.graph.operators[index]
         column = ONCE if context.is_once(index) else EACH
@@ -173,7 +210,7 @@ class Problem:
                 for p in saves.crossing[index]
             )
             working = 0
-            if self._widest[block] == index:
+            if context.widest[block] == index:
                 # While the block's widest tensor is worked on, it and its gradient exist once more.
                 working = WORKING_COPIES * max(
                     num_bytes(shape, tensors[t].dtype)
@@ -186,7 +223,7 @@ class Problem:
                 columns[FLIGHT, choice, number] = across + sum(s for s, _ in kept) - dropped
                 columns[TRANSIENT, choice, number] = working + dropped
         lead = context.ties.class_of(block)
-        self._add_term(lead, (self.config_of[index],), columns, context.ties.classes[lead])
+        return [self._switched(lead, (self.config_of[index],), columns, context.ties.classes[lead])]
 
     def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
         """Return the bytes that an operator pays for, each with the operator that makes them."""
@@ -209,7 +246,18 @@ class Problem:
 
     def factor_graph(self, weights: Weights) -> FactorGraph:
         """Return the two-cost factor graph under one way to pipeline."""
-        return factor_graph(tuple(self.sizes), self.terms, weights)
+        terms = self.terms  # which add variables
+        return factor_graph(tuple(self.sizes), terms, weights)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network of all decisions, prepared for every way to pipeline."""
+        terms = self.terms  # which add variables
+        return network(tuple(self.sizes), terms)
+
+    def elimination(self, weights: Weights) -> Elimination:
+        """Return the exact solver under one way to pipeline."""
+        return Elimination(self.network, *weights.views())
 
     def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
         """Return what an assignment costs in every block, by column."""
@@ -259,16 +307,3 @@ def _segments_again(span: tuple[int, int], mode: Mode) -> int:
     """Return how many segments of a block run again: runs of repeated operators, at least."""
     again = [mode.repeats(index) for index in range(*span)]
     return sum(now and not before for before, now in zip([False, *again], again, strict=False))
-
-
-def _widest_operators(context: Context) -> dict[int, int]:
-    """Return, per block, the operator with the largest result."""
-    graph, widest = context.graph, dict[int, int]()
-    sizes = [
-        max((graph.tensors[tensor].bytes for tensor in operator.outputs), default=0)
-        for operator in graph.operators
-    ]
-    for index, block in enumerate(context.ties.block):
-        if block not in widest or sizes[index] > sizes[widest[block]]:
-            widest[block] = index
-    return widest

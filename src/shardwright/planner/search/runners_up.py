@@ -66,7 +66,7 @@ def price_choices(place: Standing, strategy: Strategy, peak_bytes: float, limit:
     """
     problem = place.problem
     graph = problem.factor_graph(likely_weights(problem, place.arrangement))
-    own = Elimination(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
+    own = Elimination.of(graph.restrict(place.allowed)).solve(np.array([(1.0, 1e-18)]))
     price = byte_price(graph, limit - (peak_bytes - float(own.bytes[0])))
     splits = set(problem.config_of.values())
     modes = set(problem.mode_of.values())
@@ -106,7 +106,7 @@ def _only(graph: FactorGraph, place: Standing, variables: set[int]) -> FactorGra
 
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
-    curve = hull(Elimination(graph), MAX_POINTS, room)
+    curve = hull(Elimination.of(graph), MAX_POINTS, room)
     pairs = zip(curve.points, curve.points[1:], strict=False)
     around = [pair for pair in pairs if pair[1].bytes <= room < pair[0].bytes]
     if around:
@@ -249,7 +249,7 @@ def _solve(prices: Prices, one: _Choice, value: int) -> Solutions:
     """Return the best assignment with one choice given."""
     allowed = [np.arange(size) for size in one.graph.sizes]
     allowed[one.variable] = np.array([value])
-    solver = Elimination(one.graph.restrict(allowed))
+    solver = Elimination.of(one.graph.restrict(allowed))
     solved = solver.solve(np.array([(1.0, prices.byte_seconds)]))
     solved.assignments[:, one.variable] = value
     return solved

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.search.factors import Factor, FactorGraph
+from shardwright.planner.search.network import Network
 
 EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = range(7)
 NUM_COLUMNS = 7
@@ -37,12 +38,14 @@ class Term:
 class Weights:
     """How the columns add up to seconds per step and bytes on a device, under one way to pipeline.
 
-    ``exposed`` is the share of ``GATHER`` and ``SYNC`` that computation does not hide.
+    ``exposed`` is the share of ``GATHER`` that computation does not hide, ``synced`` that of
+    ``SYNC``.
     """
 
     each: float
     once: float
     exposed: float
+    synced: float
     kept: float = 1.0
     flight: float = 1.0
     transient: float = 1.0
@@ -50,7 +53,13 @@ class Weights:
     @property
     def seconds(self) -> NDArray[np.float64]:
         """Weights of the first four columns."""
-        return np.array([self.each, self.once, self.each * self.exposed, self.once * self.exposed])
+        return np.array([self.each, self.once, self.each * self.exposed, self.once * self.synced])
+
+    def views(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what every column weighs in seconds, and in bytes."""
+        nothing = np.zeros(NUM_COLUMNS - KEPT)
+        memory = np.array([self.kept, self.flight, self.transient])
+        return np.concatenate([self.seconds, nothing]), np.concatenate([np.zeros(KEPT), memory])
 
 
 def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) -> FactorGraph:
@@ -64,6 +73,16 @@ def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) ->
             Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1))
         )
     return FactorGraph(sizes, tuple(factors))
+
+
+def network(sizes: tuple[int, ...], terms: list[Term]) -> Network:
+    """Add up, over all blocks, every kind but a transient, which tied blocks need one at a time."""
+    tables: list[tuple[tuple[int, ...], Columns]] = []
+    for term in terms:
+        columns = term.columns * float(len(term.blocks))
+        columns[TRANSIENT] = term.columns[TRANSIENT]
+        tables.append((term.scope, columns))
+    return Network(sizes, tables)
 
 
 def per_block(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import (
     PARTIAL,
     REPLICATE,
@@ -21,6 +23,7 @@ from shardwright.core.layout import (
     is_innermost,
     layout_text,
     local_bytes,
+    local_shape,
     normal,
     shard_dim,
 )
@@ -28,6 +31,8 @@ from shardwright.core.program import Primitive
 
 # Bytes which cost as much as starting one more collective; only breaks ties between sequences.
 LATENCY_BYTES = 16384.0
+# A scale at which nothing but bytes matters.
+HUGE = 2.0**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +62,90 @@ def reshard_steps(
     """
     source = normal(source, axis_sizes)
     target = normal(target, axis_sizes)
+    if source == target:
+        return ()
+    local_shape(shape, source, axis_sizes)  # which must exist
+    # Which shards are possible depends on what each size shares with the mesh; the rest is scale.
+    pieces = math.prod(axis_sizes)
+    core = tuple(math.gcd(size, pieces) for size in shape)
+    scale = math.prod(shape) / math.prod(core) * DTYPE_BYTES[dtype]
+    found = _route(core, source, target, axis_sizes, scale)
+    if found is None:
+        raise ValueError(
+            f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
+        )
+    here = [local_bytes(shape, dtype, layout, axis_sizes) for layout in (source, *found.layouts)]
+    return tuple(
+        Step(
+            primitive=move.primitive, axes=move.axes, from_dim=move.from_dim, to_dim=move.to_dim,
+            bytes=size * move.gathered, layout=move.layout,
+        )
+        for size, move in zip(here, found.moves, strict=False)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A step whatever the tensor's size; ``gathered``: how many shards its bytes count."""
+
+    primitive: Primitive
+    axes: tuple[int, ...]
+    from_dim: int
+    to_dim: int
+    gathered: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    moves: tuple[_Move, ...]
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts after every move."""
+        return tuple(move.layout for move in self.moves)
+
+
+# What is known of the routes between two layouts: the scales at which one was the cheapest.
+_Known = list[tuple[float, "_Route | None"]]
+
+
+@lru_cache(maxsize=1 << 16)
+def _known_routes(
+    core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...]
+) -> _Known:
+    """Return a list to remember routes in, one per question but for the scale."""
+    return [(HUGE, _cheapest(core, source, target, axis_sizes, HUGE))]
+
+
+def _route(
+    core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...], scale: float
+) -> _Route | None:
+    """Return the cheapest moves, None where there are none.
+
+    A route's price is linear in the scale. So one that is the cheapest at two scales is so at all
+    scales between.
+    """
+    known = _known_routes(core, source, target, axis_sizes)
+    below: _Route | None = None
+    for at, route in known:
+        if at >= scale:
+            if route is None or route == below or at == scale:
+                return route
+            break
+        below = route
+    found = _cheapest(core, source, target, axis_sizes, scale)
+    known.append((scale, found))
+    known.sort(key=lambda entry: entry[0])
+    return found
+
+
+def _cheapest(
+    core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...], scale: float
+) -> _Route | None:
     queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
     best: dict[Layout, float] = {source: 0.0}
-    cause: dict[Layout, tuple[Layout, Step]] = {}
+    cause: dict[Layout, tuple[Layout, _Move]] = {}
     ticket = itertools.count(1)
     while queue:
         price, _, layout = heapq.heappop(queue)
@@ -67,55 +153,53 @@ def reshard_steps(
             return _trace(cause, layout)
         if price > best[layout]:
             continue
-        for step, extra in _moves(shape, dtype, layout, target, axis_sizes):
+        for move, extra in _moves(core, layout, target, axis_sizes, scale):
             total = price + extra
-            if total < best.get(step.layout, float("inf")):
-                best[step.layout] = total
-                cause[step.layout] = (layout, step)
-                heapq.heappush(queue, (total, next(ticket), step.layout))
-    raise ValueError(
-        f"no way from {layout_text(source)} to {layout_text(target)} for shape {shape}"
-    )
+            if total < best.get(move.layout, float("inf")):
+                best[move.layout] = total
+                cause[move.layout] = (layout, move)
+                heapq.heappush(queue, (total, next(ticket), move.layout))
+    return None
 
 
-def _trace(cause: dict[Layout, tuple[Layout, Step]], layout: Layout) -> tuple[Step, ...]:
-    steps: list[Step] = []
+def _trace(cause: dict[Layout, tuple[Layout, _Move]], layout: Layout) -> _Route:
+    moves: list[_Move] = []
     while layout in cause:
-        layout, step = cause[layout]
-        steps.append(step)
-    return tuple(reversed(steps))
+        layout, move = cause[layout]
+        moves.append(move)
+    return _Route(tuple(reversed(moves)))
 
 
 def _moves(
-    shape: tuple[int, ...], dtype: str, layout: Layout, target: Layout, sizes: tuple[int, ...]
-) -> Iterator[tuple[Step, float]]:
-    """Yield every legal single step from ``layout`` on the way to ``target`` with its price."""
-    here = local_bytes(shape, dtype, layout, sizes)
+    core: tuple[int, ...], layout: Layout, target: Layout, sizes: tuple[int, ...], scale: float
+) -> Iterator[tuple[_Move, float]]:
+    """Yield every legal single move from ``layout`` on the way to ``target`` with its price."""
+    here = math.prod(local_shape(core, layout, sizes)) * scale
     partial = [axis for axis, placement in enumerate(layout) if placement == PARTIAL]
     for count in range(1, len(partial) + 1):
         for axes in itertools.combinations(partial, count):
             group = _product(sizes, axes)
             after = _replaced(layout, axes, REPLICATE)
-            step = _step("all_reduce", axes, -1, -1, here, after)
-            yield step, 2 * (group - 1) / group * here + LATENCY_BYTES
+            move = _Move("all_reduce", axes, -1, -1, 1, after)
+            yield move, 2 * (group - 1) / group * here + LATENCY_BYTES
     for axis, placement in enumerate(layout):
         size, dim = sizes[axis], shard_dim(placement)
         if size == 1 or (dim >= 0 and not is_innermost(layout, axis)):
             continue
         if dim >= 0:
             after = _replaced(layout, (axis,), REPLICATE)
-            step = _step("all_gather", (axis,), dim, -1, here * size, after)
-            yield step, (size - 1) * here + LATENCY_BYTES
-        for goal in _goals(len(shape), target[axis]):
+            move = _Move("all_gather", (axis,), dim, -1, size, after)
+            yield move, (size - 1) * here + LATENCY_BYTES
+        for goal in _goals(len(core), target[axis]):
             after, split = _replaced(layout, (axis,), goal), shard_dim(goal)
-            if split == dim or not can_lie(shape, after, sizes, axis):
+            if split == dim or not can_lie(core, after, sizes, axis):
                 continue
             if placement == REPLICATE:
-                yield _step("slice", (axis,), -1, split, here, after), 1.0
+                yield _Move("slice", (axis,), -1, split, 1, after), 1.0
             else:
                 primitive = "reduce_scatter" if placement == PARTIAL else "all_to_all"
-                step = _step(primitive, (axis,), dim, split, here, after)
-                yield step, (size - 1) / size * here + LATENCY_BYTES
+                move = _Move(primitive, (axis,), dim, split, 1, after)
+                yield move, (size - 1) / size * here + LATENCY_BYTES
 
 
 def _goals(rank: int, wanted: int) -> Iterator[int]:
@@ -123,19 +207,6 @@ def _goals(rank: int, wanted: int) -> Iterator[int]:
     yield from range(rank)
     if wanted < PARTIAL:
         yield wanted
-
-
-def _step(
-    primitive: Primitive,
-    axes: tuple[int, ...],
-    from_dim: int,
-    to_dim: int,
-    size: int,
-    layout: Layout,
-) -> Step:
-    return Step(
-        primitive=primitive, axes=axes, from_dim=from_dim, to_dim=to_dim, bytes=size, layout=layout
-    )
 
 
 def _product(sizes: tuple[int, ...], axes: tuple[int, ...]) -> int:

@@ -1,0 +1,157 @@
+"""Compiled kernels of the exact search: dropping dominated choices, and bucket elimination.
+
+Tables lie flat one after another. A table of ``scope`` is row-major over its variables.
+"""
+
+# Elements of typed arrays are arrays to the type checker.
+# pyright: reportArgumentType=false, reportReturnType=false
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.compiled import compiled, inner
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@inner
+def _is_nowhere_worse(
+    one: int, other: int, columns: Floats, first: int, stop: int, tables: tuple[Ints, ...],
+    allowed: tuple[Ints, Ints],
+) -> bool:  # fmt: skip
+    """Whether one choice of a variable costs no more than another, in all columns, whatever the
+    neighbours choose. Where column 0 is infinite the other choice is forbidden."""
+    base, step, begin, near, stride = tables
+    kept, start = allowed
+    place = np.empty(32, np.int64)
+    for touching in range(first, stop):
+        low, high = begin[touching], begin[touching + 1]
+        offset = base[touching]
+        for d in range(low, high):
+            place[d - low] = 0
+            offset += kept[start[near[d]]] * stride[d]
+        running = True
+        while running:
+            mine, theirs = offset + one * step[touching], offset + other * step[touching]
+            if not np.isinf(columns[0, theirs]):
+                for column in range(len(columns)):
+                    if columns[column, mine] > columns[column, theirs]:
+                        return False
+            running = False
+            for d in range(high - 1, low - 1, -1):
+                begins, now = start[near[d]], place[d - low]
+                if begins + now + 1 < start[near[d] + 1] and kept[begins + now + 1] >= 0:
+                    place[d - low] += 1
+                    offset += (kept[begins + now + 1] - kept[begins + now]) * stride[d]
+                    running = True
+                    break
+                offset += (kept[begins] - kept[begins + now]) * stride[d]
+                place[d - low] = 0
+    return True
+
+
+@compiled
+def prune(
+    columns: Floats, touched: Ints, tables: tuple[Ints, ...], allowed: tuple[Ints, Ints]
+) -> None:
+    """Drop dominated choices until nothing goes; ``allowed[0]`` lists what stays, then -1.
+
+    Variable v has the choices ``allowed[0][start[v]:start[v + 1]]`` and occurs in the tables
+    ``touched[v]:touched[v + 1]`` of ``tables``: base, step of v, and the other variables with
+    their strides.
+    """
+    kept, start = allowed
+    begin, near = tables[2], tables[3]
+    count = len(start) - 1
+    pending = np.ones(count, np.bool_)
+    loses = np.zeros(np.max(start[1:] - start[:-1]) + 1, np.bool_)
+    while pending.any():
+        for v in range(count):
+            if not pending[v]:
+                continue
+            pending[v] = False
+            first, stop = touched[v], touched[v + 1]
+            size = 0
+            while start[v] + size < start[v + 1] and kept[start[v] + size] >= 0:
+                size += 1
+            left = size
+            for b in range(size):
+                loses[b] = False
+                for a in range(size):
+                    if a == b or loses[a]:
+                        continue
+                    one, other = kept[start[v] + a], kept[start[v] + b]
+                    if _is_nowhere_worse(one, other, columns, first, stop, tables, allowed) and (
+                        a < b
+                        or not _is_nowhere_worse(other, one, columns, first, stop, tables, allowed)
+                    ):
+                        loses[b] = True
+                        left -= 1
+                        break
+            if left == size:
+                continue
+            place = start[v]
+            for b in range(size):
+                if not loses[b]:
+                    kept[place] = kept[start[v] + b]
+                    place += 1
+            for rest in range(place, start[v] + size):
+                kept[rest] = -1
+            for touching in range(first, stop):
+                for d in range(begin[touching], begin[touching + 1]):
+                    pending[near[d]] = True
+
+
+@compiled
+def eliminate(
+    cells: Floats, steps: tuple[Ints, ...], tables: tuple[Ints, Ints], dims: tuple[Ints, ...],
+    picks: NDArray[np.int32], choices: NDArray[np.int16],
+) -> float:  # fmt: skip
+    """Minimise one sum of tables; write each variable's choice into ``picks``.
+
+    Step i eliminates ``variable[i]`` with ``size[i]`` choices: of each of its ``count[i]`` joint
+    choices of the other variables (``dims``: variable, size) it adds up its tables (base, step of
+    the variable; strides in ``dims[2]``, table by table) and writes the least to ``out[i]`` on.
+    """
+    variable, size, count, out, first_table, first_dim, first_stride, kept_at = steps
+    base, step = tables
+    dim_variable, dim_size, stride = dims
+    total = 0.0
+    offset, place = np.empty(len(base) + 1, np.int64), np.empty(len(dim_size) + 1, np.int64)
+    for i in range(len(variable)):
+        low, high = first_table[i], first_table[i + 1]
+        d_low, rank = first_dim[i], first_dim[i + 1] - first_dim[i]
+        for t in range(high - low):
+            offset[t] = base[low + t]
+        for d in range(rank):
+            place[d] = 0
+        for cell in range(count[i]):
+            least, best = np.inf, 0
+            for choice in range(size[i]):
+                cost = 0.0
+                for t in range(high - low):
+                    cost += cells[offset[t] + choice * step[low + t]]
+                if cost < least:
+                    least, best = cost, choice
+            cells[out[i] + cell] = least
+            choices[kept_at[i] + cell] = best
+            for d in range(rank - 1, -1, -1):
+                place[d] += 1
+                wraps = place[d] == dim_size[d_low + d]
+                moved = 1 - dim_size[d_low + d] if wraps else 1
+                for t in range(high - low):
+                    offset[t] += moved * stride[first_stride[i] + t * rank + d]
+                if not wraps:
+                    break
+                place[d] = 0
+        if rank == 0:
+            total += cells[out[i]]
+    for i in range(len(variable) - 1, -1, -1):
+        cell = 0
+        for d in range(first_dim[i], first_dim[i + 1]):
+            cell = cell * dim_size[d] + picks[dim_variable[d]]
+        picks[variable[i]] = choices[kept_at[i] + cell]
+    return total
