@@ -46,9 +46,8 @@ def test_microbatches_and_recomputation_are_kept() -> None:
     assert strategy.recompute
 
 
-def test_no_alternative_is_much_faster_than_the_best_plan() -> None:
-    """Of all plans a selection is simulated: one that the model ranks low may be a little lucky."""
-    best = search(GRAPH, MACHINE, CostTable()).best.predicted.step_seconds * 0.95
+def test_no_alternative_is_faster_than_the_best_plan() -> None:
+    best = search(GRAPH, MACHINE, CostTable()).best.predicted.step_seconds
     for wish in ({"tensor": 2}, {"tensor": 8}, {"stages": 2}, {"zero": 3}):
         assert found(**wish).predicted.step_seconds >= best * (1 - 1e-9)
 

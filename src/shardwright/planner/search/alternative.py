@@ -13,6 +13,7 @@ from shardwright.planner.search.answer import make_plan
 from shardwright.planner.search.arrangements import Shape, microbatch_counts
 from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.judge import Judged
+from shardwright.planner.search.merging import merge_fastest
 from shardwright.planner.space import Seed
 
 
@@ -55,7 +56,7 @@ def alternative(hunt: Hunt, wish: Wish) -> Plan:
         hunt.judge_asked_for(wish.seed_plan)
     else:
         _judge_degrees(hunt, wish)
-    hunt.merge_gradients()
+    merge_fastest(hunt)
     if not hunt.judged:
         why = "; ".join(hunt.refused[:3]) or "the global batch does not divide so"
         raise InputError(f"this alternative is impossible here: {why}")

@@ -26,7 +26,8 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.judge import STARTING, Judged, judge, merge
+from shardwright.planner.search.judge import STARTING, Judged, judge
+from shardwright.planner.search.merging import CLOSE, merge_fastest
 from shardwright.planner.search.named import (
     as_strategy,
     asked_for,
@@ -36,15 +37,13 @@ from shardwright.planner.search.named import (
 )
 from shardwright.planner.search.problem import Problem
 from shardwright.planner.search.refinement import improve
-from shardwright.planner.search.selection import decade, edge, leads, promise
+from shardwright.planner.search.selection import decade, edge, leads
 from shardwright.planner.space import Placement, Seed
 from shardwright.planner.space.seeds import block_buckets
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# So many of the fastest plans get gradient buckets of their own, if this close to the fastest.
-MERGED, CLOSE = 3, 1.1
 # So many of the fastest plans are refined, each by moves that simulate about so many operators;
 # fewer where many hunts make one answer.
 REFINED, MOVED, LEAST_MOVES = 2, 4_000, 2
@@ -135,7 +134,7 @@ class Hunt:
         self.judge_candidates()
         self.judge_named(named)
         self.judge_grids()
-        self.merge_gradients()
+        merge_fastest(self)
         self.refine(FEW_MOVES if only else MOST_MOVES)
         return self.findings()
 
@@ -152,8 +151,8 @@ class Hunt:
                     return
                 if self.fitting and self._least(strategy) >= self.fitting[0].seconds:
                     continue
-                verdict = self._verdict(strategy, math.nan)
-                self._tell(0.0, strategy.label)
+                verdict = self.verdict(strategy, math.nan)
+                self.tell(0.0, strategy.label)
                 if verdict is not None and verdict.bytes <= self.limit:
                     break
                 self._far |= verdict is not None and verdict.bytes > FAR * self.limit
@@ -171,16 +170,16 @@ class Hunt:
             if self.stopped() or self._least(few) >= fastest:
                 continue
             self._first_that_fits(few, many)
-            self._tell(0.0, few.label)
+            self.tell(0.0, few.label)
 
     def judge_asked_for(self, wanted: str | Placement) -> None:
         """Simulate the one strategy that was asked for."""
         self._first_that_fits(*asked_for(self.context, wanted))
 
     def _first_that_fits(self, few: Strategy, many: Strategy) -> None:
-        verdict = self._verdict(few, math.nan)
+        verdict = self.verdict(few, math.nan)
         if (verdict is None or verdict.bytes > self.limit) and many != few:
-            self._verdict(many, math.nan)
+            self.verdict(many, math.nan)
 
     def explore(self, counts: tuple[int, ...]) -> None:
         """Solve the arrangements of all devices, then those of fewer that could still win."""
@@ -218,7 +217,7 @@ class Hunt:
             smallest[shape] = self._solve(problem, arrangement, smallest.get(shape, 0.0))
             share = (part[0] + (number + 1) / len(queue)) / part[1]
             count = arrangement.num_devices
-            self._tell(0.1 + 0.6 * share, f"{count} devices, {arrangement.stages} stages")
+            self.tell(0.1 + 0.6 * share, f"{count} devices, {arrangement.stages} stages")
         return True
 
     def _rough(self, arrangement: Arrangement) -> float:
@@ -255,7 +254,7 @@ class Hunt:
         except ValueError as error:
             self.refused.append(f"{seed.label}: {error}")
             return None
-        return self._verdict(strategy, math.nan)
+        return self.verdict(strategy, math.nan)
 
     def explore_shape(self, shape: Shape) -> bool:
         """Solve one shape, whatever is known of others; false if asked to stop."""
@@ -323,7 +322,7 @@ class Hunt:
             if number >= len(promising) or candidate.least_seconds < self.fastest:
                 self._try(candidate)
             part = (number + 1) / (len(promising) + len(lean))
-            self._tell(0.7 + 0.2 * part, "simulating")
+            self.tell(0.7 + 0.2 * part, "simulating")
         self._correct()
         self._try_gpipe()
         rest = sorted(self.candidates, key=lambda c: c.bytes)
@@ -357,7 +356,7 @@ class Hunt:
             fits = sorted((c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes))
             if fits and fits[0].least_seconds < self.fastest:
                 self._try(fits[0])
-            self._tell(0.95, "correcting memory")
+            self.tell(0.95, "correcting memory")
 
     def _try_gpipe(self) -> None:
         """Simulate the fastest pipeline in GPipe order too, which hides slow transfers better."""
@@ -378,7 +377,7 @@ class Hunt:
         """Simulate a candidate unless that was done."""
         if candidate.identity not in self.tried:
             strategy = to_strategy(self.context, candidate)
-            verdict = self._verdict(strategy, candidate.least_seconds)
+            verdict = self.verdict(strategy, candidate.least_seconds)
             starts = STARTING * len(self.context.graph.parameters)
             late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
             if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
@@ -386,26 +385,10 @@ class Hunt:
                 buckets = block_buckets(self.context.graph)
                 sync = GradientSync(method="block", buckets=buckets)
                 merged = replace(strategy, gradient_sync=sync)
-                again = self._verdict(merged, candidate.least_seconds)
+                again = self.verdict(merged, candidate.least_seconds)
                 if again is not None and again.seconds < verdict.seconds:
                     verdict = again
             self.tried[candidate.identity] = candidate, verdict
-
-    def merge_gradients(self) -> None:
-        """Choose gradient buckets for the plans that promise most; the order may change."""
-        close = {  # of plans that are the same on another mesh, one
-            (f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"): one
-            for one in reversed(self.fitting)
-            if one.seconds <= CLOSE * self.fastest
-        }
-        for verdict in sorted(close.values(), key=promise)[:MERGED]:
-            if self.stopped():
-                return
-            if verdict.least_seconds >= self.fastest:
-                continue
-            merged = merge(self.context, verdict)
-            self.judged = [merged if known is verdict else known for known in self.judged]
-            self._tell(1.0, "merging gradients")
 
     def refine(self, most: int) -> None:
         """Let the simulator have the last word: small changes of the fastest plans, where they
@@ -418,13 +401,14 @@ class Hunt:
             better = improve(self.context, verdict, self.limit, moves, stop=self.stopped)
             if better is not verdict:
                 self.judged.append(better)
-            self._tell(1.0, "refining")
+            self.tell(1.0, "refining")
 
     def stopped(self) -> bool:
         """Whether the caller wants an answer now."""
         return self._stop is not None and self._stop()
 
-    def _verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
+    def verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
+        """Simulate a strategy and keep the verdict; None where it is illegal."""
         try:
             verdict = judge(self.context, strategy, least_seconds)
         except ValueError as error:
@@ -433,7 +417,8 @@ class Hunt:
         self.judged.append(verdict)
         return verdict
 
-    def _tell(self, fraction: float, text: str) -> None:
+    def tell(self, fraction: float, text: str) -> None:
+        """Tell the caller how far the hunt is, and what it does."""
         if self._progress is not None:
             fits = self.fitting
             best = fits[0].seconds if fits else math.inf

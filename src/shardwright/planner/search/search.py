@@ -22,6 +22,7 @@ from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, trie
 from shardwright.planner.search.holes import fill_holes
 from shardwright.planner.search.hunt import Hunt, Progress
 from shardwright.planner.search.mcmc import Chain, Spent, walk
+from shardwright.planner.search.merging import merge_fastest
 from shardwright.planner.search.rescue import rescue
 from shardwright.planner.space import Placement
 
@@ -74,7 +75,7 @@ def search(
     if seed_plan:
         hunt = session.hunt(cluster.num_devices)
         hunt.judge_asked_for(seed_plan)
-        hunt.merge_gradients()
+        merge_fastest(hunt)
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
         return named_answer(hunt.findings(), seed, name)
     if goal.mode == "min-time":
