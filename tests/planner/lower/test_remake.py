@@ -18,6 +18,7 @@ from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.lower.test_lower import transformer_like
 
 LAYERS = 3
+AGAIN = (Kind.RECOMPUTE, Kind.BACKWARD)
 GRAPH = transformer_like(layers=LAYERS)
 SPLIT = Seed(tensor=2, sequence=True)
 
@@ -90,3 +91,60 @@ def test_naming_all_operators_is_recomputing_all_blocks() -> None:
     one, other = lower(GRAPH, blocks), lower(GRAPH, operators)
     assert one.segments == other.segments
     assert np.array_equal(one.kind, other.kind)
+
+
+def parameter_gathers(program: Program) -> list[tuple[int, int, int]]:
+    """Return (place, block of the first segment that reads it, place of that) of every gather."""
+    found: list[tuple[int, int, int]] = []
+    for place in range(program.num_instructions):
+        message = int(program.item[place])
+        if program.kind[place] != Kind.MESSAGE:
+            continue
+        if program.messages[message].purpose != "parameter" or place > last_backward(program):
+            continue
+        gathered = set(program.messages[message].results)
+        for later in range(place, program.num_instructions):
+            if Kind(program.kind[later]) in (Kind.FORWARD, *AGAIN):
+                segment = program.segments[int(program.item[later])]
+                if gathered & set(segment.inputs):
+                    found.append((place, segment.block, later))
+                    break
+    return found
+
+
+def last_backward(program: Program) -> int:
+    return int(np.flatnonzero(program.kind == Kind.BACKWARD)[-1])
+
+
+@pytest.mark.parametrize("name", ["none", "selective", "blocks"])
+def test_parameters_are_gathered_while_the_block_before_runs(name: Recomputation) -> None:
+    program = recomputing(name, Seed(data=2, zero=3))
+    blocks = [
+        program.segments[int(item)].block if kind in (Kind.FORWARD, *AGAIN) else -1
+        for kind, item in zip(program.kind, program.item, strict=True)
+    ]
+    every = parameter_gathers(program)
+    assert every
+    for place, block, use in every:
+        between = {b for b in blocks[place:use] if b >= 0}
+        phase = (Kind.FORWARD,) if program.kind[use] == Kind.FORWARD else AGAIN
+        ran = np.isin(program.kind[:place], phase) & (program.microbatch[:place] >= 0)
+        assert between or not ran.any(), "nothing runs while it is under way"
+        assert len(between | {block}) <= 2, "no more than a block ahead"
+
+
+@pytest.mark.parametrize("name", ["none", "selective", "blocks"])
+def test_what_is_kept_for_backward_is_gathered_once(name: Recomputation) -> None:
+    strategy = with_recomputation(GRAPH, seed_strategy(GRAPH, Seed(data=2, zero=3)), name)
+    kept = replace(
+        strategy, parameters=tuple(replace(one, keeps=True) for one in strategy.parameters)
+    )
+    twice, once = lower(GRAPH, strategy), lower(GRAPH, kept)
+    check(once)
+    assert len(parameter_gathers(twice)) > len(parameter_gathers(once))
+    results = [
+        value
+        for place, _, _ in parameter_gathers(once)
+        for value in once.messages[int(once.item[place])].results
+    ]
+    assert len(results) == len(set(results))

@@ -179,7 +179,9 @@ class Additive:
         price = self.wires.merged if merges else self.wires.reshard
         sync = price(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
         self.totals[GATHER if level >= 2 else SYNC] += sync
-        self.totals[GATHER] += 2 * self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+        gathers = 1 if self._is_last(tensor) else 2
+        gather = self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+        self.totals[GATHER] += gathers * gather
         if level < 2:
             used = local_bytes(spec.shape, spec.dtype, pair.value, sizes)
             share = 1 - 1 / self.microbatches
@@ -191,3 +193,11 @@ class Additive:
         self.totals[KEPT] += own if kept.rest != kept.optimizer else 0
         if pair.gradient != kept.optimizer and level < 2:
             self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
+
+    def _is_last(self, tensor: int) -> bool:
+        """Whether only the last block that has parameters, which no other is alike, reads it."""
+        graph, ties = self.context.graph, self.context.ties
+        readers = {t: {ties.block[r] for r in graph.consumers[t]} for t in graph.parameters}
+        last = max(block for blocks in readers.values() for block in blocks)
+        alone = not any(last in blocks and len(blocks) > 1 for blocks in ties.classes.values())
+        return readers[tensor] == {last} and alone

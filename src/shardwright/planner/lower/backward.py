@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry, Stage
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
+RUNS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
 
 def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
@@ -27,27 +29,33 @@ def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
     return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
 
 
-def prefetch(steps: Sequence[tuple[list[Step], Step | None]]) -> list[Step]:
-    """Lay out (gathers, step) pairs so that each gather is issued one segment ahead of its use."""
-    result: list[Step] = []
-    previous_segment = 0
-    for gathers, step in steps:
-        result[previous_segment:previous_segment] = gathers
-        if step is None:
-            continue
-        result.append(step)
-        if step.kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
-            previous_segment = len(result) - 1
-    return result
+def prefetch(draft: Draft, steps: Sequence[tuple[list[Step], Step]]) -> list[Step]:
+    """Lay out (gathers, step) pairs so that each gather is issued a block ahead of its use.
+
+    Where the block before is as far on as its own will be then: with short segments one alone hides
+    nothing, and no more than about a block's parameters lie gathered.
+    """
+    runs = [place for place, (_, step) in enumerate(steps) if step.kind in RUNS]
+    issued: dict[int, list[Step]] = {}
+    before: list[int] = []
+    for _, block in itertools.groupby(
+        runs, lambda place: draft.segments[steps[place][1].item].block
+    ):
+        own = list(block)
+        for turn, place in enumerate(own):
+            ahead = before[turn * len(before) // len(own)] if before else own[0]
+            issued.setdefault(ahead, []).extend(steps[place][0])
+        before = own
+    return [step for place, (_, own) in enumerate(steps) for step in (*issued.get(place, ()), own)]
 
 
 def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
-    """Flatten forward entries, with parameter gathers one segment ahead."""
-    pairs: list[tuple[list[Step], Step | None]] = []
+    """Flatten forward entries, with parameter gathers a block ahead."""
+    pairs: list[tuple[list[Step], Step]] = []
     for entry in entries:
         gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
         pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
-    return prefetch(pairs)
+    return prefetch(draft, pairs)
 
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
@@ -55,7 +63,7 @@ def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Ste
     strategy = draft.strategy
     remakes = strategy.recompute or strategy.recompute_operators or strategy.reshard_again
     remake = Remake(draft, stage) if remakes else None
-    pairs: list[tuple[list[Step], Step | None]] = []
+    pairs: list[tuple[list[Step], Step]] = []
     for place in reversed(range(len(stage.forward))):
         entry = stage.forward[place]
         if entry.segment < 0:
@@ -68,7 +76,7 @@ def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Ste
             uses = _gathered_again(draft, entry) if is_kept else ()
             gathers = _gathers(draft, entry, Kind.BACKWARD, uses)
             pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
-    return prefetch(pairs)
+    return prefetch(draft, pairs)
 
 
 def _gathers(draft: Draft, entry: Entry, kind: Kind, uses: tuple[Use, ...]) -> list[Step]:
@@ -83,12 +91,13 @@ def _gathered_again(draft: Draft, entry: Entry) -> tuple[Use, ...]:
     return tuple([use for use in entry.gathers if use.tensor not in draft.kept_for_backward])
 
 
-def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step | None]]:
+def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step]]:
     """Run a segment of forward again, this time keeping its graph, or send a message again."""
     if entry.segment < 0:
         return [([], replace(step)) for step in entry.steps]
     step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
-    return [(_gathers(draft, entry, Kind.RECOMPUTE, entry.gathers), step)]
+    gathers = _gathers(draft, entry, Kind.RECOMPUTE, _gathered_again(draft, entry))
+    return [(gathers, step)]
 
 
 def _backward(draft: Draft, index: int, mesh: int) -> Step:

@@ -344,7 +344,10 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
     strategy = Strategy(
         meshes=tuple(arrangement.mesh(stage) for stage in range(arrangement.stages)),
         configs=configs,
-        parameters=problem.parameters(candidate.assignments),
+        parameters=problem.parameters(
+            candidate.assignments,
+            keeps=arrangement.stages == 1 and arrangement.schedule == "1f1b",
+        ),
         pipeline=Pipeline(schedule=arrangement.schedule, num_microbatches=arrangement.microbatches),
         precision=training.precision,
         batch_norm=training.batch_norm,

@@ -24,7 +24,7 @@ from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
 from shardwright.planner.cost.recomputation import recomputed_operators
 from shardwright.planner.search.saves import find_saves
-from shardwright.planner.search.ties import tie_blocks
+from shardwright.planner.search.ties import Ties, tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
 from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -77,6 +77,7 @@ class Context:
         self.saves = find_saves(graph, self.ties.block)
         self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
         self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
+        self.read_last = _read_last(graph, self.ties)
         self._rates = Rates(
             cluster=cluster, table=table, device=_slowest(cluster), precision=training.precision
         )
@@ -360,4 +361,18 @@ def _slowest(cluster: Cluster) -> int:
     """Return a device of the kind that computes slowest in float32: a group waits for it."""
     return min(
         range(cluster.num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32")
+    )
+
+
+def _read_last(graph: OperatorGraph, ties: Ties) -> frozenset[int]:
+    """Return the parameters that only the last block with any reads, if no other block is alike:
+    backward begins with them.
+    """
+    last = max((ties.block[r] for t in graph.parameters for r in graph.consumers[t]), default=-1)
+    if len(ties.classes.get(last, ())) != 1:
+        return frozenset()
+    return frozenset(
+        tensor
+        for tensor in graph.parameters
+        if {ties.block[reader] for reader in graph.consumers[tensor]} == {last}
     )

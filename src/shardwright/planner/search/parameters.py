@@ -128,15 +128,18 @@ def _frozen(problem: Problem, tensor: int, pair: Pair) -> NDArray[np.float64]:
 def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
     """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
     spec = problem.context.graph.tensors[tensor]
-    key = (spec.shape, spec.dtype, pair, level, problem.num_microbatches)
+    is_last = tensor in problem.context.read_last
+    key = (spec.shape, spec.dtype, pair, level, problem.num_microbatches, is_last)
     known = problem.wires.parameters
     if key not in known:
-        known[key] = _columns(problem, spec, pair, level)
+        known[key] = _columns(problem, spec, pair, level, gathers=1 if is_last else 2)
     return known[key]
 
 
-def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDArray[np.float64]:
-    """Follow what lowering does with a parameter."""
+def _columns(
+    problem: Problem, spec: TensorSpec, pair: Pair, level: int, *, gathers: int
+) -> NDArray[np.float64]:
+    """Follow what lowering does with a parameter that is gathered so often per microbatch."""
     context, wires, sizes = problem.context, problem.wires, problem.mesh.sizes
     kept = parameter_config(spec.shape, pair.value, sizes, level)
     master = context.master_dtype(spec.dtype)
@@ -152,7 +155,7 @@ def _columns(problem: Problem, spec: TensorSpec, pair: Pair, level: int) -> NDAr
         column[EACH] = math.inf
         return column
     column[GATHER if level >= 2 else SYNC] += sync
-    column[GATHER] += 2 * gather
+    column[GATHER] += gathers * gather
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.
         share = 1 - 1 / problem.num_microbatches

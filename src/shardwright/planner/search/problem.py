@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -271,8 +272,13 @@ class Problem:
             for index, root in enumerate(ties.root)
         )
 
-    def parameters(self, assignments: Sequence[tuple[int, ...]]) -> tuple[ParameterConfig, ...]:
-        """Return every parameter's config, each following the block of its first reader."""
+    def parameters(
+        self, assignments: Sequence[tuple[int, ...]], *, keeps: bool = False
+    ) -> tuple[ParameterConfig, ...]:
+        """Return every parameter's config, each following the block of its first reader.
+
+        ``keeps``: what the last block gathers for forward stays for its backward, which comes next.
+        """
         context = self.context
         dims = self.dims(assignments)
         configs: list[ParameterConfig] = []
@@ -290,7 +296,9 @@ class Problem:
             variable = self.level_of.get(key)
             level = assignments[context.ties.block[reader]][variable] if variable is not None else 0
             shape = context.graph.tensors[tensor].shape
-            configs.append(parameter_config(shape, pair.value, self.mesh.sizes, level))
+            config = parameter_config(shape, pair.value, self.mesh.sizes, level)
+            stays = keeps and config.rest != pair.value and tensor in context.read_last
+            configs.append(replace(config, keeps=True) if stays else config)
         return tuple(configs)
 
     def chosen_modes(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Mode, ...]:

@@ -131,7 +131,9 @@ def _levels(problem: Problem, strategy: Strategy) -> dict[int, int]:
         use = context.placements(reader, strategy.configs[reader].dims).inputs[position].value
         shape = context.graph.tensors[tensor].shape
         for level in range(LEVELS):
-            if parameter_config(shape, use, sizes, level) == config_of[tensor]:
+            if parameter_config(shape, use, sizes, level) == replace(
+                config_of[tensor], keeps=False
+            ):
                 found[variable] = level
                 break
     return found
