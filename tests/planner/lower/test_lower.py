@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from shardwright.core.graph import Block, Constant, Operator, OperatorGraph, TensorSpec
@@ -234,3 +235,18 @@ def test_a_strategy_of_another_graph_is_refused() -> None:
     strategy = seed_strategy(transformer_like(2), Seed())
     with pytest.raises(ValueError, match="one config per operator"):
         lower(transformer_like(3), strategy)
+
+
+def test_nothing_waits_behind_the_further_messages_of_a_synchronisation() -> None:
+    """Those wait for the first, and on their axis what backward needs would wait behind them."""
+    graph = transformer_like()
+    program = lower(graph, seed_strategy(graph, Seed(data=2, tensor=2, sequence=True, zero=1)))
+    kinds = [
+        (int(place), program.messages[int(program.item[place])])
+        for place in np.flatnonzero(program.kind == Kind.MESSAGE)
+    ]
+    syncs = [(place, message) for place, message in kinds if message.purpose == "synchronise"]
+    written = {result for _, message in syncs for result in message.results}
+    further = [place for place, message in syncs if written & set(message.sources)]
+    assert further, "no gradient is synchronised over both axes, one after the other"
+    assert min(further) > max(np.flatnonzero(program.kind == Kind.BACKWARD))

@@ -141,7 +141,12 @@ def _turned(draft: Draft, source: int, target: int) -> list[Step]:
 
 
 def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> list[Step]:
-    """Add gradient synchronisation right after the backward that completes each bucket."""
+    """Add gradient synchronisation right after the backward that completes each bucket.
+
+    Where it takes several messages, the first does; those after it wait for it, and whatever was
+    queued behind them on other axes would wait too (activations of the blocks before), so they
+    come at the end.
+    """
     written = {value: place for place, step in enumerate(steps) for value in step.writes}
     bucket_of = {
         tensor: number
@@ -156,6 +161,7 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
             key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))
             groups.setdefault(key, []).append((source, target))
     after: dict[int, list[Step]] = {}
+    late: list[Step] = []
     for pairs in groups.values():
         place = max(written[source] for source, _ in pairs)
         last_only = draft.values[pairs[0][0]].scope == "step"
@@ -163,8 +169,7 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
             ("synchronise", last_only, *pairs),
             partial(draft.chain, pairs, "synchronise", last_only=last_only),
         )
-        after.setdefault(place, []).extend(syncs)
-    result: list[Step] = []
-    for place, step in enumerate(steps):
-        result += [step, *after.get(place, [])]
-    return result
+        after.setdefault(place, []).extend(syncs[:1])
+        late += syncs[1:]
+    result = [one for place, step in enumerate(steps) for one in (step, *after.get(place, ()))]
+    return result + late
