@@ -83,6 +83,7 @@ def plan(
     seconds: float | None = None,
     proposals: int | None = None,
     outputs: tuple[str, ...] = (),
+    spacing: float | None = None,
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
@@ -91,7 +92,8 @@ def plan(
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
     that a step may take. ``method="mcmc"`` draws ``proposals`` at random instead of searching exactly,
-    or as many as it can in ``seconds``.
+    or as many as it can in ``seconds``. ``spacing=0.02`` looks for plans between neighbours on the
+    frontier that are more than 2 % apart in both time and memory.
     Deterministic, unless given ``seconds``: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """
@@ -112,6 +114,7 @@ def plan(
         seconds=seconds,
         proposals=proposals,
         outputs=outputs,
+        spacing=spacing,
     )
     return study(model, cluster, request, batch=batch).frontier
 

@@ -59,6 +59,10 @@ def plan(
         list[str] | None,
         typer.Option("--output", help="Reported besides the loss; may be given several times."),
     ] = None,
+    spacing: Annotated[
+        float | None,
+        typer.Option("--spacing", help="Fill gaps of the frontier wider than this, such as 0.02."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     seed_plan: SeedPlan = "",
     mode: Annotated[
@@ -112,6 +116,7 @@ def plan(
         method=method,
         seconds=seconds,
         proposals=proposals,
+        spacing=spacing,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

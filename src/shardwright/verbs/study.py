@@ -54,7 +54,7 @@ def study(
     to be measured (three rounds at most).
     """
     request, watch = request or Request(), watch or Watch()
-    limits = Limits(memory_bytes=request.memory_bytes)
+    limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
     wanted = _wanted(request.seed_plan)
     machine, is_local = find_cluster(cluster, watch)
     if request.precision == "auto":

@@ -6,7 +6,8 @@ import itertools
 import math
 
 from shardwright.core.costs import CostTable
-from shardwright.planner.search import search
+from shardwright.core.plan import Objective
+from shardwright.planner.search import Limits, search
 from shardwright.planner.search.candidates import to_strategy
 from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.holes import MOST, fill_holes
@@ -18,12 +19,8 @@ GRAPH = residual(batch=64, width=64, depth=3, classes=16)
 MACHINE = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
 
 
-def widest(hunt: Hunt) -> float:
-    edge = sorted(
-        one.objective
-        for one in hunt.fitting
-        if not any(other.objective.dominates(one.objective) for other in hunt.fitting)
-    )
+def widest(points: list[Objective]) -> float:
+    edge = sorted(one for one in points if not any(other.dominates(one) for other in points))
     return max(
         (
             min(
@@ -43,11 +40,22 @@ def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
     hunt.judge_candidates()
     smallest = min(hunt.candidates, key=lambda c: c.bytes)
     hunt.judged.append(judge(context, to_strategy(context, smallest)))
-    before, count = widest(hunt), len(hunt.judged)
+    before, count = widest([one.objective for one in hunt.fitting]), len(hunt.judged)
     assert before > 0.5  # the fastest and the smallest are far apart
     fill_holes(hunt)
     assert count < len(hunt.judged) <= count + MOST
-    assert widest(hunt) < before
+    assert widest([one.objective for one in hunt.fitting]) < before
+
+
+def test_a_narrower_spacing_leaves_narrower_holes() -> None:
+    frontiers = [
+        search(GRAPH, MACHINE, CostTable(), limits=Limits(spacing=spacing))
+        for spacing in (None, 0.03)
+    ]
+    plain, fine = ([plan.predicted for plan in one.plans] for one in frontiers)
+    assert len(fine) > len(plain)
+    assert widest(fine) < widest(plain)
+    assert fine[0] == plain[0]
 
 
 def test_the_same_question_gets_the_same_frontier() -> None:

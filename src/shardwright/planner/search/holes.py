@@ -31,10 +31,12 @@ from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.search.problem import Problem
 
-# Neighbours are far apart if time and memory both differ by more than this factor.
-WIDE = 1.15
-# So many plans are simulated at most, as many in vain for one hole, and rows of partial assignments kept per gap.
-MOST, MISSES, MAX_ROWS = 6, 2, 2**14
+# Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
+SPACING = 0.15
+# So many plans are simulated at most, or if a spacing was asked for; so many in vain for one hole;
+# and so many rows of partial assignments are kept per gap.
+MOST, MOST_ASKED, MISSES, MAX_ROWS = 6, 60, 2, 2**14
+# An arrangement's whole frontier is found within this factor, less 1, or what was asked for.
 EPSILON = 0.02
 
 
@@ -63,25 +65,32 @@ class _Hole:
         return verdict.seconds < self.small.seconds and verdict.bytes < self.fast.bytes
 
 
-def fill_holes(hunt: Hunt) -> None:
+def fill_holes(hunt: Hunt, spacing: float | None = None) -> None:
     """Simulate candidates in the widest holes of the frontier, one after another.
 
-    A hole that candidates miss ``MISSES`` times is left as it is.
+    A hole is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
+    by ``SPACING``, and in large graphs nothing is filled). One that candidates miss ``MISSES`` times
+    is left as it is.
     """
+    if spacing is None and not hunt.is_small:
+        return
+    most = MOST if spacing is None else MOST_ASKED
+    wide = math.log1p(SPACING if spacing is None else spacing)
     shift = _shifts(hunt)
     misses: Counter[tuple[float, float]] = Counter()
     filled: set[Arrangement] = set()
-    for _ in range(MOST):
-        holes = [hole for hole in _holes(hunt) if misses[hole.ends] < MISSES]
+    for turn in range(most):
+        hunt.tell(turn / most, "filling the frontier")
+        holes = [hole for hole in _holes(hunt, wide) if misses[hole.ends] < MISSES]
         if not holes or hunt.stopped():
             return
         widest = max(holes, key=lambda hole: hole.width)
-        candidate = _between(hunt, widest, shift)
+        candidate = _between(hunt, widest, shift, wide)
         if candidate is None:
             for arrangement in sorted(_arrangements(hunt, widest) - filled):
                 filled.add(arrangement)
-                hunt.candidates += _more(hunt, arrangement)
-            candidate = _between(hunt, widest, shift)
+                hunt.candidates += _more(hunt, arrangement, min(EPSILON, math.expm1(wide)))
+            candidate = _between(hunt, widest, shift, wide)
         if candidate is None:
             misses[widest.ends] = MISSES
         elif not _simulate(hunt, widest, candidate):
@@ -100,13 +109,13 @@ def _simulate(hunt: Hunt, hole: _Hole, candidate: Candidate) -> bool:
     return verdict is not None and hole.holds(verdict)
 
 
-def _holes(hunt: Hunt) -> list[_Hole]:
+def _holes(hunt: Hunt, wide: float) -> list[_Hole]:
     edge: list[Judged] = []
     for verdict in hunt.fitting:
         if not edge or verdict.bytes < edge[-1].bytes:
             edge.append(verdict)
     holes = [_Hole(fast=a, small=b) for a, b in itertools.pairwise(edge)]
-    return [hole for hole in holes if hole.width > math.log(WIDE)]
+    return [hole for hole in holes if hole.width > wide]
 
 
 def _shifts(hunt: Hunt) -> dict[Arrangement, tuple[float, float]]:
@@ -126,7 +135,7 @@ def _shifts(hunt: Hunt) -> dict[Arrangement, tuple[float, float]]:
 
 
 def _between(
-    hunt: Hunt, hole: _Hole, shift: dict[Arrangement, tuple[float, float]]
+    hunt: Hunt, hole: _Hole, shift: dict[Arrangement, tuple[float, float]], wide: float
 ) -> Candidate | None:
     """Return the untried candidate that should lie deepest in a hole."""
     best: tuple[float, Candidate] | None = None
@@ -137,9 +146,9 @@ def _between(
         seconds, size = slower * candidate.seconds, larger * candidate.bytes
         depth = min(
             math.log(hole.small.seconds / seconds), math.log(hole.fast.bytes / size),
-            math.log(size / hole.small.bytes) + math.log(WIDE) / 2,
+            math.log(size / hole.small.bytes) + wide / 2,
         )  # fmt: skip
-        if depth > math.log(WIDE) / 4 and (best is None or depth > best[0]):
+        if depth > wide / 4 and (best is None or depth > best[0]):
             best = depth, candidate
     return best[1] if best is not None else None
 
@@ -153,7 +162,7 @@ def _arrangements(hunt: Hunt, hole: _Hole) -> set[Arrangement]:
     }
 
 
-def _more(hunt: Hunt, arrangement: Arrangement) -> list[Candidate]:
+def _more(hunt: Hunt, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
     """Return candidates from the whole frontier of an arrangement."""
     problem = Problem(hunt.context, arrangement.mesh(0), arrangement.microbatches)
     graph = problem.factor_graph(likely_weights(problem, arrangement))
@@ -162,7 +171,7 @@ def _more(hunt: Hunt, arrangement: Arrangement) -> list[Candidate]:
         corners = hull(Elimination.of(graph), 4 * MAX_POINTS).points
         gaps = Gaps(graph, MAX_ROWS)
         for fast, small in itertools.pairwise(corners):
-            points += gaps.fill(fast, small, EPSILON) or []
+            points += gaps.fill(fast, small, epsilon) or []
     except InputError:  # too wide for the exact search
         return []
     found = list(from_points(problem, arrangement, [*corners, *points], hunt.room))
