@@ -35,6 +35,8 @@ from shardwright.planner.search.terms import (
 # Candidates are ranked as if this share of what computation could hide at best remained exposed,
 # and gradients could hide behind this share of one microbatch: its backward.
 HIDDEN, BACKWARD = 0.08, 0.6
+# Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
+WEIGHINGS = ((HIDDEN, HIDDEN), (HIDDEN, 1.0), (1.0, 1.0))
 # Hull points per arrangement before only the pair around the memory limit is refined further.
 MAX_POINTS = 6
 # An arrangement whose bound exceeds the best candidate by this factor only adds its hull.
@@ -127,7 +129,7 @@ def solve(
     least = exposed_share(problem.context, len(problem.mesh.sizes))
     found: dict[tuple[object, ...], Candidate] = {}
     fastest, is_free = math.inf, False
-    for hidden, synced in ((HIDDEN, HIDDEN), (HIDDEN, 1.0), (1.0, 1.0)):
+    for hidden, synced in WEIGHINGS[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
         curve = hull(
             problem.elimination(search_weights(arrangement, *shares)), MAX_POINTS, limit,
@@ -176,7 +178,8 @@ def _relaxed_bound(
     best = least_work(problem, arrangement)
     if not curve.points or best >= known:
         return known
-    views = [problem.elimination(_bound_weights(problem, arrangement, mean)) for mean in MEANS]
+    means = MEANS[: 1 if problem.is_wide else None]  # where every answer takes seconds
+    views = [problem.elimination(_bound_weights(problem, arrangement, mean)) for mean in means]
     price = curve.price(limit)
     for view in views:
         best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.search.buckets import Floats
 from shardwright.planner.search.factors import FactorGraph
-from shardwright.planner.search.network import Floats, Network
+from shardwright.planner.search.network import Network
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,16 +35,18 @@ class Hull:
     ``edge_values`` holds, per neighbouring pair, the proved least value of
     seconds + slope * bytes with the slope at which the pair ties; it equals the pair's own value
     where the edge is final and is minus infinity where ``max_points`` stopped the bisection.
+    ``floor`` are the least seconds and the least bytes, as far as they are proved.
     """
 
     points: tuple[Point, ...]
     edge_values: tuple[float, ...]
+    floor: tuple[float, float]
 
     def bound(self, limit: float) -> float:
         """Return seconds that every assignment within ``limit`` bytes needs; inf if none fits."""
-        if not self.points or limit < self.points[-1].bytes * (1 - TOLERANCE):
+        best, least_bytes = self.floor
+        if not self.points or limit < least_bytes * (1 - TOLERANCE):
             return math.inf
-        best = self.points[0].seconds
         for fast, small, value in zip(self.points, self.points[1:], self.edge_values, strict=False):
             best = max(best, value - slope(fast, small) * limit)
         return best
@@ -73,9 +75,9 @@ def hull(
     Beyond that number only the pair of points around ``focus`` bytes is bisected to the end. Where
     even the fastest point takes more than ``give_up`` seconds, the two ends are enough.
     """
-    ends = _extremes(elimination)
+    ends, floor = _extremes(elimination)
     if not ends:
-        return Hull(points=(), edge_values=())
+        return Hull(points=(), edge_values=(), floor=floor)
     points = ends
     max_points = max_points if ends[0].seconds <= give_up else 0
     focus = focus if ends[0].seconds <= give_up else None
@@ -100,14 +102,17 @@ def hull(
                 fresh.append(point)
         points = _lower_hull([*points, *fresh])
     edges = tuple(values.get(pair, -math.inf) for pair in itertools.pairwise(points))
-    return Hull(points=tuple(points), edge_values=edges)
+    return Hull(points=tuple(points), edge_values=edges, floor=floor)
 
 
-def _extremes(elimination: Elimination) -> list[Point]:
-    """Return the fastest point and the smallest point (ties broken by the other cost)."""
+def _extremes(elimination: Elimination) -> tuple[list[Point], tuple[float, float]]:
+    """Return the fastest point and the smallest point (ties broken by the other cost), and bounds
+    of their seconds and bytes.
+    """
     first = elimination.solve(np.array([(1.0, 0.0), (0.0, 1.0)]))
-    if not math.isfinite(float(first.values[0])):
-        return []
+    floor = float(first.values[0]), float(first.values[1])
+    if not math.isfinite(floor[0]):
+        return [], floor
     rough = [_point(first, 0), _point(first, 1)]
     spread = (
         max(rough[0].bytes, rough[1].bytes, 1.0),
@@ -117,8 +122,8 @@ def _extremes(elimination: Elimination) -> list[Point]:
     solved = elimination.solve(np.array([(1.0, 1e-9 * ratio), (1e-9 / ratio, 1.0)]))
     fast, small = _point(solved, 0), _point(solved, 1)
     if fast.bytes <= small.bytes or fast.seconds >= small.seconds:
-        return [fast]
-    return [fast, small]
+        return [fast], floor
+    return [fast, small], floor
 
 
 def _point(solved: Solutions, row: int) -> Point:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.search.buckets import elimination_order
 from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.factors import Factor, FactorGraph, Table, merge_scopes
 from shardwright.planner.search.frontier import Point, hull, non_dominated, slope
 from shardwright.planner.search.network import Table as Columns
-from shardwright.planner.search.network import elimination_order, undominated
+from shardwright.planner.search.network import undominated
 
 # Rows of one step; beyond them a gap stays open and the answer says so.
 MAX_ROWS = 2**20

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import InputError
+from shardwright.planner.search.buckets import MAX_CELLS, elimination_order
 from shardwright.planner.search.factors import FactorGraph, Table, merge_scopes
-from shardwright.planner.search.network import MAX_CELLS, elimination_order
 
 Scope = tuple[int, ...]
 

@@ -256,6 +256,11 @@ class Problem:
         terms = self.terms  # which add variables
         return network(tuple(self.sizes), terms)
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether minima are bracketed instead of found by elimination; that takes seconds each."""
+        return self.network.is_wide
+
     def elimination(self, weights: Weights) -> Elimination:
         """Return the exact solver under one way to pipeline."""
         return Elimination(self.network, *weights.views())
