@@ -28,6 +28,7 @@ from shardwright.cli.options import (
     Seconds,
     SeedPlan,
     Seq,
+    Shards,
     Workers,
     given,
     voice_for,
@@ -78,6 +79,7 @@ def plan(
     bandwidth: Bandwidth = "",
     schedule: Schedule = "auto",
     microbatches: Microbatches = 0,
+    shards: Shards = 1,
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -92,6 +94,7 @@ def plan(
             memory_limit=memory_limit,
             schedule=schedule,
             microbatches=microbatches,
+            shards=shards,
         )
         _plan_profile(speaker, profile, wanted)
         return
