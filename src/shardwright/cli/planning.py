@@ -237,8 +237,8 @@ def report(
     from shardwright import api, voice
 
     speaker = voice_for(json)
-    with speaker.waiting("writing the report"):
-        files = api.report(plan, model, cluster, out=out, trace=trace)
+    with speaker.progress() as watch:
+        files = api.report(plan, model, cluster, out=out, trace=trace, watch=watch)
     voice.show_report(speaker, files)
 
 
