@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.search.pipelines.problem import Crew, PipelineProblem
+from shardwright.planner.search.pipelines.problem import Crew, PipelineProblem, all_reduce
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -25,7 +25,8 @@ class Crews:
 
     The index of a difference of mixtures is the difference of indices. ``unit`` is the compute
     seconds (of the profiled device) that a stage of the crew takes on while it is busy for one
-    second, ``capacity`` the most that any stages of the mixture can: the bound that prunes. The
+    second, ``collective`` and ``message`` the seconds of an all-reduce of one byte
+    among the shards of a replica, and of one byte of weights among the replicas, ``capacity`` the most that any stages of the mixture can: the bound that prunes. The
     crews of a mixture's parts are ``part[part_offset[m] : part_offset[m + 1]]``.
     """
 
@@ -42,6 +43,8 @@ class Crews:
     speed: Floats
     memory: Floats
     unit: Floats
+    collective: Floats
+    message: Floats
 
 
 def tabulate_crews(problem: PipelineProblem) -> Crews:
@@ -80,6 +83,8 @@ def tabulate_crews(problem: PipelineProblem) -> Crews:
         speed=speed,
         memory=np.where(uses, [kind.memory_bytes for kind in kinds], np.inf).min(axis=1),
         unit=unit,
+        collective=np.array([all_reduce(problem, crew.shards, 1.0) for crew in crews]),
+        message=np.array([all_reduce(problem, c.replicas, 1.0) / c.shards for c in crews]),
     )
 
 

@@ -78,10 +78,10 @@ def plan_exact(problem: PipelineProblem) -> PipelinePlan:
 def _grow(
     problem: PipelineProblem, tables: _Tables, most: float, least: float = 0.0
 ) -> PipelinePlan | None:
-    """Solve under limits that grow from the bound, or from ``least``, to ``most``: a low one prunes
-    most, and whatever it lets through contains the optimum."""
+    """Solve under ``most``. Where that is infinite, or ``least`` is known to be close, limits grow
+    from there: a low one prunes most, and whatever it lets through contains the optimum."""
     limit = (least or lower_bound(problem, tables.crews)) * FIRST_LIMIT
-    for _ in range(NUM_LIMITS):
+    for _ in range(NUM_LIMITS if least or most == math.inf else 0):
         if not 0 < limit < most:
             break
         found = _run(problem, tables, limit)
@@ -153,7 +153,8 @@ def _prepare(problem: PipelineProblem) -> _Tables:
     )  # fmt: skip
     pools = Pools(
         crews.workers, crews.capacity, crews.part_offset, crews.part, crews.mixture, crews.shards,
-        crews.replicas, crews.splits, crews.speed, crews.memory, crews.unit,
+        crews.replicas, crews.splits, crews.speed, crews.memory, crews.unit, crews.collective,
+        crews.message,
     )  # fmt: skip
     return _Tables(rules, columns, pools, crews)
 

@@ -77,10 +77,12 @@ class Pools(NamedTuple):
     speed: Floats
     memory: Floats
     unit: Floats
+    collective: Floats
+    message: Floats
 
 
 class Crew(NamedTuple):
-    """A row of ``Pools``, and the seconds of reducing one byte over its shards and its replicas."""
+    """A row of ``Pools``; ``speed`` is that of a replica."""
 
     shards: int
     replicas: int
@@ -112,37 +114,6 @@ class State(NamedTuple):
     best: Floats
     ends: Ints
     uses: Ints
-
-
-@numeric
-def _all_reduce(rules: Rules, workers: int) -> float:
-    """``problem.all_reduce`` of one byte."""
-    if rules.is_paper:
-        return 2 * (workers - 1) / rules.bandwidth
-    return 4 * (workers - 1) / (workers * rules.bandwidth)
-
-
-@numeric
-def _crew(rules: Rules, pools: Pools, crew: int) -> Crew:
-    shards, replicas = pools.shards[crew], pools.replicas[crew]
-    collective, message = _all_reduce(rules, shards), _all_reduce(rules, replicas) / shards
-    return Crew(
-        shards, replicas, pools.splits[crew], pools.speed[crew] * shards, pools.memory[crew],
-        collective, message,
-    )  # fmt: skip
-
-
-@numeric
-def _stage(columns: Columns, start: int, stop: int) -> Stage:
-    kept = columns.activation[stop] - columns.activation[start] + columns.crossing[start]
-    return Stage(
-        columns.forward[stop] - columns.forward[start],
-        columns.backward[stop] - columns.backward[start],
-        columns.parameter[stop] - columns.parameter[start],
-        kept,
-        columns.gathered[stop] - columns.gathered[start],
-        max(columns.crossing[start], columns.crossing[stop]),
-    )
 
 
 @numeric
@@ -226,51 +197,65 @@ def _fitting(rules: Rules, columns: Columns, crew: Crew, start: int, total: int)
 
 @numeric
 def _extend(
-    rules: Rules, columns: Columns, pools: Pools, state: State, mixture: int, start: int, used: int
+    rules: Rules, columns: Columns, pools: Pools, state: State, mixture: int, start: int
 ) -> None:
-    """Try every stage from ``start`` on a crew."""
-    crew = _crew(rules, pools, used)
-    left = mixture - pools.mixture[used]
-    total, behind = pools.workers[mixture], 0
-    if rules.counting != AT_MOST:
-        total = crew.replicas + -(-pools.workers[left] // rules.shards)
-    if rules.counting == COUNTED:
-        behind = pools.workers[left]
-    if _seconds(rules, crew, _stage(columns, start, start))[0] > rules.limit:
-        return  # the input alone takes too long
-    longest = state.work[start] + pools.unit[used] * rules.limit * SLACK
-    low, high = columns.offset[start], columns.offset[start + 1]
-    end = _fitting(rules, columns, crew, start, total)
-    while low < high:  # the first larger cut whose rest the workers left can do
-        middle = (low + high) // 2
-        if columns.larger[middle] < state.first[left]:
-            low = middle + 1
-        else:
-            high = middle
-    sending = 2 / (crew.shards * rules.bandwidth)
-    least = state.best[mixture, start, 0]
-    for place in range(low, end):
-        stop = columns.larger[place]
-        if state.work[stop] > longest:
-            break
-        after = state.best[left, stop, behind]
-        if after >= least or after > rules.limit:
-            continue
-        stage = _stage(columns, start, stop)
-        busy, passing = _seconds(rules, crew, stage)
-        passing = passing + sending * columns.crossing[stop] if rules.microbatches else 0.0
+    """Try every stage from ``start`` on every crew. One call for all crews: calls with whole tables
+    as arguments are slow."""
+    least, begun, incoming = np.inf, state.work[start], columns.crossing[start]
+    for part in range(pools.part_offset[mixture], pools.part_offset[mixture + 1]):
+        used = pools.part[part]
+        left = mixture - pools.mixture[used]
+        unit = pools.unit[used] * SLACK
+        longest = begun + unit * min(rules.limit, least)
+        if state.work[state.first[left]] > longest:
+            continue  # what is left to the others is too much for them
+        shards = pools.shards[used]
+        crew = Crew(
+            shards, pools.replicas[used], pools.splits[used], pools.speed[used] * shards,
+            pools.memory[used], pools.collective[used], pools.message[used],
+        )  # fmt: skip
+        if _seconds(rules, crew, Stage(0.0, 0.0, 0.0, 0.0, 0.0, incoming))[0] > rules.limit:
+            continue  # the input alone takes too long
+        total, behind = pools.workers[mixture], 0
+        if rules.counting != AT_MOST:
+            total = crew.replicas + -(-pools.workers[left] // rules.shards)
         if rules.counting == COUNTED:
-            _count(rules, crew, stage, state, (mixture, start, left, stop, used), busy, passing)
-            continue
-        value = max(after, busy, passing + after)
-        if value >= least or value > state.most[start]:
-            continue
-        if _bytes(rules, crew, stage, total) > crew.memory:
-            continue
-        least = value
-        state.best[mixture, start, 0] = value
-        state.ends[mixture, start, 0] = stop
-        state.uses[mixture, start, 0] = used
+            behind = pools.workers[left]
+        low, end = columns.offset[start], columns.offset[start + 1]
+        low += np.searchsorted(columns.larger[low:end], state.first[left])
+        if crew.memory < np.inf:
+            end = _fitting(rules, columns, crew, start, total)
+        sending = 2 / (shards * rules.bandwidth)
+        for place in range(low, end):
+            stop = columns.larger[place]
+            if state.work[stop] > longest:
+                break
+            after = state.best[left, stop, behind]
+            if after >= least or after > rules.limit:
+                continue
+            stage = Stage(
+                columns.forward[stop] - columns.forward[start],
+                columns.backward[stop] - columns.backward[start],
+                columns.parameter[stop] - columns.parameter[start],
+                columns.activation[stop] - columns.activation[start] + incoming,
+                columns.gathered[stop] - columns.gathered[start],
+                max(incoming, columns.crossing[stop]),
+            )
+            busy, passing = _seconds(rules, crew, stage)
+            passing = passing + sending * columns.crossing[stop] if rules.microbatches else 0.0
+            if rules.counting == COUNTED:
+                _count(rules, crew, stage, state, (mixture, start, left, stop, used), busy, passing)
+                continue
+            value = max(after, busy, passing + after)
+            if value >= least or value > state.most[start]:
+                continue
+            if _bytes(rules, crew, stage, total) > crew.memory:
+                continue
+            least = value
+            longest = min(longest, begun + unit * least)  # no longer stage is faster
+            state.best[mixture, start, 0] = value
+            state.ends[mixture, start, 0] = stop
+            state.uses[mixture, start, 0] = used
 
 
 @numeric
@@ -334,8 +319,7 @@ def solve(rules: Rules, columns: Columns, pools: Pools, floor: Floats) -> Table:
         for start in range(cuts - 2, first[mixture] - 1, -1):
             if work[start] > (room[others] if others else 0.0) or floor[mixture, start] == np.inf:
                 continue
-            for place in range(pools.part_offset[mixture], pools.part_offset[mixture + 1]):
-                _extend(rules, columns, pools, state, mixture, start, pools.part[place])
+            _extend(rules, columns, pools, state, mixture, start)
             for lane in range(1, lanes):  # what fewer replicas do
                 if state.best[mixture, start, lane - 1] <= state.best[mixture, start, lane]:
                     state.best[mixture, start, lane] = state.best[mixture, start, lane - 1]
