@@ -19,8 +19,9 @@ from shardwright.planner.search.judge import judge
 # So many of the smallest plans of the additive model are simulated.
 SMALLEST, FEW = 6, 3
 # The simulator may find that a plan needs less than the additive model says, but hardly less than
-# this share of it (0.91 in 18 plans of three transformers; mostly it finds more).
-LIKELY = 0.85
+# this share of it (0.91 in 18 plans of three transformers; mostly it finds more). Far above the
+# limit is so many times as much.
+LIKELY, FAR = 0.85, 1.5
 
 Place = tuple[int, int]  # stages and width of the tensor axis
 
@@ -43,28 +44,30 @@ def descend(hunt: Hunt) -> bool:
     """Look for a plan that fits where the additive model finds the least memory; return whether it
     found any plan at all, fitting or not.
 
-    From the shape of one stage, of the widest tensor axis, and of data parallelism alone, to ever
-    smaller neighbours. A minimum that no descent reaches is missed.
+    From the shape of one stage and of the widest tensor axis to ever smaller neighbours, then from
+    other corners, unless the first descent ended far above the limit, or below it. A minimum that no
+    descent reaches is missed.
     """
     known = {(s.stages, s.tensor): s for s in shapes(hunt.context, hunt.context.num_devices)}
     found: dict[Place, tuple[Candidate, ...]] = {}
 
     def least(place: Place) -> float:
-        if place not in found and not hunt.stopped():
+        if place not in found:
             found[place] = _ends(hunt, known[place].arrangements[-1])
-            fits = [c for c in found[place] if c.bytes <= hunt.room]
-            _judge(sorted(fits, key=lambda c: c.bytes)[:1], hunt)
-        return min((c.bytes for c in found.get(place, ())), default=math.inf)
+        return min((c.bytes for c in found[place]), default=math.inf)
 
     for start in dict.fromkeys(_corners(known)):
+        size = min(map(least, found), default=math.inf)
+        if hunt.stopped() or size <= hunt.room or FAR * hunt.room < size < math.inf:
+            break
         place, size = start, least(start)
-        while not hunt.fitting and not hunt.stopped():
+        while size > hunt.room and not hunt.stopped():
             smaller = min(_neighbours(place, known), key=least, default=place)
-            if hunt.fitting or least(smaller) >= size:
+            if least(smaller) >= size:
                 break
             place, size = smaller, least(smaller)
     every = [candidate for candidates in found.values() for candidate in candidates]
-    likely = [c for c in every if hunt.room < c.bytes <= hunt.room / LIKELY]
+    likely = [c for c in every if LIKELY * c.bytes <= hunt.room]
     _judge(sorted(likely, key=lambda c: (c.bytes, c.seconds))[:FEW], hunt)
     return bool(every)
 
