@@ -82,10 +82,11 @@ class Pools(NamedTuple):
 
 
 class Crew(NamedTuple):
-    """A row of ``Pools``; ``speed`` is that of a replica."""
+    """A row of ``Pools``; ``speed`` is that of a replica, ``rounds`` its microbatches."""
 
     shards: int
     replicas: int
+    rounds: int
     splits: bool
     speed: float
     memory: float
@@ -130,7 +131,7 @@ def _seconds(rules: Rules, crew: Crew, stage: Stage) -> tuple[float, float]:
         if rules.is_paper:
             return max(compute / replicas, message / replicas, 2 * send), compute
         return max((compute + message) / replicas, 2 * send / replicas), compute
-    rounds = -(-rules.microbatches // replicas)
+    rounds = crew.rounds
     if rules.overlap == EXPOSED:
         return rounds * (compute + 2 * send) + message, compute
     if rules.overlap == STREAMED:
@@ -211,8 +212,9 @@ def _extend(
             continue  # what is left to the others is too much for them
         shards = pools.shards[used]
         crew = Crew(
-            shards, pools.replicas[used], pools.splits[used], pools.speed[used] * shards,
-            pools.memory[used], pools.collective[used], pools.message[used],
+            shards, pools.replicas[used], -(-rules.microbatches // pools.replicas[used]),
+            pools.splits[used], pools.speed[used] * shards, pools.memory[used],
+            pools.collective[used], pools.message[used],
         )  # fmt: skip
         if _seconds(rules, crew, Stage(0.0, 0.0, 0.0, 0.0, 0.0, incoming))[0] > rules.limit:
             continue  # the input alone takes too long
@@ -225,7 +227,7 @@ def _extend(
         low += np.searchsorted(columns.larger[low:end], state.first[left])
         if crew.memory < np.inf:
             end = _fitting(rules, columns, crew, start, total)
-        sending = 2 / (shards * rules.bandwidth)
+        sending, pace = 2 / (shards * rules.bandwidth), 1 / crew.speed
         for place in range(low, end):
             stop = columns.larger[place]
             if state.work[stop] > longest:
@@ -233,6 +235,8 @@ def _extend(
             after = state.best[left, stop, behind]
             if after >= least or after > rules.limit:
                 continue
+            if rules.microbatches and after + (state.work[stop] - begun) * pace > least * SLACK:
+                continue  # on its way the first microbatch alone takes longer
             stage = Stage(
                 columns.forward[stop] - columns.forward[start],
                 columns.backward[stop] - columns.backward[start],
