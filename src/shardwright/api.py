@@ -322,13 +322,21 @@ def report(
     batch: Batch | None = None,
     out: str | Path = "report.html",
     trace: str | Path = "",
+    watch: Watch | None = None,
 ) -> Report:
-    """Write one self-contained page about all plans of a frontier, and a trace of the chosen
-    one."""
-    document = document_of(plan)
+    """Write one self-contained page about all plans of a frontier, and a trace of the chosen one.
+
+    It says why the chosen plan, as ``explain`` does."""
+    from shardwright.verbs.reasons import with_reasons
+
+    document, watch = document_of(plan), watch or Watch()
     frontier = document.frontier
-    graph, machine, costs = evidence(document, frontier.best, model, cluster, batch)
-    stories = tuple(tell(one, graph, machine, costs) for one in frontier.plans)
+    facts = evidence(document, frontier.best, model, cluster, batch)
+    graph, machine, costs = facts
+    stories = with_reasons(
+        [tell(one, graph, machine, costs) for one in frontier.plans],
+        frontier.chosen, facts, document.origin.memory_limit, watch,
+    )  # fmt: skip
     story = Story(
         graph=graph,
         cluster=machine,

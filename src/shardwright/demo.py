@@ -20,7 +20,8 @@ from shardwright.report.story import PlanStory, Story, differences
 from shardwright.report.text import chosen_lines, difference_table, frontier_table, plain_table
 from shardwright.report.units import bytes_text, count_text, seconds_text
 from shardwright.verbs.narrate import tell, with_process
-from shardwright.verbs.request import Job, Request
+from shardwright.verbs.reasons import with_reasons
+from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.training import Outcome, start
 from shardwright.voice import Voice
@@ -131,10 +132,11 @@ def _story(study: Study, outcome: Outcome, alone: tuple[float, ...]) -> Story:
         if index == study.frontier.chosen and outcome.timeline is not None:
             told = replace(told, measured=with_process(outcome.timeline, told.process_bytes))
         plans.append(told)
+    chosen, facts = study.frontier.chosen, (study.graph, study.cluster, study.costs)
     return Story(
         graph=study.graph,
         cluster=study.cluster,
-        plans=tuple(plans),
+        plans=with_reasons(plans, chosen, facts, None, Watch()),
         chosen=study.frontier.chosen,
         losses=(("this plan", outcome.run.losses), ("one process", alone)),
         provenance=api.provenance(study.frontier.best, study.cluster, study.costs),

@@ -21,6 +21,7 @@ from shardwright.planner.search.pipelines import (
 from shardwright.planner.search.pipelines.bapipe import SYNCHRONOUS, balance
 from shardwright.planner.search.pipelines.compare import replayed
 from shardwright.planner.search.pipelines.events import StageTimes, replay
+from shardwright.planner.search.pipelines.problem import all_reduce
 from tests.planner.search.pipelines.oracle import price, random_problem
 
 SHAPES = [(n, m) for n in (1, 2, 3, 4, 5, 8) for m in (n, n + 1, 2 * n + 1, 17, 64) if m >= n]
@@ -107,7 +108,9 @@ def test_no_step_beats_the_model(seed, schedule):
         bandwidth=rng.choice([1.0, 5.0, 1e6]), schedule=schedule, microbatches=rng.randint(1, 12),
     )  # fmt: skip
     for plan in (plan_exact(each), plan_bapipe(each)):
-        assert replayed(each, plan).simulated_seconds >= plan.seconds * (1 - 1e-9)
+        # A stage may make its weights equal while those before it still work, which is not counted.
+        message = max(all_reduce(each, s.num_replicas, s.parameter_bytes) for s in plan.stages)
+        assert replayed(each, plan).simulated_seconds >= plan.seconds * (1 - 1e-9) - message
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -207,7 +210,8 @@ def pipelines_of_a_chain(graph, kinds):
                 ):
                     stops = (*ends, len(order))
                     yield [
-                        (frozenset(order[:e]), used) for e, used in zip(stops, uses, strict=True)
+                        (frozenset(order[:e]), used, 1, False)
+                        for e, used in zip(stops, uses, strict=True)
                     ]
 
 

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
+from shardwright.core.explanation import Decision, Reasons, ShadowPrice
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.plan import Bound, Objective, Plan
 from shardwright.core.program import Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Pipeline, Strategy
 from shardwright.core.timeline import Timeline
+from shardwright.report.critical import CriticalRow
+from shardwright.report.reasons import why
 from shardwright.report.story import OperatorRow, PlanStory, Story
+from shardwright.report.why import Why
 
 MIB = 2**20
 # Each row: its kind, stage, item, microbatch, resource, start, end and predecessors.
@@ -133,6 +137,7 @@ def make_story(name: str = "model") -> Story:
                 measured=make_timeline(program, "measured", 1.1) if index == 0 else None,
                 spread_seconds=0.2,
                 operators=tuple(make_row(f"{name}.h.{i}.up", i) for i in range(3)),
+                why=make_why(plan, name, index == 0),
             )
         )
     return Story(
@@ -142,6 +147,31 @@ def make_story(name: str = "model") -> Story:
         losses=(("this plan", (3.0, 2.5, 2.1)), ("one process", (3.0, 2.5, 2.1))),
         provenance=(("hardware", name),),
     )
+
+
+def make_why(plan: Plan, name: str, is_chosen: bool) -> Why:
+    """One decision, two prices and two critical rows; the plan that is not chosen has the last."""
+    critical = (
+        CriticalRow(what=f"{name} forward work", where="forward", seconds=3.5),
+        CriticalRow(what="all_reduce (synchronise)", where="between hosts", seconds=1.5),
+    )
+    if not is_chosen:
+        return why(plan, critical, None)
+    decision = Decision(
+        what=f"split of {name}", chosen="b over data", runner_up="n over data", added_seconds=0.5,
+        added_bytes=1e6, count=3, step_seconds=5.5, peak_bytes=12.0 * MIB,
+    )  # fmt: skip
+    prices = (
+        ShadowPrice(what="2 GiB more per device", step_seconds=4.8, label="another plan"),
+        ShadowPrice(what="a link twice as fast", step_seconds=4.5),
+    )
+    reasons = Reasons(
+        decisions=(decision,),
+        prices=prices,
+        byte_seconds=0.0,
+        notes=(f"{name} could not be priced",),
+    )
+    return why(plan, critical, reasons, 10.0 * MIB)
 
 
 def make_row(name: str, index: int) -> OperatorRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -10,9 +11,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from shardwright.core.plan import Frontier
 from shardwright.report.html import page_text
-from shardwright.report.story import Story
+from shardwright.report.reasons import why_parts
+from shardwright.report.story import PlanStory, Story
+from shardwright.report.text import chosen_lines
 
 CHROMIUM = next(
     (p for p in ("/usr/bin/chromium", shutil.which("chromium") or "") if Path(p).is_file()), ""
@@ -63,6 +68,31 @@ def test_the_data_block_holds_every_plan(story: Story) -> None:
     assert data["losses"][0] == ["this plan", [3.0, 2.5, 2.1]]
 
 
+def words_of(story: PlanStory) -> list[str]:
+    """Every word that speaks for a plan."""
+    found = story.why
+    assert found is not None
+    tables = [table for table in (found.decisions, found.critical) if table is not None]
+    cells = [cell for table in tables for row in table.rows for cell in row]
+    titles = [word for table in tables for word in (table.title, *table.heads, table.caption)]
+    return [word for word in (found.bound, *found.prices, *found.notes, *titles, *cells) if word]
+
+
+def test_the_page_and_the_terminal_give_the_same_reasons(story: Story) -> None:
+    plans = json.loads(read(page_text(story)).data)["plans"]
+    assert plans[0]["why"]["decisions"]["rows"][0][2] == "n over data"
+    assert plans[1]["why"]["decisions"] is None
+    for told, plan in zip(story.plans, plans, strict=True):
+        assert told.why is not None
+        console = Console(width=400, no_color=True)
+        with console.capture() as captured:
+            console.print(chosen_lines(Frontier(plans=(told.plan,))), why_parts(told.why, 99))
+        page = json.dumps(plan["why"], ensure_ascii=False)
+        for word in words_of(told):
+            assert word in captured.get(), word
+            assert word in page, word
+
+
 def test_the_frontier_can_be_read_without_the_script(story: Story) -> None:
     page = re.sub(r"<script.*?</script>", "", page_text(story), flags=re.DOTALL)
     for words in ("model plan 0", "5.00 s ± 200 ms", "9.00 MiB", "$0.002", "measured 80%"):
@@ -97,6 +127,9 @@ def test_a_browser_draws_every_chart(story: Story, tmp_path: Path) -> None:
         start = shown.index(f'id="c-{chart}"')
         assert "main-svg" in shown[start : start + 4000], chart
     assert "h.*.up" in shown
+    assert "Why this plan" in shown
+    for word in words_of(story.plans[0]):
+        assert html.escape(word, quote=False) in shown, word
 
 
 @needs_browser

@@ -50,6 +50,14 @@ Schedule = Annotated[
         help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
     ),
 ]
+Shards = Annotated[
+    int,
+    typer.Option(
+        "--shards",
+        min=1,
+        help="With --profile: a stage may split layers or weights over so many workers.",
+    ),
+]
 Microbatches = Annotated[
     int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
 ]

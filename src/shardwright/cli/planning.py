@@ -28,6 +28,7 @@ from shardwright.cli.options import (
     Seconds,
     SeedPlan,
     Seq,
+    Shards,
     Workers,
     given,
     voice_for,
@@ -82,6 +83,7 @@ def plan(
     bandwidth: Bandwidth = "",
     schedule: Schedule = "auto",
     microbatches: Microbatches = 0,
+    shards: Shards = 1,
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -96,6 +98,7 @@ def plan(
             memory_limit=memory_limit,
             schedule=schedule,
             microbatches=microbatches,
+            shards=shards,
         )
         _plan_profile(speaker, profile, wanted)
         return
@@ -239,8 +242,8 @@ def report(
     from shardwright import api, voice
 
     speaker = voice_for(json)
-    with speaker.waiting("writing the report"):
-        files = api.report(plan, model, cluster, out=out, trace=trace)
+    with speaker.progress() as watch:
+        files = api.report(plan, model, cluster, out=out, trace=trace, watch=watch)
     voice.show_report(speaker, files)
 
 

@@ -118,13 +118,16 @@ class WorkerKind:
 class PipelineStage:
     """A stage and what it costs.
 
-    ``replicas`` workers per kind take the (micro)batches in turn. ``seconds`` is how long it is
-    busy per (micro)batch, or per step where the schedule has a flush. ``receive_bytes`` cross its
-    input cut per (micro)batch, ``forward_seconds`` are part of ``compute_seconds``, ``in_flight`` is how many (micro)batches a replica holds at most.
+    ``workers`` per kind make replicas of ``shards`` workers each, which take the (micro)batches in
+    turn. The shards of a replica split every layer; with ``splits_weights`` the replicas keep each
+    a part of the weights. ``seconds`` is how long the stage is busy per (micro)batch, or per step
+    where the schedule has a flush. ``receive_bytes`` cross its input cut per (micro)batch,
+    ``forward_seconds`` are part of ``compute_seconds``, ``collective_seconds`` of a (micro)batch
+    come on top, ``in_flight`` is how many (micro)batches a replica holds at most.
     """
 
     layers: tuple[int, ...]
-    replicas: tuple[int, ...]
+    workers: tuple[int, ...]
     seconds: float
     compute_seconds: float
     forward_seconds: float
@@ -132,11 +135,19 @@ class PipelineStage:
     parameter_bytes: float
     memory_bytes: float
     in_flight: int
+    shards: int = 1
+    splits_weights: bool = False
+    collective_seconds: float = 0.0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the stage has."""
+        return sum(self.workers)
 
     @property
     def num_replicas(self) -> int:
-        """How many workers the stage has."""
-        return sum(self.replicas)
+        """How many (micro)batches it works on at a time."""
+        return self.num_workers // self.shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +174,7 @@ class PipelinePlan:
     @property
     def num_workers(self) -> int:
         """How many workers are used."""
-        return sum(stage.num_replicas for stage in self.stages)
+        return sum(stage.num_workers for stage in self.stages)
 
     @property
     def gap(self) -> float:

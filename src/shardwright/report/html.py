@@ -33,10 +33,12 @@ from shardwright.report.story import (
 )
 from shardwright.report.text import sources_text, span_text
 from shardwright.report.units import bytes_text, count_text, dollars_text, seconds_text
+from shardwright.report.why import Rows, Why
 
 MAX_BARS = 6000  # on the whole page
 MAX_POINTS = 1000
 MAX_OPERATORS = 250
+MAX_REASONS = 25  # rows of a table of reasons
 
 
 def page_text(story: Story) -> str:
@@ -128,6 +130,7 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         ],
         "kept": [list(line) for line in parameter_lines(plan)],
         "notes": list(plan.notes),
+        "why": None if item.why is None else _why_data(item.why),
         "timelines": [
             [line.source, _bars(program, line, max_bars), line.step_seconds]
             for line in (item.predicted, item.measured)
@@ -147,6 +150,25 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         ],
         "hidden": max(0, len(rows) - MAX_OPERATORS),
         "differences": [[d.name, d.predicted, d.measured, d.unit] for d in differences(item)],
+    }
+
+
+def _why_data(why: Why) -> dict[str, Any]:
+    def rows(table: Rows) -> dict[str, Any]:
+        return {
+            "title": table.title,
+            "heads": [[h, "n" if i in table.numbers else ""] for i, h in enumerate(table.heads)],
+            "rows": [list(row) for row in table.rows[:MAX_REASONS]],
+            "hidden": max(0, len(table.rows) - MAX_REASONS),
+            "caption": table.caption,
+        }
+
+    return {
+        "bound": why.bound,
+        "decisions": None if why.decisions is None else rows(why.decisions),
+        "prices": list(why.prices),
+        "critical": rows(why.critical),
+        "notes": list(why.notes),
     }
 
 

@@ -77,9 +77,13 @@ def _values(graph: LayerGraph, plan: PipelinePlan) -> dict[str, Any]:
         "stages": [
             {
                 "layers": [graph.layers[i].name for i in stage.layers],
-                "replicas": list(stage.replicas),
+                "workers": list(stage.workers),
+                "num_replicas": stage.num_replicas,
+                "shards": stage.shards,
+                "splits_weights": stage.splits_weights,
                 "seconds": stage.seconds,
                 "compute_seconds": stage.compute_seconds,
+                "collective_seconds": stage.collective_seconds,
                 "receive_bytes": stage.receive_bytes,
                 "parameter_bytes": stage.parameter_bytes,
                 "memory_bytes": stage.memory_bytes,
@@ -105,15 +109,23 @@ def _stage_table(graph: LayerGraph, plan: PipelinePlan) -> Table:
         table.add_row(
             str(number),
             Text(_layers_text(graph, stage)),
-            "+".join(str(n) for n in stage.replicas),
+            _workers_text(stage),
             Text(seconds_text(stage.seconds), style="bold" if _is_busiest(plan, stage) else ""),
-            seconds_text(stage.compute_seconds),
+            seconds_text(stage.compute_seconds + stage.collective_seconds),
             bytes_text(stage.receive_bytes),
             bytes_text(stage.parameter_bytes),
             bytes_text(stage.memory_bytes),
             str(stage.in_flight),
         )
     return table
+
+
+def _workers_text(stage: PipelineStage) -> str:
+    """Write how many workers of each kind, and what they split where they are no mere replicas."""
+    text = "+".join(str(n) for n in stage.workers)
+    if stage.shards > 1:
+        text += f" ({stage.num_replicas} x {stage.shards} shards)"
+    return text + (", weights split" if stage.splits_weights else "")
 
 
 def _is_busiest(plan: PipelinePlan, stage: PipelineStage) -> bool:

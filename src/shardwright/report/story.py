@@ -19,6 +19,7 @@ from shardwright.core.layout import layout_text
 from shardwright.core.plan import Plan
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
+from shardwright.report.why import Why
 
 WORK = (
     "forward",
@@ -82,6 +83,7 @@ class PlanStory:
     """One plan with its program, how it is predicted to run, and how it ran if it did.
 
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
+    ``why`` is what speaks for it, where that was looked for.
     """
 
     plan: Plan
@@ -91,6 +93,7 @@ class PlanStory:
     spread_seconds: float = 0.0
     process_bytes: float = 0.0
     operators: tuple[OperatorRow, ...] = ()
+    why: Why | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from shardwright.report.units import (
     percent_text,
     seconds_text,
 )
+from shardwright.report.why import bound_text
 
 BAR = 24  # letters of the longest bar
 
@@ -110,14 +111,7 @@ def chosen_lines(frontier: Frontier) -> Group:
     if plan.reason:
         lines.append(Text(plan.reason))
     if plan.bound is not None:
-        lines.append(
-            Text(
-                f"No plan of the searched space is faster than "
-                f"{seconds_text(plan.bound.step_seconds)} (gap {plan.bound.gap:.1%}; "
-                f"{plan.bound.model}).",
-                style="dim",
-            )
-        )
+        lines.append(Text(bound_text(plan), style="dim"))
     lines += [Text(f"Note: {note}", style="dim") for note in plan.notes]
     return Group(*lines)
 

@@ -12,13 +12,15 @@ from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy, Sch
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.units import read_quantity
-from shardwright.files.workers import read_bandwidths, read_levels, read_workers
+from shardwright.files.workers import MOST_WORKERS, read_bandwidths, read_levels, read_workers
 from shardwright.report.reasons import relaxations_text
 
 AUTO = "auto"
 FORMULAS = ("code", "paper")
 MOST_NESTED_CUTS = 450
-PROFILE_OPTIONS = frozenset({"profile", "workers", "bandwidth", "schedule", "microbatches"})
+PROFILE_OPTIONS = frozenset(
+    {"profile", "workers", "bandwidth", "schedule", "microbatches", "shards"}
+)
 SHARED_OPTIONS = frozenset({"memory_limit", "json"})
 
 
@@ -29,7 +31,8 @@ class PipelineRequest:
     ``workers``: 16, 2x8 (hosts x workers, with one bandwidth each), or kinds ``8,8@0.5@16GiB``.
     ``microbatches`` 0: no flush, PipeDream's asynchronous pipeline. ``schedule`` auto: that, or with
     microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
-    PipeDream's published optimizer (``code``) or by its paper.
+    PipeDream's published optimizer (``code``) or by its paper. ``shards``: over how many workers a
+    stage may split its layers or its weights; 1 for replicas only.
     """
 
     workers: str
@@ -38,6 +41,7 @@ class PipelineRequest:
     schedule: str = AUTO
     microbatches: int = 0
     formula: str = "code"
+    shards: int = 1
 
     def __post_init__(self) -> None:
         if not self.workers or not self.bandwidth:
@@ -51,6 +55,8 @@ class PipelineRequest:
             raise InputError(
                 f"microbatches must be 0 (no flush) to {2**20}, not {self.microbatches}"
             )
+        if not 1 <= self.shards <= MOST_WORKERS:
+            raise InputError(f"shards must be 1 to {MOST_WORKERS}, not {self.shards}")
 
     @property
     def memory_bytes(self) -> float:
@@ -117,6 +123,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         schedule=schedules[0],
         microbatches=request.microbatches,
         formula=cast(CostFormula, request.formula),
+        shards=request.shards,
     )
     if is_nested:
         levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]

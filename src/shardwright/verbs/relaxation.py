@@ -192,7 +192,9 @@ def _optimizer(question: Question, watch: Watch) -> Relaxation | None:
 
 
 def _devices(question: Question, watch: Watch) -> Relaxation | None:
-    """Double whole hosts (or the devices of the only host) until a plan fits, then go back."""
+    """Double whole hosts (or the devices of the only host) until a plan fits, then go back.
+
+    The most are tried first: where those do not help, fewer are taken not to."""
     cluster = question.cluster
     if question.is_local:
         return None
@@ -207,6 +209,8 @@ def _devices(question: Question, watch: Watch) -> Relaxation | None:
 
     best: tuple[int, Plan] | None = None
     low = 0
+    if fits(max(1, total * (MOST_TIMES - 1) // unit)) is None:
+        return None
     while best is None and times < MOST_TIMES and not watch.stop():
         times *= 2
         extra = max(1, total * (times - 1) // unit)
@@ -243,11 +247,16 @@ def _batch(question: Question, watch: Watch) -> Relaxation | None:
 
 
 def _largest(sizes: list[int], fits: Callable[[int], Plan | None]) -> tuple[int, Plan] | None:
-    """Return the largest of ascending sizes that fits, by bisection; None if the smallest does not."""
+    """Return the largest of ascending sizes that fits, by bisection; None if the smallest does not.
+
+    The largest is tried second: it often fits, and every size is a capture of its own."""
     plan = fits(sizes[0]) if sizes else None
     if plan is None:
         return None
     low, high, best = 0, len(sizes), (sizes[0], plan)
+    if high > 1 and (plan := fits(sizes[-1])) is not None:
+        return sizes[-1], plan
+    high -= 1
     while high - low > 1:
         middle = (low + high) // 2
         plan = fits(sizes[middle])

@@ -13,7 +13,7 @@ from rich.text import Text
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.report.contrast import Contrast
-from shardwright.report.reasons import reason_parts
+from shardwright.report.reasons import why_parts
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
 from shardwright.report.text import (
     chosen_lines,
@@ -226,7 +226,7 @@ def explanation_text(found: Explanation, limit: int = 15) -> str:
 def _explanation(found: Explanation, limit: int) -> list[RenderableType]:
     return [
         chosen_lines(found.frontier),
-        reason_parts(found.story.plan, found.reasons, found.critical, found.limit, limit),
+        why_parts(found.why, limit),
         plan_tables(found.story),
         operator_table(group_rows(found.story.operators), limit),
         frontier_table(found.frontier),

@@ -20,7 +20,7 @@ from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.hunt import Hunt, Progress
 from shardwright.planner.search.named import named_strategies
-from shardwright.planner.search.rescue import rescue
+from shardwright.planner.search.rescue import descend
 from shardwright.planner.search.search import NO_LIMITS, Limits, room, search
 
 
@@ -35,8 +35,7 @@ def small_plan(
 ) -> Plan | None:
     """Return the first plan found within ``limit`` bytes per device, None where none was."""
     hunt = Hunt(Context(graph, cluster, table, training), limit, 1, None, stop)
-    rescue(hunt)
-    if not hunt.fitting and not hunt.stopped():
+    if not descend(hunt) and not hunt.stopped():  # too wide for the exact search
         hunt.judge_named(named_strategies(hunt.context))
     return make_plan(hunt.findings(), hunt.fitting[0], 0) if hunt.fitting else None
 

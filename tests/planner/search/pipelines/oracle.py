@@ -40,7 +40,7 @@ def random_graph(rng, most_layers=6, chain=False):
     )
 
 
-def random_problem(rng, most_layers=6, most_workers=4, chain=False):
+def random_problem(rng, most_layers=6, most_workers=4, chain=False, most_shards=1):
     """A graph and a problem about it; half of them limit the memory, a third mix two kinds."""
     graph = random_graph(rng, most_layers, chain)
     kinds = 1 if rng.random() < 0.67 else 2
@@ -60,6 +60,7 @@ def random_problem(rng, most_layers=6, most_workers=4, chain=False):
         schedule=schedule,
         microbatches=0 if schedule == "pipedream" else rng.randint(1, 9),
         formula=rng.choice(("code", "paper")),
+        shards=rng.randint(1, most_shards),
     )
 
 
@@ -70,8 +71,18 @@ def closed_sets(graph):
             yield frozenset(i for i, bit in enumerate(bits) if bit)
 
 
-def every_pipeline(graph, workers):
-    """Every (set of layers, workers of each kind) list with growing sets, ending with all layers."""
+def every_way(count, most):
+    """Every (shards of a replica, whether replicas split the weights) of so many workers."""
+    for shards in range(1, min(count, most) + 1):
+        if count % shards == 0:
+            yield shards, False
+            if shards < count <= most:
+                yield shards, True
+
+
+def every_pipeline(graph, problem):
+    """Every list of stages (set of layers, workers of each kind, shards, whether weights are split)
+    with growing sets, ending with all layers."""
     sets = list(closed_sets(graph))
     everything = frozenset(range(len(graph.layers)))
 
@@ -82,12 +93,12 @@ def every_pipeline(graph, workers):
         for larger in sets:
             if done < larger:
                 for used in itertools.product(*(range(n + 1) for n in left)):
-                    if any(used):
-                        rest = tuple(n - u for n, u in zip(left, used, strict=True))
+                    rest = tuple(n - u for n, u in zip(left, used, strict=True))
+                    for way in every_way(sum(used), problem.shards):
                         for tail in go_on(larger, rest):
-                            yield [(larger, used), *tail]
+                            yield [(larger, used, *way), *tail]
 
-    return go_on(frozenset(), tuple(kind.count for kind in workers))
+    return go_on(frozenset(), tuple(kind.count for kind in problem.workers))
 
 
 def crossing_bytes(graph, done):
@@ -111,19 +122,30 @@ def held(schedule, replicas, from_here, microbatches):
     }[schedule]
 
 
-def busy(problem, forward, backward, weights, transfer, replicas):
-    """Busy seconds of a stage; ``transfer``: bytes that cross its larger cut."""
-    bandwidth, m = problem.bandwidth, problem.microbatches
-    compute, x = forward + backward, transfer / problem.bandwidth
+def read_bytes(graph, layers):
+    """What the layers with weights among some read, each for itself."""
+    return {
+        b: sum(graph.layers[a].activation_bytes for a, to in set(graph.edges) if to == b)
+        if graph.layers[b].parameter_bytes
+        else 0.0
+        for b in layers
+    }
+
+
+def all_reduce(problem, workers, size):
     if problem.formula == "code":
-        message = 4 * (replicas - 1) * weights / (replicas * bandwidth)
-    else:
-        message = 2 * (replicas - 1) * weights / bandwidth
+        return 4 * (workers - 1) * size / (workers * problem.bandwidth)
+    return 2 * (workers - 1) * size / problem.bandwidth
+
+
+def busy(problem, forward, backward, message, x, replicas):
+    """Busy seconds of a stage; x: seconds of its larger transfer."""
+    compute = forward + backward
     if problem.schedule == "pipedream" and problem.formula == "code":
         return max((compute + message) / replicas, 2 * x / replicas)
     if problem.schedule == "pipedream":
         return max(compute / replicas, message / replicas, 2 * x)
-    rounds = math.ceil(m / replicas)
+    rounds = math.ceil(problem.microbatches / replicas)
     if problem.schedule == "1f1b-sno":
         return rounds * (compute + 2 * x) + message
     if problem.schedule == "1f1b-as":
@@ -133,34 +155,48 @@ def busy(problem, forward, backward, weights, transfer, replicas):
 
 def price(graph, problem, stages):
     """Seconds of a pipeline, or infinity where a worker's memory is too small."""
-    from_here = sum(sum(used) for _, used in stages)
+    lanes = sum(sum(used) // shards for _, used, shards, _ in stages)
     done, slowest, step, passed = frozenset(), 0.0, 0.0, 0.0
-    for larger, used in stages:
+    everything = range(len(graph.layers))
+    for larger, used, shards, splits in stages:
         mine = [graph.layers[i] for i in larger - done]
         kinds = [kind for kind, n in zip(problem.workers, used, strict=True) if n]
         speed = min(kind.speed for kind in kinds)
-        forward = sum(layer.forward_seconds for layer in mine) / speed
-        backward = sum(layer.backward_seconds for layer in mine) / speed
-        weights = sum(layer.parameter_bytes for layer in mine)
+        replicas = sum(used) // shards
+        forward = sum(layer.forward_seconds for layer in mine) / speed / shards
+        backward = sum(layer.backward_seconds for layer in mine) / speed / shards
+        weights = sum(layer.parameter_bytes for layer in mine) / shards
+        read = sum(read_bytes(graph, larger - done).values())
+        message = all_reduce(problem, replicas, weights)
+        third = all_reduce(problem, shards, read) / 2
+        if splits:
+            third, message = third + message / 2, 0.0
+        forward, backward = forward + third, backward + 2 * third
         incoming, outgoing = crossing_bytes(graph, done), crossing_bytes(graph, larger)
-        replicas = sum(used)
-        mine_busy = busy(problem, forward, backward, weights, max(incoming, outgoing), replicas)
+        x = max(incoming, outgoing) / problem.bandwidth / shards
+        mine_busy = busy(problem, forward, backward, message, x, replicas)
         slowest = max(slowest, mine_busy)
-        passed += 2 * incoming / problem.bandwidth  # the first microbatch's way here, and back
         step = max(step, passed + mine_busy)
         passed += forward + backward
         step = max(step, passed)
-        count = held(problem.schedule, replicas, from_here, problem.microbatches)
+        passed += 2 * outgoing / problem.bandwidth / shards  # the first microbatch's way, and back
+        count = held(problem.schedule, replicas, lanes, problem.microbatches)
         copies = count + 1 if problem.schedule == "pipedream" else 2
-        outputs = sum(layer.activation_bytes for layer in mine) + incoming
-        if copies * weights + count * outputs > min(kind.memory_bytes for kind in kinds):
+        size = copies * weights / (replicas if splits else 1)
+        size += count * (sum(layer.activation_bytes for layer in mine) + incoming) / shards
+        if shards > 1:
+            size += min(read, max(read_bytes(graph, everything).values()))
+        if splits:
+            largest = max(layer.parameter_bytes for layer in graph.layers) / shards
+            size += min(weights, largest)
+        if size > min(kind.memory_bytes for kind in kinds) * (1 + 1e-12):
             return math.inf
-        done, from_here = larger, from_here - replicas
+        done, lanes = larger, lanes - replicas
     return step if problem.microbatches else slowest
 
 
 def best_price(graph, problem):
-    return min(price(graph, problem, each) for each in every_pipeline(graph, problem.workers))
+    return min(price(graph, problem, each) for each in every_pipeline(graph, problem))
 
 
 def seeds(count, start=0):

@@ -45,16 +45,103 @@ def test_it_finds_the_best_of_all_pipelines_of_random_graphs(chain):
     assert infeasible >= 10
 
 
+def test_it_finds_the_best_where_layers_and_weights_may_be_split():
+    infeasible, split_layers, split_weights = 0, 0, 0
+    for seed in range(700):
+        rng = random.Random(f"shards {seed}")
+        graph, problem = random_problem(rng, most_layers=4, chain=seed % 2 == 0, most_shards=4)
+        best = best_price(graph, problem)
+        infeasible += best == math.inf
+        try:
+            plan = plan_exact(problem)
+        except NoPlan:
+            assert best == math.inf, seed
+            continue
+        assert plan.seconds == pytest.approx(best, rel=1e-9, abs=1e-12), seed
+        assert plan.bound == plan.seconds
+        split_layers += any(stage.shards > 1 for stage in plan.stages)
+        split_weights += any(stage.splits_weights for stage in plan.stages)
+    assert infeasible >= 10
+    assert split_layers >= 50
+    assert split_weights >= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 12))
+def test_more_shards_never_make_it_slower(rng, shards):
+    _, problem = random_problem(rng, most_layers=8, most_workers=10)
+    narrow = seconds_or_inf(problem)
+    wide = dataclasses.replace(problem, shards=shards)
+    assert seconds_or_inf(wide) <= narrow * (1 + 1e-9)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_it_finds_the_best_of_all_pipelines(rng):
-    graph, problem = random_problem(rng, most_layers=6, most_workers=4)
+    graph, problem = random_problem(rng, most_layers=5, most_workers=4, most_shards=3)
     assert seconds_or_inf(problem) == pytest.approx(best_price(graph, problem), rel=1e-9, abs=1e-12)
+
+
+def test_it_finds_the_best_where_memory_depends_on_how_later_stages_are_split():
+    infeasible = 0
+    for seed in range(300):  # in a few of them replicas have to be counted to find the optimum
+        rng = random.Random(f"tight {seed}")
+        graph, problem = random_problem(rng, most_layers=4, chain=True)
+        size = sum(layer.activation_bytes + 2 * layer.parameter_bytes for layer in graph.layers)
+        room = max(size, 1) * rng.uniform(0.3, 1.5)
+        problem = dataclasses.replace(
+            problem, workers=(WorkerKind(count=rng.randint(4, 6), memory_bytes=room),),
+            shards=rng.choice((2, 3, 6)), schedule=rng.choice(("1f1b-so", "1f1b-sno")),
+            microbatches=8, bandwidth=rng.choice((2.0, 10.0, 1e6)),
+        )  # fmt: skip
+        best = best_price(graph, problem)
+        infeasible += best == math.inf
+        assert seconds_or_inf(problem) == pytest.approx(best, rel=1e-9, abs=1e-12), seed
+    assert infeasible >= 5
+
+
+def test_weights_are_split_where_replicas_would_not_fit():
+    """Eight layers of 1 s, 10 B of weights and 5 B of outputs, 4 microbatches, 1,000 B/s."""
+    layers = tuple(
+        Layer(name=f"l{i}", forward_seconds=1.0, parameter_bytes=10.0, activation_bytes=5.0)
+        for i in range(8)
+    )
+    edges = tuple((i, i + 1) for i in range(7))
+    cuts = find_cuts(LayerGraph(name="chain", layers=layers, edges=edges))
+    found = {}
+    for room in (1000.0, 95.0):
+        problem = PipelineProblem(
+            cuts=cuts, workers=(WorkerKind(count=4, memory_bytes=room),), bandwidth=1e3,
+            schedule="gpipe", microbatches=4, shards=4,
+        )  # fmt: skip
+        (stage,) = plan_exact(problem).stages
+        found[room] = (stage.shards, stage.splits_weights, stage.memory_bytes, stage.seconds)
+    assert found[1000.0] == (1, False, 2 * 80 + 40, pytest.approx(8 + 3 * 80 / 1e3))
+    assert found[95.0] == (1, True, 2 * 80 / 4 + 10 + 40, pytest.approx(8 + 1.5 * 3 * 80 / 1e3))
+
+
+def test_a_layer_with_large_weights_is_split_and_the_rest_is_not():
+    """Krizhevsky's one weird trick: only what is fully connected is divided among workers."""
+    convolutions = [
+        Layer(name=f"c{i}", forward_seconds=1.0, activation_bytes=40.0, parameter_bytes=1.0)
+        for i in range(4)
+    ]
+    linear = Layer(name="f", forward_seconds=4.0, activation_bytes=1.0, parameter_bytes=2000.0)
+    edges = tuple((i, i + 1) for i in range(4))
+    graph = LayerGraph(name="weird", layers=(*convolutions, linear), edges=edges)
+    problem = PipelineProblem(
+        cuts=find_cuts(graph), workers=(WorkerKind(count=8),), bandwidth=200.0, shards=8
+    )
+    *first, last = plan_exact(problem).stages
+    assert {stage.shards for stage in first} == {1}
+    assert last.shards == last.num_workers > 1
 
 
 def test_what_it_says_of_its_pipeline_is_what_the_oracle_says():
     for seed in range(200):
-        graph, problem = random_problem(random.Random(seed), most_layers=8, most_workers=8)
+        graph, problem = random_problem(
+            random.Random(seed), most_layers=8, most_workers=8, most_shards=8
+        )
         try:
             plan = plan_exact(problem)
         except NoPlan:
@@ -62,7 +149,7 @@ def test_what_it_says_of_its_pipeline_is_what_the_oracle_says():
         done, stages = frozenset(), []
         for stage in plan.stages:
             done |= frozenset(stage.layers)
-            stages.append((done, stage.replicas))
+            stages.append((done, stage.workers, stage.shards, stage.splits_weights))
         assert price(graph, problem, stages) == pytest.approx(plan.seconds)
         assert plan.fits
         assert lower_bound(problem) <= plan.seconds * (1 + 1e-12)
@@ -72,7 +159,9 @@ def test_what_it_says_of_its_pipeline_is_what_the_oracle_says():
 def test_no_published_planner_beats_it():
     compared = 0
     for seed in range(300):
-        _, problem = random_problem(random.Random(seed), most_layers=10, most_workers=12)
+        _, problem = random_problem(
+            random.Random(seed), most_layers=10, most_workers=12, most_shards=3
+        )
         try:
             best = plan_exact(problem)
         except NoPlan:

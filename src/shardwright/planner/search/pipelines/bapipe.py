@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from shardwright.core.profile import PipelinePlan, ScheduleKind
 from shardwright.errors import NoPlan
 from shardwright.planner.search.pipelines.problem import (
+    Crew,
     PipelineProblem,
     Placed,
-    Replicas,
     busy_seconds,
     measure,
     memory_bytes,
@@ -93,7 +93,7 @@ def _candidates(problem: PipelineProblem) -> list[list[Placed]]:
     """The balanced pipeline, made to fit links and memory, and data parallelism."""
     chain = _chain(problem)
     num_stages = min(problem.num_workers, len(chain) - 1)
-    found = [[(chain[-1], tuple(kind.count for kind in problem.workers))]]
+    found = [[(chain[-1], Crew(tuple(kind.count for kind in problem.workers)))]]
     ends = balance(problem, chain, num_stages)
     stages = _placed(problem, ends)
     if _is_link_bound(problem, stages):
@@ -106,11 +106,11 @@ def _candidates(problem: PipelineProblem) -> list[list[Placed]]:
     return found if shifted is None else [shifted, *found]
 
 
-def _order(problem: PipelineProblem) -> list[tuple[float, Replicas]]:
-    """Speed and one-worker mixture of each worker, in the order given."""
+def _order(problem: PipelineProblem) -> list[tuple[float, Crew]]:
+    """Speed and one-worker crew of each worker, in the order given."""
     kinds = problem.workers
     return [
-        (kind.speed, tuple(int(k == i) for i in range(len(kinds))))
+        (kind.speed, Crew(tuple(int(k == i) for i in range(len(kinds)))))
         for k, kind in enumerate(kinds)
         for _ in range(kind.count)
     ]
@@ -134,10 +134,10 @@ def _is_link_bound(problem: PipelineProblem, stages: Sequence[Placed]) -> bool:
     """Whether some stage waits for its links rather than for its compute."""
     cuts = problem.cuts
     start = 0
-    for stop, workers in stages:
+    for stop, crew in stages:
         send = 2 * max(float(cuts.crossing[start]), float(cuts.crossing[stop])) / problem.bandwidth
         alone = dataclasses.replace(problem, schedule="pipedream", microbatches=0)
-        compute = busy_seconds(alone, start, stop, workers)
+        compute = busy_seconds(alone, start, stop, crew)
         if send > 0 and send >= compute:
             return True
         start = stop
@@ -151,10 +151,11 @@ def _shift(
     place = {cut: i for i, cut in enumerate(chain)}
     ends = [place[stop] for stop, _ in stages]
     order = [kind.memory_bytes for kind in problem.workers for _ in range(kind.count)]
+    one = Crew((1,))  # any single worker: memory does not depend on its kind
     for stage in range(len(ends)):
         start = ends[stage - 1] if stage else 0
         while (
-            memory_bytes(problem, chain[start], chain[ends[stage]], 1, len(ends) - stage)
+            memory_bytes(problem, chain[start], chain[ends[stage]], one, len(ends) - stage)
             > order[stage]
         ):
             if stage == len(ends) - 1 or ends[stage] - 1 <= start:

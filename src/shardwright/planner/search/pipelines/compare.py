@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from shardwright.core.profile import PipelinePlan, PipelineStudy, ScheduleKind
+from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search.pipelines.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
 from shardwright.planner.search.pipelines.events import StageTimes, replay
@@ -17,7 +17,11 @@ from shardwright.planner.search.pipelines.pipedream import (
     plan_levels,
     plan_pipedream,
 )
-from shardwright.planner.search.pipelines.problem import PipelineProblem, weights_message
+from shardwright.planner.search.pipelines.problem import (
+    IN_FORWARD,
+    PipelineProblem,
+    all_reduce,
+)
 
 # Tried when no schedule is named: those of devices that run one operation at a time.
 EXPLORED: tuple[ScheduleKind, ...] = (*SYNCHRONOUS, "gpipe")
@@ -27,18 +31,28 @@ def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
     """Add the seconds of a replayed step, where the schedule has a flush and can be replayed."""
     if plan.schedule in ("pipedream", "fbp-as"):
         return plan
+    before = [1, *(stage.shards for stage in plan.stages)]
     stages = [
         StageTimes(
-            forward=stage.forward_seconds,
-            backward=stage.compute_seconds - stage.forward_seconds,
-            receive=stage.receive_bytes / problem.bandwidth,
-            message=weights_message(problem, stage.num_replicas, stage.parameter_bytes),
+            forward=stage.forward_seconds + IN_FORWARD * stage.collective_seconds,
+            backward=stage.compute_seconds
+            - stage.forward_seconds
+            + (1 - IN_FORWARD) * stage.collective_seconds,
+            receive=stage.receive_bytes / (min(shards, stage.shards) * problem.bandwidth),
+            message=_message(problem, stage),
             replicas=stage.num_replicas,
         )
-        for stage in plan.stages
+        for stage, shards in zip(plan.stages, before, strict=False)
     ]
     found = replay(stages, plan.schedule, problem.microbatches)
     return dataclasses.replace(plan, simulated_seconds=found.seconds)
+
+
+def _message(problem: PipelineProblem, stage: PipelineStage) -> float:
+    """Seconds of the gradients' message at the end of a step."""
+    if stage.splits_weights:
+        return 0.0
+    return all_reduce(problem, stage.num_replicas, stage.parameter_bytes / stage.shards)
 
 
 def study_pipelines(
@@ -83,12 +97,13 @@ def study_pipelines(
 def study_levels(problem: PipelineProblem, levels: Sequence[Level]) -> PipelineStudy:
     """Plan for workers in groups of groups, innermost level first, by PipeDream's recursion.
 
-    Raises InputError for what the recursion cannot express: kinds of workers, or a flush.
+    Raises InputError for what the recursion cannot express: kinds of workers, shards, a flush.
     """
-    if len(problem.workers) > 1 or problem.microbatches:
+    if len(problem.workers) > 1 or problem.microbatches or problem.shards > 1:
         raise InputError(
-            "workers in levels must be equal and run without a flush; give one number of workers "
-            "and one bandwidth, or leave kinds and --microbatches out"
+            "workers in levels must be equal, replicate their stages and run without a flush; give "
+            "one number of workers and one bandwidth, or leave kinds, --shards and --microbatches "
+            "out"
         )
     memory = min(kind.memory_bytes for kind in problem.workers)
     common = Habits(counts_transfers=True, memory_bytes=memory, formula=problem.formula)

@@ -24,8 +24,9 @@ class Cuts:
     """The cuts by ascending work; the first is empty, the last has every layer.
 
     Columns are sums over a cut's layers, ``crossing`` the bytes of outputs that layers outside
-    read. Cut ``i`` is inside the cuts ``larger[offset[i] : offset[i + 1]]``, ascending.
-    ``is_complete``: every cut of the graph is here.
+    read, ``gathered`` those that its layers with weights read. Cut ``i`` is inside the cuts
+    ``larger[offset[i] : offset[i + 1]]``, ascending. ``most_gathered`` and ``most_parameter`` are
+    those of one layer. ``is_complete``: every cut of the graph is here.
     """
 
     masks: tuple[int, ...]
@@ -34,8 +35,11 @@ class Cuts:
     activation: Floats
     parameter: Floats
     crossing: Floats
+    gathered: Floats
     offset: NDArray[np.int64]
     larger: NDArray[np.int64]
+    most_gathered: float
+    most_parameter: float
     is_complete: bool
 
     @property
@@ -198,10 +202,14 @@ def _absorb(
 
 def _tabulate(graph: LayerGraph, masks: Masks, is_complete: bool) -> Cuts:
     count = len(graph.layers)
+    read = [0.0] * count
+    for producer, consumer in set(graph.edges):
+        if graph.layers[consumer].parameter_bytes:
+            read[consumer] += graph.layers[producer].activation_bytes
     columns = np.array(
         [
-            (v.forward_seconds, v.backward_seconds, v.activation_bytes, v.parameter_bytes)
-            for v in graph.layers
+            (v.forward_seconds, v.backward_seconds, v.activation_bytes, v.parameter_bytes, z)
+            for v, z in zip(graph.layers, read, strict=True)
         ]
     )
     raw = list(masks)
@@ -230,7 +238,10 @@ def _tabulate(graph: LayerGraph, masks: Masks, is_complete: bool) -> Cuts:
         activation=sums[:, 2].copy(),
         parameter=sums[:, 3].copy(),
         crossing=crossing,
+        gathered=sums[:, 4].copy(),
         offset=offset,
         larger=np.nonzero(inside)[1].astype(np.int64),
+        most_gathered=float(columns[:, 4].max()),
+        most_parameter=float(columns[:, 3].max()),
         is_complete=is_complete,
     )

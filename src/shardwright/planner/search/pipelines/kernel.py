@@ -24,9 +24,15 @@ ASYNCHRONOUS, KEEPS_ALL, KEEPS_TWICE, KEEPS_PAIRS, KEEPS_FEW = 0, 1, 2, 3, 4  # 
 SLACK = 1 + 1e-9  # prefix sums carry rounding; pruning must not cut what is equal
 
 
+# How many replicas a stage and those after it have, which says what is in flight: at most the
+# workers, at least the fewest that the workers can make, or counted one by one.
+AT_MOST, AT_LEAST, COUNTED = 0, 1, 2
+
+
 class Rules(NamedTuple):
     """The problem's scalars: the longest a pipeline may take, bytes per second, microbatches, how
-    time and memory are counted, and the speed of the fastest worker."""
+    time, memory and replicas are counted, the speed of the fastest replica, the most shards, and
+    the most that one layer gathers and holds."""
 
     limit: float
     bandwidth: float
@@ -34,262 +40,293 @@ class Rules(NamedTuple):
     is_paper: bool
     overlap: int
     keeps: int
+    counting: int
     fastest: float
+    shards: int
+    most_gathered: float
+    most_parameter: float
 
 
 class Columns(NamedTuple):
-    """The columns of ``Cuts``."""
+    """The columns of ``Cuts``; a floor is the least of a column from a cut on."""
 
     forward: Floats
     backward: Floats
     activation: Floats
     parameter: Floats
     crossing: Floats
+    gathered: Floats
     offset: Ints
     larger: Ints
+    activation_floor: Floats
+    parameter_floor: Floats
+    gathered_floor: Floats
 
 
 class Pools(NamedTuple):
-    """The columns of ``Mixtures``."""
+    """The columns of ``Crews``."""
 
-    replicas: Ints
-    speed: Floats
-    memory: Floats
-    unit: Floats
+    workers: Ints
     capacity: Floats
     part_offset: Ints
     part: Ints
+    mixture: Ints
+    shards: Ints
+    replicas: Ints
+    splits: NDArray[np.bool_]
+    speed: Floats
+    memory: Floats
+    unit: Floats
+    collective: Floats
+    message: Floats
+
+
+class Crew(NamedTuple):
+    """A row of ``Pools``; ``speed`` is that of a replica, ``rounds`` its microbatches."""
+
+    shards: int
+    replicas: int
+    rounds: int
+    splits: bool
+    speed: float
+    memory: float
+    collective: float
+    message: float
+
+
+class Stage(NamedTuple):
+    """What lies between two cuts: ``Columns`` of one minus the other, and the bytes that cross them."""
+
+    forward: float
+    backward: float
+    weights: float
+    kept: float
+    gathered: float
+    crossing: float
 
 
 class State(NamedTuple):
-    """Tables of the dynamic program; ``first`` is the first cut whose rest a mixture can do."""
+    """Tables of the dynamic program; ``first`` is the first cut whose rest a mixture can do,
+    ``most`` the seconds that are left from a cut on."""
 
     work: Floats
     first: Ints
+    most: Floats
     best: Floats
     ends: Ints
     uses: Ints
 
 
 @numeric
-def _busy(
-    rules: Rules, columns: Columns, start: int, stop: int, replicas: int, speed: float
-) -> float:
-    """``problem.busy_seconds``."""
-    forward = (columns.forward[stop] - columns.forward[start]) / speed
-    backward = (columns.backward[stop] - columns.backward[start]) / speed
-    weights = columns.parameter[stop] - columns.parameter[start]
-    send = max(columns.crossing[start], columns.crossing[stop]) / rules.bandwidth
-    if rules.is_paper:
-        message = 2 * (replicas - 1) * weights / rules.bandwidth
-    else:
-        message = 4 * (replicas - 1) * weights / (replicas * rules.bandwidth)
+def _seconds(rules: Rules, crew: Crew, stage: Stage) -> tuple[float, float]:
+    """``problem.busy_seconds``, and a microbatch's way through the stage."""
+    replicas, message = crew.replicas, crew.message * stage.weights
+    collective = 1.5 * crew.collective * stage.gathered
+    if crew.splits:
+        collective += 1.5 * message
+        message = 0.0
+    compute = (stage.forward + stage.backward) / crew.speed + collective
+    send = stage.crossing / (crew.shards * rules.bandwidth)
     if rules.microbatches == 0:
         if rules.is_paper:
-            return max((forward + backward) / replicas, message / replicas, 2 * send)
-        return max((forward + backward + message) / replicas, 2 * send / replicas)
-    rounds = -(-rules.microbatches // replicas)
+            return max(compute / replicas, message / replicas, 2 * send), compute
+        return max((compute + message) / replicas, 2 * send / replicas), compute
+    rounds = crew.rounds
     if rules.overlap == EXPOSED:
-        return rounds * (forward + backward + 2 * send) + message
+        return rounds * (compute + 2 * send) + message, compute
     if rules.overlap == STREAMED:
-        return rounds * (max(forward, send) + max(backward, send)) + message
-    return max(rounds * (forward + backward) + message, rounds * 2 * send)
+        forward = stage.forward / crew.speed + collective / 3
+        busy = max(forward, send) + max(compute - forward, send)
+        return rounds * busy + message, compute
+    return max(rounds * compute + message, rounds * 2 * send), compute
 
 
 @numeric
-def _bytes(
-    rules: Rules, columns: Columns, start: int, stop: int, replicas: int, total: int
-) -> float:
-    """``problem.memory_bytes``."""
-    weights = columns.parameter[stop] - columns.parameter[start]
-    kept = columns.activation[stop] - columns.activation[start] + columns.crossing[start]
+def _held(rules: Rules, replicas: int, total: int) -> int:
+    """``problem.in_flight``."""
     warm_up = (total - 1) // replicas
     if rules.keeps == ASYNCHRONOUS:
-        return (warm_up + 2) * weights + (warm_up + 1) * kept
+        return warm_up + 1
     most = -(-rules.microbatches // replicas)
     if rules.keeps == KEEPS_ALL:
-        held = most
-    elif rules.keeps == KEEPS_PAIRS:
-        held = min(most, 2 * (warm_up + 1))
-    elif rules.keeps == KEEPS_TWICE:
-        held = min(most, 2 * warm_up + 1)
-    else:
-        held = min(most, warm_up + 1)
-    return 2 * weights + held * kept
+        return most
+    if rules.keeps == KEEPS_PAIRS:
+        return min(most, 2 * (warm_up + 1))
+    if rules.keeps == KEEPS_TWICE:
+        return min(most, 2 * warm_up + 1)
+    return min(most, warm_up + 1)
+
+
+@numeric
+def _bytes(rules: Rules, crew: Crew, stage: Stage, total: int) -> float:
+    """``problem.memory_bytes``."""
+    held = _held(rules, crew.replicas, total)
+    copies = float(held + 1) if rules.keeps == ASYNCHRONOUS else 2.0
+    whole = 0.0
+    if crew.shards > 1:
+        whole += min(stage.gathered, rules.most_gathered)
+    if crew.splits:
+        whole += min(stage.weights, rules.most_parameter) / crew.shards
+        copies /= crew.replicas
+    return (copies * stage.weights + held * stage.kept) / crew.shards + whole
+
+
+@numeric
+def _fitting(rules: Rules, columns: Columns, crew: Crew, start: int, total: int) -> int:
+    """Return the place among the cuts that contain ``start`` from which on no stage fits."""
+    low, high = columns.offset[start], columns.offset[start + 1]
+    if crew.memory == np.inf:
+        return high
+    before = columns.activation[start] - columns.crossing[start]
+    while low < high:
+        middle = (low + high) // 2
+        stop = columns.larger[middle]
+        least = Stage(
+            0.0,
+            0.0,
+            columns.parameter_floor[stop] - columns.parameter[start],
+            columns.activation_floor[stop] - before,
+            columns.gathered_floor[stop] - columns.gathered[start],
+            0.0,
+        )
+        if _bytes(rules, crew, least, total) > crew.memory * SLACK:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @numeric
 def _extend(
-    rules: Rules, columns: Columns, pools: Pools, state: State, mixture: int, start: int, used: int
+    rules: Rules, columns: Columns, pools: Pools, state: State, mixture: int, start: int
 ) -> None:
-    """Try every stage from ``start`` on the workers ``used``."""
-    left, total = mixture - used, pools.replicas[mixture]
-    replicas, speed = pools.replicas[used], pools.speed[used]
-    if _busy(rules, columns, start, start, replicas, speed) > rules.limit:
-        return  # the input alone takes too long
-    longest = state.work[start] + pools.unit[used] * rules.limit * SLACK
-    low, end = columns.offset[start], columns.offset[start + 1]
-    high = end
-    while low < high:  # the first larger cut whose rest the workers left can do
-        middle = (low + high) // 2
-        if columns.larger[middle] < state.first[left]:
-            low = middle + 1
-        else:
-            high = middle
-    least = state.best[mixture, start]
-    most = rules.limit
-    if rules.microbatches:  # what is before takes its time for the first microbatch
-        most = min(most, rules.limit * SLACK - state.work[start] / rules.fastest)
-    for place in range(low, end):
-        stop = columns.larger[place]
-        if state.work[stop] > longest:
-            break
-        after = state.best[left, stop]
-        if after >= least:
-            continue
-        value = max(after, _busy(rules, columns, start, stop, replicas, speed))
-        if rules.microbatches:
-            passing = (state.work[stop] - state.work[start]) / speed
-            send = 2 * columns.crossing[stop] / rules.bandwidth
-            value = max(value, passing + send + after)
-        if value > most:
-            continue
-        if value >= least:
-            continue
-        if _bytes(rules, columns, start, stop, replicas, total) > pools.memory[used]:
-            continue
-        least = value
-        state.best[mixture, start] = value
-        state.ends[mixture, start] = stop
-        state.uses[mixture, start] = used
+    """Try every stage from ``start`` on every crew. One call for all crews: calls with whole tables
+    as arguments are slow."""
+    least, begun, incoming = np.inf, state.work[start], columns.crossing[start]
+    for part in range(pools.part_offset[mixture], pools.part_offset[mixture + 1]):
+        used = pools.part[part]
+        left = mixture - pools.mixture[used]
+        unit = pools.unit[used] * SLACK
+        longest = begun + unit * min(rules.limit, least)
+        if state.work[state.first[left]] > longest:
+            continue  # what is left to the others is too much for them
+        shards = pools.shards[used]
+        crew = Crew(
+            shards, pools.replicas[used], -(-rules.microbatches // pools.replicas[used]),
+            pools.splits[used], pools.speed[used] * shards, pools.memory[used],
+            pools.collective[used], pools.message[used],
+        )  # fmt: skip
+        if _seconds(rules, crew, Stage(0.0, 0.0, 0.0, 0.0, 0.0, incoming))[0] > rules.limit:
+            continue  # the input alone takes too long
+        total, behind = pools.workers[mixture], 0
+        if rules.counting != AT_MOST:
+            total = crew.replicas + -(-pools.workers[left] // rules.shards)
+        if rules.counting == COUNTED:
+            behind = pools.workers[left]
+        low, end = columns.offset[start], columns.offset[start + 1]
+        low += np.searchsorted(columns.larger[low:end], state.first[left])
+        if crew.memory < np.inf:
+            end = _fitting(rules, columns, crew, start, total)
+        sending, pace = 2 / (shards * rules.bandwidth), 1 / crew.speed
+        for place in range(low, end):
+            stop = columns.larger[place]
+            if state.work[stop] > longest:
+                break
+            after = state.best[left, stop, behind]
+            if after >= least or after > rules.limit:
+                continue
+            if rules.microbatches and after + (state.work[stop] - begun) * pace > least * SLACK:
+                continue  # on its way the first microbatch alone takes longer
+            stage = Stage(
+                columns.forward[stop] - columns.forward[start],
+                columns.backward[stop] - columns.backward[start],
+                columns.parameter[stop] - columns.parameter[start],
+                columns.activation[stop] - columns.activation[start] + incoming,
+                columns.gathered[stop] - columns.gathered[start],
+                max(incoming, columns.crossing[stop]),
+            )
+            busy, passing = _seconds(rules, crew, stage)
+            passing = passing + sending * columns.crossing[stop] if rules.microbatches else 0.0
+            if rules.counting == COUNTED:
+                _count(rules, crew, stage, state, (mixture, start, left, stop, used), busy, passing)
+                continue
+            value = max(after, busy, passing + after)
+            if value >= least or value > state.most[start]:
+                continue
+            if _bytes(rules, crew, stage, total) > crew.memory:
+                continue
+            least = value
+            longest = min(longest, begun + unit * least)  # no longer stage is faster
+            state.best[mixture, start, 0] = value
+            state.ends[mixture, start, 0] = stop
+            state.uses[mixture, start, 0] = used
 
 
 @numeric
-def solve(rules: Rules, columns: Columns, pools: Pools) -> Table:
-    """Fill best[mixture, cut]: the fewest seconds in which exactly these workers do all layers
-    outside the cut, if not above the limit.
+def _count(
+    rules: Rules, crew: Crew, stage: Stage, state: State, place: tuple[int, int, int, int, int],
+    busy: float, passing: float,
+) -> None:  # fmt: skip
+    """Try a stage before every number of replicas behind it, fewest first."""
+    mixture, start, left, stop, used = place
+    before = np.inf
+    for behind in range(1 if left else 0, state.best.shape[2] - crew.replicas):
+        after = state.best[left, stop, behind]
+        if after >= before:
+            continue  # fewer replicas do as well
+        before, lane = after, behind + crew.replicas
+        value = max(after, busy, passing + after)
+        if value > state.most[start] or value >= state.best[mixture, start, lane]:
+            continue
+        if _bytes(rules, crew, stage, lane) > crew.memory:
+            return  # more of them, more is in flight
+        state.best[mixture, start, lane] = value
+        state.ends[mixture, start, lane] = stop
+        state.uses[mixture, start, lane] = used
 
-    Also the cut at which the first such stage ends, and its mixture (-1: none). O(pairs of cuts *
-    pairs of mixtures), less what the limit prunes: a pair (cut, mixture) is dropped when the layers
-    outside exceed what the mixture can do within the limit, or those inside what the others can.
+
+@numeric
+def solve(rules: Rules, columns: Columns, pools: Pools, floor: Floats) -> Table:
+    """Fill best[mixture, cut, lane]: the fewest seconds in which exactly these workers do all
+    layers outside the cut, if not above the limit, in at most ``lane`` replicas (one lane only,
+    number 0, where replicas are not counted). States whose ``floor`` is infinite are left out.
+
+    Also the cut at which the first such stage ends, and its crew (-1: none). O(pairs of cuts *
+    pairs of mixtures * ways * lanes), less what the limit prunes: a pair (cut, mixture) is dropped
+    when the layers outside exceed what the mixture can do within the limit, or those inside what
+    the others can.
     """
-    cuts, mixtures = len(columns.forward), len(pools.replicas)
+    cuts, mixtures = len(columns.forward), len(pools.workers)
     work = columns.forward + columns.backward
     rest = work[cuts - 1] - work
     room = pools.capacity * rules.limit * SLACK
+    lanes = pools.workers[mixtures - 1] + 1 if rules.counting == COUNTED else 1
     first = np.zeros(mixtures, dtype=np.int64)
     first[0] = cuts - 1
     for mixture in range(1, mixtures):
         while rest[first[mixture]] > room[mixture]:  # ends at the last cut, which leaves no rest
             first[mixture] += 1
+    most = np.full(cuts, rules.limit)
+    if rules.microbatches:  # what is before takes its time for the first microbatch
+        most = np.minimum(most, rules.limit * SLACK - work / rules.fastest)
     state = State(
         work,
         first,
-        np.full((mixtures, cuts), np.inf),
-        np.full((mixtures, cuts), -1, dtype=np.int64),
-        np.full((mixtures, cuts), -1, dtype=np.int64),
+        most,
+        np.full((mixtures, cuts, lanes), np.inf),
+        np.full((mixtures, cuts, lanes), -1, dtype=np.int64),
+        np.full((mixtures, cuts, lanes), -1, dtype=np.int64),
     )
     state.best[0, cuts - 1] = 0.0
     for mixture in range(1, mixtures):
         others = mixtures - 1 - mixture
         for start in range(cuts - 2, first[mixture] - 1, -1):
-            if work[start] > (room[others] if others else 0.0):
+            if work[start] > (room[others] if others else 0.0) or floor[mixture, start] == np.inf:
                 continue
-            for place in range(pools.part_offset[mixture], pools.part_offset[mixture + 1]):
-                _extend(rules, columns, pools, state, mixture, start, pools.part[place])
+            _extend(rules, columns, pools, state, mixture, start)
+            for lane in range(1, lanes):  # what fewer replicas do
+                if state.best[mixture, start, lane - 1] <= state.best[mixture, start, lane]:
+                    state.best[mixture, start, lane] = state.best[mixture, start, lane - 1]
+                    state.ends[mixture, start, lane] = state.ends[mixture, start, lane - 1]
+                    state.uses[mixture, start, lane] = state.uses[mixture, start, lane - 1]
     return state.best, state.ends, state.uses
-
-
-class Level(NamedTuple):
-    """Scalars of one level of PipeDream's recursion; ``inner`` divides the first stage's message,
-    ``rows`` is 1 where only pipelines of the whole model are wanted."""
-
-    units: int
-    bandwidth: float
-    inner: int
-    rows: int
-    is_paper: bool
-    counts_transfers: bool
-    may_idle: bool
-    memory: float
-
-
-@numeric
-def _unit_seconds(level: Level, seconds: float, weights: float, replicas: int, inner: int) -> float:
-    if level.is_paper:
-        return max(seconds, 2 * (replicas - 1) * weights / level.bandwidth / inner) / replicas
-    message = 4 * (replicas - 1) * weights / (level.bandwidth * replicas)
-    return (seconds + message / inner) / replicas
-
-
-@numeric
-def pipeline_level(
-    level: Level, seconds: Floats, inside: NDArray[np.bool_], parameter: Floats,
-    activation: Floats, crossing: Floats,
-) -> Table:  # fmt: skip
-    """Fill A[i, j, m - 1] of ``pipedream``, the cut where the last stage begins (-1: all is one
-    stage), and its replicas * (units + 1) + the units of the stages before it."""
-    cuts = len(parameter)
-    shape = (level.rows, cuts, level.units)
-    best = np.full(shape, np.inf)
-    split = np.full(shape, -1, dtype=np.int64)
-    used = np.full(shape, -1, dtype=np.int64)
-    for i in range(level.rows):
-        for m in range(1, level.units + 1):
-            for j in range(cuts):
-                if not inside[i, j]:
-                    continue
-                _one_stage(level, seconds, (parameter, activation, crossing), (best, split, used),
-                           (i, j, m))  # fmt: skip
-                for k in range(i + 1, j):
-                    if inside[i, k] and inside[k, j]:
-                        _last_stage(level, seconds, (parameter, activation, crossing),
-                                    (best, split, used), (i, k, j, m))  # fmt: skip
-    return best, split, used
-
-
-@numeric
-def _one_stage(
-    level: Level, seconds: Floats, columns: tuple[Floats, Floats, Floats], table: Table,
-    place: tuple[int, int, int],
-) -> None:  # fmt: skip
-    """Everything between two cuts as one stage of ``m`` units, or what fewer units do as well."""
-    i, j, m = place
-    parameter, activation, _ = columns
-    best, split, used = table
-    weights = parameter[j] - parameter[i]
-    stashed = -(-(level.units - m) // m) * (weights + activation[j] - activation[i])
-    if not (level.memory < np.inf and stashed > level.memory):
-        best[i, j, m - 1] = _unit_seconds(level, seconds[i, j], weights, m, level.inner)
-        used[i, j, m - 1] = m * (level.units + 1)
-    if level.may_idle and m > 1 and best[i, j, m - 2] <= best[i, j, m - 1]:
-        best[i, j, m - 1] = best[i, j, m - 2]
-        split[i, j, m - 1] = split[i, j, m - 2]
-        used[i, j, m - 1] = used[i, j, m - 2]
-
-
-@numeric
-def _last_stage(
-    level: Level, seconds: Floats, columns: tuple[Floats, Floats, Floats], table: Table,
-    place: tuple[int, int, int, int],
-) -> None:  # fmt: skip
-    """Try the layers between k and j as the last stage, with every number of replicas."""
-    i, k, j, m = place
-    parameter, activation, crossing = columns
-    best, split, used = table
-    weights = parameter[j] - parameter[k]
-    kept = weights + activation[j] - activation[k]
-    for replicas in range(1, m):
-        before = best[i, k, m - replicas - 1]
-        if before >= best[i, j, m - 1]:
-            continue
-        if level.memory < np.inf and -(-(level.units - m) // replicas) * kept > level.memory:
-            continue
-        value = max(before, _unit_seconds(level, seconds[k, j], weights, replicas, 1))
-        if level.counts_transfers:
-            shares = 1 if level.is_paper else replicas
-            value = max(value, 2 * max(crossing[k], crossing[j]) / (level.bandwidth * shares))
-        if value < best[i, j, m - 1]:
-            best[i, j, m - 1] = value
-            split[i, j, m - 1] = k
-            used[i, j, m - 1] = replicas * (level.units + 1) + m - replicas

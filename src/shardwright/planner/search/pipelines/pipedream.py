@@ -26,6 +26,7 @@ from shardwright.core.profile import CostFormula, PipelinePlan, PipelineStage
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search.pipelines.cuts import Cuts
 from shardwright.planner.search.pipelines.problem import (
+    Crew,
     PipelineProblem,
     Placed,
     in_flight,
@@ -93,7 +94,7 @@ def plan_pipedream(problem: PipelineProblem, *, counts_transfers: bool = False) 
     stages: list[Placed] = []
     for _, stop, ((replicas, _),) in found.stages:
         used, pool = pool[:replicas], pool[replicas:]
-        stages.append((stop, tuple(used.count(k) for k in range(len(problem.workers)))))
+        stages.append((stop, Crew(tuple(used.count(k) for k in range(len(problem.workers))))))
     note = "" if habits.counts_transfers else "its planner ignores transfers"
     return replace(measure(problem, stages, "pipedream"), note=note)
 
@@ -111,7 +112,8 @@ def plan_levels(
     stages: list[PipelineStage] = []
     behind = sum(math.prod(r for r, _ in copies) for _, _, copies in found.stages)
     for start, stop, copies in found.stages:
-        flat = measure(problem, [(start, (1,)), (stop, (1,))] if start else [(stop, (1,))], "")
+        ends = (start, stop) if start else (stop,)
+        flat = measure(problem, [(end, Crew((1,))) for end in ends], "")
         alone, replicas = flat.stages[-1], math.prod(r for r, _ in copies)
         seconds = alone.compute_seconds
         for level, (r, divisor) in zip(levels, copies, strict=True):
@@ -120,10 +122,10 @@ def plan_levels(
         stages.append(
             replace(
                 alone,
-                replicas=(replicas,),
+                workers=(replicas,),
                 seconds=seconds,
                 in_flight=in_flight("pipedream", replicas, behind),
-                memory_bytes=memory_bytes(problem, start, stop, replicas, behind),
+                memory_bytes=memory_bytes(problem, start, stop, Crew((replicas,)), behind),
             )
         )
         behind -= replicas
@@ -151,8 +153,8 @@ def nest(cuts: Cuts, levels: Sequence[Level], habits: Habits) -> NestedPipeline:
 
     O(cuts^2 * units^2) for the last level, times the cuts for each level inside.
     """
-    from shardwright.planner.search.pipelines.kernel import Level as Scalars
-    from shardwright.planner.search.pipelines.kernel import pipeline_level
+    from shardwright.planner.search.pipelines.recursion import Level as Scalars
+    from shardwright.planner.search.pipelines.recursion import pipeline_level
 
     count = cuts.num_cuts
     inside = np.zeros((count, count), dtype=np.bool_)

@@ -1,24 +1,33 @@
 """What a pipeline of profiled layers costs: one model, under which every planner is judged.
 
-A stage of r replicas takes every r-th (micro)batch on each (PipeDream's 1F1B-RR), so it is busy
+A stage's workers make r replicas of g shards each. Replicas take every r-th (micro)batch
+(PipeDream's 1F1B-RR), so the stage is busy
 
-    asynchronous, code:   max((C + 4 (r-1) w / (r B)) / r, 2 max(a_in, a_out) / (r B))
-    asynchronous, paper:  max(C / r, 2 (r-1) w / (r B), 2 max(a_in, a_out) / B)
+    asynchronous, code:   max((C + 4 (r-1) w / (r B)) / r, 2 max(a_in, a_out) / (r g B))
+    asynchronous, paper:  max(C / r, 2 (r-1) w / (r B), 2 max(a_in, a_out) / (g B))
 
-seconds per minibatch: C is its compute time on its slowest worker, w its weights, a the bytes that
-cross its cuts, B the bandwidth of a worker. "code" is the formula of PipeDream's published
-optimizer with transfers counted, "paper" that of its paper. With a flush every M microbatches the
-weights' message S is paid once, and with n = ceil(M / r) microbatches of a replica a stage is busy
+seconds per minibatch: C is its compute time on its slowest worker, w its weights on a shard, a the
+bytes that cross its cuts, B the bandwidth of a worker. "code" is the formula of PipeDream's
+published optimizer with transfers counted, "paper" that of its paper. With a flush every M
+microbatches the weights' message S is paid once, and with n = ceil(M / r) microbatches of a replica
+a stage is busy
 
-    1f1b-so, gpipe, fbp-as:  max(n C + S, n 2x)    transfers of x = max(a_in, a_out) / B hidden
+    1f1b-so, gpipe, fbp-as:  max(n C + S, n 2x)    transfers of x = max(a_in, a_out) / (g B) hidden
     1f1b-sno:                n (C + 2x) + S        transfers exposed (in full; the closed form of
                                                    equal stages has the share 1 - 1/N of it)
     1f1b-as:                 n (max(F, x) + max(B, x)) + S   hidden inside forward and backward
 
+The g shards of a replica split every layer: each computes C / g and holds w / g and its part of the
+activations. What a layer with weights reads (z bytes in the stage) is gathered in the forward and
+again in the backward, and its gradient reduced and scattered: 3/2 of an all-reduce of z, exposed in
+C (sequence parallelism of Korthikanti et al., 2022, or a split by channels). Replicas may split the
+weights instead of S: gathered twice and reduced once for every microbatch, 3/2 S in C (ZeRO stage 3,
+Rajbhandari et al., 2020).
+
 A step is not over before any stage has waited for its first microbatch, done its own share, and the
-last one has gone back: step(s) = max(that, C + 2 a_out / B + step(s + 1)). That is the closed form of
-equal stages, and 1f1b-so and gpipe never take less. See
-docs/guides/pipelines.md.
+last one has gone back: step(s) = max(that, C + 2 a_out / (g B) + step(s + 1)). That is the closed
+form of equal stages, and 1f1b-so and gpipe never take less, but for a stage's message while those
+before it still work. See docs/guides/pipelines.md.
 """
 
 from __future__ import annotations
@@ -26,9 +35,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.core.profile import (
     CostFormula,
@@ -45,8 +51,27 @@ SCHEDULES: tuple[ScheduleKind, ...] = (
 )  # fmt: skip
 MOST_STATES = 1200
 
-Replicas = tuple[int, ...]
-Placed = tuple[int, Replicas]  # the cut a stage ends at, its workers of each kind
+# Of the seconds that 3/2 all-reduces take, the part in the forward: the first of three halves.
+THREE_HALVES, IN_FORWARD = 1.5, 1 / 3
+
+Workers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Workers of each kind, how many of them share a replica, and whether replicas split weights."""
+
+    workers: Workers
+    shards: int = 1
+    splits_weights: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """How many (micro)batches they work on at a time."""
+        return sum(self.workers) // self.shards
+
+
+Placed = tuple[int, Crew]  # the cut a stage ends at, and who does it
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +79,8 @@ class PipelineProblem:
     """Layers to cut, workers to give, how they talk and in which order they work.
 
     ``bandwidth`` in bytes per second of a worker. ``microbatches`` 0 means no flush, which is the
-    schedule ``pipedream`` and only that. Raises InputError for a schedule without its microbatches.
+    schedule ``pipedream`` and only that. Layers and weights may be split over at most ``shards``
+    workers. Raises InputError for a schedule without its microbatches.
     """
 
     cuts: Cuts
@@ -63,8 +89,11 @@ class PipelineProblem:
     schedule: ScheduleKind = "pipedream"
     microbatches: int = 0
     formula: CostFormula = "code"
+    shards: int = 1
 
     def __post_init__(self) -> None:
+        if self.shards < 1:
+            raise InputError(f"at least 1 worker does a layer, not {self.shards} shards")
         if self.schedule not in SCHEDULES:
             raise InputError(
                 f"schedule {self.schedule!r} is unknown; choose {', '.join(SCHEDULES)}"
@@ -96,7 +125,7 @@ def in_flight(
 ) -> int:
     """Return how many (micro)batches a replica holds at most.
 
-    ``from_here`` counts the workers of this stage and all after it. Unreplicated this is N - i for
+    ``from_here`` counts the replicas of this stage and all after it. Unreplicated this is N - i for
     1F1B at stage i of N, and 2 (N - i - 1) + 1 with a doubled warm-up (BaPipe's 1F1B-SO); PipeDream
     keeps as many versions of the weights (warm-up (from_here - 1) // replicas, plus one).
     """
@@ -111,108 +140,89 @@ def in_flight(
     return min(most, (2 * warm_up if schedule == "1f1b-so" else warm_up) + 1)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Mixtures:
-    """All mixtures of workers, by mixed-radix index: (0, ..., 0) is 0 and all workers the last.
-
-    Index of a difference is the difference of indices. ``unit`` is the compute seconds (of the
-    profiled device) that a stage of the mixture takes on while it is busy for one second, and
-    ``capacity`` the most that any stages of the mixture can: the bound that prunes.
-    """
-
-    vectors: NDArray[np.int64]
-    replicas: NDArray[np.int64]
-    speed: NDArray[np.float64]
-    memory: NDArray[np.float64]
-    unit: NDArray[np.float64]
-    capacity: NDArray[np.float64]
-    part_offset: NDArray[np.int64]
-    part: NDArray[np.int64]
-
-
-def tabulate_mixtures(problem: PipelineProblem) -> Mixtures:
-    """Build the table of mixtures, and of each mixture's parts."""
-    kinds = problem.workers
-    shape = [kind.count + 1 for kind in kinds]
-    vectors = np.array(list(np.ndindex(*shape)), dtype=np.int64)
-    count = len(vectors)
-    uses = vectors > 0
-    speeds = np.array([kind.speed for kind in kinds])
-    sizes = np.array([kind.memory_bytes for kind in kinds])
-    speed = np.where(uses, speeds, np.inf).min(axis=1)
-    memory = np.where(uses, sizes, np.inf).min(axis=1)
-    replicas = vectors.sum(axis=1)
-    unit = np.zeros(count)
-    for t in range(1, count):
-        if problem.microbatches:
-            unit[t] = speed[t] / -(-problem.microbatches // int(replicas[t]))
-        else:
-            unit[t] = speed[t] * replicas[t]
-    parts: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
-    capacity = np.zeros(count)
-    for s in range(1, count):
-        part = np.nonzero((vectors[1 : s + 1] <= vectors[s]).all(axis=1))[0] + 1
-        parts.append(part)
-        capacity[s] = (unit[part] + capacity[s - part]).max()
-    offset = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum([len(part) for part in parts], out=offset[1:])
-    return Mixtures(
-        vectors=vectors,
-        replicas=replicas,
-        speed=speed,
-        memory=memory,
-        unit=unit,
-        capacity=capacity,
-        part_offset=offset,
-        part=np.concatenate(parts),
-    )
-
-
-def weights_message(problem: PipelineProblem, replicas: int, parameter_bytes: float) -> float:
-    """Seconds of making the replicas' gradients equal."""
+def all_reduce(problem: PipelineProblem, workers: int, size: float) -> float:
+    """Seconds of making ``size`` bytes equal among workers, as the formula counts them."""
     if problem.formula == "code":
-        return 4 * (replicas - 1) * parameter_bytes / (replicas * problem.bandwidth)
-    return 2 * (replicas - 1) * parameter_bytes / problem.bandwidth
+        return 4 * (workers - 1) * size / (workers * problem.bandwidth)
+    return 2 * (workers - 1) * size / problem.bandwidth
 
 
-def busy_seconds(problem: PipelineProblem, start: int, stop: int, workers: Replicas) -> float:
-    """Return how long a stage is busy: per minibatch, or, with a flush, per step. The formulas are
-    in the module's text."""
-    cuts, replicas = problem.cuts, sum(workers)
-    speed = min(kind.speed for kind, n in zip(problem.workers, workers, strict=True) if n)
-    forward = float(cuts.forward[stop] - cuts.forward[start]) / speed
-    backward = float(cuts.backward[stop] - cuts.backward[start]) / speed
-    message = weights_message(
-        problem, replicas, float(cuts.parameter[stop] - cuts.parameter[start])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Seconds of one (micro)batch on one replica: compute, the collectives between its shards and
+    for split weights, the larger transfer one way; and the gradients' ``message``."""
+
+    forward: float
+    backward: float
+    collective: float
+    send: float
+    message: float
+
+    @property
+    def compute(self) -> float:
+        """Seconds in which the replica does nothing else."""
+        return self.forward + self.backward + self.collective
+
+
+def load(problem: PipelineProblem, start: int, stop: int, crew: Crew) -> Load:
+    """Work out what the layers between two cuts cost a crew. The formulas are in the module's text."""
+    cuts, shards, replicas = problem.cuts, crew.shards, crew.replicas
+    used = zip(problem.workers, crew.workers, strict=True)
+    speed = shards * min(kind.speed for kind, n in used if n)
+    weights = float(cuts.parameter[stop] - cuts.parameter[start]) / shards
+    gathered = float(cuts.gathered[stop] - cuts.gathered[start])
+    message = all_reduce(problem, replicas, weights)
+    collective = THREE_HALVES * all_reduce(problem, shards, gathered)
+    if crew.splits_weights:
+        collective, message = collective + THREE_HALVES * message, 0.0
+    crossing = max(float(cuts.crossing[start]), float(cuts.crossing[stop]))
+    return Load(
+        forward=float(cuts.forward[stop] - cuts.forward[start]) / speed,
+        backward=float(cuts.backward[stop] - cuts.backward[start]) / speed,
+        collective=collective,
+        send=crossing / (shards * problem.bandwidth),
+        message=message,
     )
-    send = max(float(cuts.crossing[start]), float(cuts.crossing[stop])) / problem.bandwidth
+
+
+def busy_seconds(problem: PipelineProblem, start: int, stop: int, crew: Crew) -> float:
+    """Return how long a stage is busy: per minibatch, or, with a flush, per step."""
+    it, replicas = load(problem, start, stop, crew), crew.replicas
     if not problem.microbatches:
         if problem.formula == "code":
-            return max((forward + backward + message) / replicas, 2 * send / replicas)
-        return max((forward + backward) / replicas, message / replicas, 2 * send)
+            return max((it.compute + it.message) / replicas, 2 * it.send / replicas)
+        return max(it.compute / replicas, it.message / replicas, 2 * it.send)
     rounds = -(-problem.microbatches // replicas)
     if problem.schedule == "1f1b-sno":
-        return rounds * (forward + backward + 2 * send) + message
+        return rounds * (it.compute + 2 * it.send) + it.message
     if problem.schedule == "1f1b-as":
-        return rounds * (max(forward, send) + max(backward, send)) + message
-    return max(rounds * (forward + backward) + message, rounds * 2 * send)
+        forward = it.forward + IN_FORWARD * it.collective
+        backward = it.compute - forward
+        return rounds * (max(forward, it.send) + max(backward, it.send)) + it.message
+    return max(rounds * it.compute + it.message, rounds * 2 * it.send)
 
 
 def memory_bytes(
-    problem: PipelineProblem, start: int, stop: int, replicas: int, from_here: int
+    problem: PipelineProblem, start: int, stop: int, crew: Crew, from_here: int
 ) -> float:
-    """Return the bytes of one of the stage's workers.
+    """Return the bytes of one of the stage's workers; ``from_here`` as for ``in_flight``.
 
     Weights and gradients (2 w), and per (micro)batch in flight the outputs of the stage's layers
     and its input; PipeDream keeps one version of the weights per minibatch in flight instead of
-    one.
+    one. Where layers are split, what the largest gathers; where weights are, the largest layer's.
     """
-    cuts = problem.cuts
+    cuts, shards = problem.cuts, crew.shards
     weights = float(cuts.parameter[stop] - cuts.parameter[start])
     kept = float(cuts.activation[stop] - cuts.activation[start]) + float(cuts.crossing[start])
-    held = in_flight(problem.schedule, replicas, from_here, problem.microbatches)
+    held = in_flight(problem.schedule, crew.replicas, from_here, problem.microbatches)
     copies = held + 1 if problem.schedule == "pipedream" else 2
-    return copies * weights + held * kept
+    whole = 0.0
+    if shards > 1:
+        whole += min(float(cuts.gathered[stop] - cuts.gathered[start]), cuts.most_gathered)
+    if crew.splits_weights:
+        whole += min(weights, cuts.most_parameter) / shards
+        copies /= crew.replicas
+    return (copies * weights + held * kept) / shards + whole
 
 
 def measure(
@@ -220,39 +230,42 @@ def measure(
 ) -> PipelinePlan:
     """Work out what given stages cost under the problem's model."""
     cuts = problem.cuts
-    from_here = sum(sum(workers) for _, workers in stages)
+    from_here = sum(crew.replicas for _, crew in stages)
     found: list[PipelineStage] = []
-    start, fits = 0, True
-    for stop, workers in stages:
-        replicas = sum(workers)
-        used = [kind for kind, n in zip(problem.workers, workers, strict=True) if n]
-        speed = min(kind.speed for kind in used)
-        forward = float(cuts.forward[stop] - cuts.forward[start]) / speed
-        compute = forward + float(cuts.backward[stop] - cuts.backward[start]) / speed
-        memory = memory_bytes(problem, start, stop, replicas, from_here)
+    start, fits, passing = 0, True, list[tuple[float, float]]()
+    for stop, crew in stages:
+        it = load(problem, start, stop, crew)
+        memory = memory_bytes(problem, start, stop, crew, from_here)
+        used = [kind for kind, n in zip(problem.workers, crew.workers, strict=True) if n]
         fits = fits and memory <= min(kind.memory_bytes for kind in used)
         mask = cuts.masks[stop] & ~cuts.masks[start]
         found.append(
             PipelineStage(
                 layers=tuple(i for i in range(mask.bit_length()) if mask >> i & 1),
-                replicas=workers,
-                seconds=busy_seconds(problem, start, stop, workers),
-                compute_seconds=compute,
-                forward_seconds=forward,
+                workers=crew.workers,
+                seconds=busy_seconds(problem, start, stop, crew),
+                compute_seconds=it.forward + it.backward,
+                forward_seconds=it.forward,
+                collective_seconds=it.collective,
                 receive_bytes=float(cuts.crossing[start]),
                 parameter_bytes=float(cuts.parameter[stop] - cuts.parameter[start]),
                 memory_bytes=memory,
-                in_flight=in_flight(problem.schedule, replicas, from_here, problem.microbatches),
+                in_flight=in_flight(
+                    problem.schedule, crew.replicas, from_here, problem.microbatches
+                ),
+                shards=crew.shards,
+                splits_weights=crew.splits_weights,
             )
         )
-        start, from_here = stop, from_here - replicas
+        sent = 2 * float(cuts.crossing[stop]) / (crew.shards * problem.bandwidth)
+        passing.append((it.compute + sent, found[-1].seconds))
+        start, from_here = stop, from_here - crew.replicas
     bottleneck = max(stage.seconds for stage in found)
     seconds = bottleneck
     if problem.microbatches:
-        seconds, sent = 0.0, 0.0
-        for stage in reversed(found):
-            seconds = max(stage.seconds, stage.compute_seconds + sent + seconds)
-            sent = 2 * stage.receive_bytes / problem.bandwidth
+        seconds = 0.0
+        for passes, busy in reversed(passing):
+            seconds = max(busy, passes + seconds)
     return PipelinePlan(
         planner=planner,
         schedule=problem.schedule,
