@@ -61,6 +61,20 @@ Shards = Annotated[
 Microbatches = Annotated[
     int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
 ]
+MemoryLimit = Annotated[
+    str, typer.Option("--memory-limit", "--memory", help="Per device, such as '12 GiB'.")
+]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option("--output", help="Reported besides the loss; may be given several times."),
+]
+Spacing = Annotated[
+    float | None,
+    typer.Option("--spacing", help="Fill gaps of the frontier wider than this, such as 0.02."),
+]
+Deadline = Annotated[
+    str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
+]
 Method = Annotated[str, typer.Option("--method", help="exact, or mcmc (Markov chains, random).")]
 Seconds = Annotated[
     float | None, typer.Option("--seconds", help="With mcmc: how long to look (60).")

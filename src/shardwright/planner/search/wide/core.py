@@ -230,14 +230,18 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
 
 def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
     """Return the cheapest of the allowed choices, or None if those still are too many."""
-    options = [np.flatnonzero(allowed[a:b]) for a, b in itertools.pairwise(problem.first.tolist())]
+    options: list[Ints] = [
+        np.flatnonzero(allowed[a:b]) for a, b in itertools.pairwise(problem.first.tolist())
+    ]
     if not all(len(one) for one in options):
         return None
     scopes: list[Scope] = [(node,) for node in range(problem.num_nodes)]
     parts = [problem.cost[a + one] for a, one in zip(problem.first.tolist(), options, strict=False)]
-    for (one, two), begin in zip(problem.ends.tolist(), problem.table.tolist(), strict=True):
+    for edge in range(len(problem.ends)):
+        one, two = int(problem.ends[edge, 0]), int(problem.ends[edge, 1])
         scopes.append((one, two))
-        rows: Ints = int(begin) + options[one][:, None] * int(problem.sizes[two]) + options[two][None, :]
+        rows = int(problem.table[edge]) + options[one][:, None] * int(problem.sizes[two])
+        rows = rows + options[two][None, :]
         parts.append(problem.cells[rows].ravel())
     base = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
     sizes = [len(one) for one in options]
