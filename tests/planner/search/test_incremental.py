@@ -67,7 +67,7 @@ def test_a_chain_of_changed_strategies_is_judged_as_each_alone(build, seed) -> N
     walk(build(), seed, moves=25)
 
 
-def test_other_meshes_and_microbatches_begin_anew() -> None:
+def test_other_meshes_and_microbatches_begin_anew_or_where_they_were() -> None:
     graph = residual()
     context = Context(graph, cluster(2, 2), CostTable(), Training())
     incremental = Incremental(context)
