@@ -61,7 +61,12 @@ class Step:
 
 
 class Draft:
-    """Values, segments and messages of the Program being made, and the facts they are made from."""
+    """Values, segments and messages of the Program being made, and the facts they are made from.
+
+    ``compiled``: so much is lowered that compiling kernels for it pays.
+    """
+
+    compiled = False
 
     def __init__(
         self,

@@ -43,6 +43,8 @@ class LastingDraft(Draft):
     """A draft that outlives one lowering: equal values get equal numbers, equal things are made
     once."""
 
+    compiled = True
+
     def __init__(
         self,
         graph: OperatorGraph,

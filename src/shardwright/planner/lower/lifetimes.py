@@ -161,6 +161,8 @@ def _walk(
     result = Lifetimes(*_segment_bytes(draft, template), _NOTHING, _NOTHING)
     if not len(template.value):
         return result, alive
+    if facts.compiled:
+        return result, _play(facts, template, sets, result)
     uses = _Uses(facts, template)
     value, place, ends = uses.value, uses.place, uses.is_last & dying[uses.value]
     # A life begins with a value's first use or after its last end, and lasts to its next one.
@@ -184,6 +186,23 @@ def _walk(
     alive[value] = False
     alive[value[begins][living]] = True
     return result, alive
+
+
+def _play(
+    facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags], result: Lifetimes
+) -> Flags:
+    """Do the same by compiled kernels."""
+    from shardwright.planner.lower import kernels
+
+    value = template.value
+    touched = kernels.Touched(
+        template.place, value, template.writes, facts.storage[value], facts.is_gradient[value]
+    )
+    places, values, alive = kernels.play(
+        touched, kernels.Sets(*sets, facts.bytes), result.allocated, result.freed
+    )
+    result.free_place, result.free_value = places, values
+    return alive
 
 
 class _Uses:

@@ -52,6 +52,7 @@ class Facts:
     is_gradient: Flags
     is_activation: Flags
     is_gathered: Flags  # a parameter that is filled by a message
+    compiled: bool = False  # whether steps are played by ``kernels``
 
     @classmethod
     def of(cls, draft: Draft) -> Facts:
@@ -70,6 +71,7 @@ class Facts:
             is_gradient=(marks & GRADIENT) > 0,
             is_activation=(marks & ACTIVATION) > 0,
             is_gathered=(marks & GATHERED) > 0,
+            compiled=draft.compiled,
         )
 
     def none(self) -> Flags:

@@ -22,12 +22,15 @@ class Waits:
         self.last = np.full(len(facts.bytes), -1)
         self.keys: dict[int, Ints] = {}  # per template: value x steps + place, ascending
         self.lengths: dict[int, int] = {}
+        # Where compiled, ``last`` is the last entry of every value among all that was written.
+        self.entries, self.size = np.empty((4, 0), dtype=np.int64), 0
 
     def copy(self) -> Waits:
         """Return the same knowledge, to go another way from here."""
         other = Waits(self.facts)
         other.last, other.keys = self.last.copy(), dict(self.keys)
         other.lengths = dict(self.lengths)
+        other.entries, other.size = self.entries, self.size
         return other
 
     def of(self, name: str, template: Template) -> tuple[Ints, Ints, Ints]:
@@ -36,6 +39,8 @@ class Waits:
         if not count:
             nothing = np.zeros(0, dtype=np.int64)
             return nothing, nothing, nothing
+        if self.facts.compiled:
+            return self._of_compiled(number, template)
         keys = np.sort(template.written * count + template.written_at)
         places, values = template.reads
         values = self.facts.root[values]
@@ -61,6 +66,22 @@ class Waits:
         rest, targets = np.divmod(once, most)
         places, writers = np.divmod(rest, len(NAMES))
         return places, writers, targets
+
+    def _of_compiled(self, number: int, template: Template) -> tuple[Ints, Ints, Ints]:
+        from shardwright.planner.lower import kernels
+
+        size, more = self.size, len(template.written)
+        if size + more > len(self.entries[0]):
+            self.entries = np.concatenate(
+                [self.entries, np.empty((4, size + more), dtype=np.int64)], axis=1
+            )
+        places, values = template.reads
+        needs = kernels.Needs(
+            places, self.facts.root[values], template.written_at, template.written
+        )
+        self.size = size + more
+        known = kernels.Written(self.last, *self.entries)
+        return kernels.wait(needs, known, self.facts.is_gradient, number, size)
 
     def _writes(self, number: int, values: Ints, places: Ints) -> Ints:
         """Return which of a template's writes of values lie before places: (first, stop) rows."""
