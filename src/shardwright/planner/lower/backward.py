@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.core.program import Kind
@@ -13,6 +13,8 @@ from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry, Stage
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
+StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that needs it
+SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
 
 def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
@@ -27,48 +29,75 @@ def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
     return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
 
 
-def prefetch(steps: Sequence[tuple[list[Step], Step | None]]) -> list[Step]:
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Steps with every segment's gathers issued one segment ahead; ``head`` are the first's."""
+
+    head: list[Step]
+    steps: list[Step]
+
+
+def prefetch(pairs: Sequence[StepPair]) -> Prefetched:
     """Lay out (gathers, step) pairs so that each gather is issued one segment ahead of its use."""
     result: list[Step] = []
-    previous_segment = 0
-    for gathers, step in steps:
-        result[previous_segment:previous_segment] = gathers
-        if step is None:
-            continue
+    head: list[Step] = []
+    last = -1  # place of the last segment so far
+    for gathers, step in pairs:
+        if last < 0:
+            head += gathers
+        elif gathers:
+            result[last:last] = gathers
         result.append(step)
-        if step.kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
-            previous_segment = len(result) - 1
-    return result
+        if step.kind in SEGMENTS:
+            last = len(result) - 1
+    return Prefetched(head, result)
+
+
+def forward_pairs(draft: Draft, entries: Sequence[Entry]) -> list[StepPair]:
+    """Flatten forward entries to (gathers, step) pairs."""
+    pairs: list[StepPair] = []
+    for entry in entries:
+        gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
+        pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
+    return pairs
 
 
 def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
     """Flatten forward entries, with parameter gathers one segment ahead."""
-    pairs: list[tuple[list[Step], Step | None]] = []
-    for entry in entries:
-        gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
-        pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
-    return prefetch(pairs)
+    ahead = prefetch(forward_pairs(draft, entries))
+    return ahead.head + ahead.steps
 
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    strategy = draft.strategy
-    remakes = strategy.recompute or strategy.recompute_operators or strategy.reshard_again
-    remake = Remake(draft, stage) if remakes else None
-    pairs: list[tuple[list[Step], Step | None]] = []
-    for place in reversed(range(len(stage.forward))):
-        entry = stage.forward[place]
+    remake = Remake(draft, stage) if draft.makes_again else None
+    pairs = backward_pairs(draft, stage.forward, stage.index, transfers, remake)
+    ahead = prefetch(pairs)
+    return ahead.head + ahead.steps
+
+
+def backward_pairs(
+    draft: Draft,
+    entries: Sequence[Entry],
+    mesh: int,
+    transfers: Transfers,
+    remake: Remake | None = None,
+) -> list[StepPair]:
+    """Read the forward entries of one stage in reverse: (gathers, step) pairs of backward."""
+    pairs: list[StepPair] = []
+    for place in reversed(range(len(entries))):
+        entry = entries[place]
         if entry.segment < 0:
             pairs += [([], step) for step in _reverse(draft, entry, transfers)]
         elif draft.segments[entry.segment].has_backward:
             before = remake.before(place) if remake else []
-            again = [stage.forward[earlier] for earlier in before]
+            again = [entries[earlier] for earlier in before]
             pairs += [pair for other in again for pair in _repeat(draft, other)]
             is_kept = not draft.segments[entry.segment].recomputed
             uses = _gathered_again(draft, entry) if is_kept else ()
             gathers = _gathers(draft, entry, Kind.BACKWARD, uses)
-            pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
-    return prefetch(pairs)
+            pairs.append((gathers, _backward(draft, entry.segment, mesh)))
+    return pairs
 
 
 def _gathers(draft: Draft, entry: Entry, kind: Kind, uses: tuple[Use, ...]) -> list[Step]:
@@ -83,7 +112,7 @@ def _gathered_again(draft: Draft, entry: Entry) -> tuple[Use, ...]:
     return tuple([use for use in entry.gathers if use.tensor not in draft.kept_for_backward])
 
 
-def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step | None]]:
+def _repeat(draft: Draft, entry: Entry) -> list[StepPair]:
     """Run a segment of forward again, this time keeping its graph, or send a message again."""
     if entry.segment < 0:
         return [([], replace(step)) for step in entry.steps]
@@ -146,9 +175,19 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
             bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
             key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))
             groups.setdefault(key, []).append((source, target))
+    return add_syncs(draft, steps, written, groups.values())
+
+
+def add_syncs(
+    draft: Draft,
+    steps: Sequence[Step],
+    written: Mapping[int, int],
+    groups: Iterable[Sequence[tuple[int, int]]],
+) -> list[Step]:
+    """Synchronise each group of gradients, (source, result), where the last of it is ``written``."""
     after: dict[int, list[Step]] = {}
-    for pairs in groups.values():
-        place = max(written[source] for source, _ in pairs)
+    for pairs in groups:
+        place = max(written[source] for source, _ in pairs if source in written)
         last_only = draft.values[pairs[0][0]].scope == "step"
         syncs = draft.once(
             ("synchronise", last_only, *pairs),
@@ -157,5 +196,7 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
         after.setdefault(place, []).extend(syncs)
     result: list[Step] = []
     for place, step in enumerate(steps):
-        result += [step, *after.get(place, [])]
+        result.append(step)
+        if place in after:
+            result += after[place]
     return result

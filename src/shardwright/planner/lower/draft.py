@@ -60,6 +60,16 @@ class Step:
     last_only: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A segment with only the outputs that somebody reads, those that its backward needs, and which
+    of its outputs lie in the storage of which input."""
+
+    segment: Segment
+    saved: frozenset[int]
+    views: dict[int, int]
+
+
 class Draft:
     """Values, segments and messages of the Program being made, and the facts they are made from.
 
@@ -84,6 +94,7 @@ class Draft:
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
+        self.resources: dict[str, int] = {}
         self.begin(strategy)
 
     def begin(self, strategy: Strategy) -> None:
@@ -108,9 +119,19 @@ class Draft:
         # zeros), and along which dim; ``samples.tensor_dim`` knows only what carries samples.
         self.cut_dim: dict[int, int] = {}
 
+    def resource(self, name: str) -> int:
+        """Return the number of a resource."""
+        return self.resources.setdefault(name, len(self.resources))
+
     def mesh(self, index: int) -> Mesh:
         """Return a mesh by index."""
         return self.strategy.meshes[index]
+
+    @property
+    def makes_again(self) -> bool:
+        """Whether anything is made again before backward."""
+        strategy = self.strategy
+        return bool(strategy.recompute or strategy.recompute_operators or strategy.reshard_again)
 
     @property
     def master_dtype(self) -> str | None:
@@ -192,6 +213,12 @@ class Draft:
         """Append a segment and return its index."""
         self.segments.append(segment)
         return len(self.segments) - 1
+
+    def take(self, index: int, finished: Finished) -> None:
+        """Put a finished segment where it began."""
+        self.segments[index] = finished.segment
+        self.saved[index] = finished.saved
+        self.views.update(finished.views)
 
     def root(self, value: int) -> int:
         """Return the value whose data a value views, itself where it has its own."""

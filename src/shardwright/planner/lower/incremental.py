@@ -19,13 +19,15 @@ from typing import Any, Unpack, cast
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import Layout
-from shardwright.core.program import Program, Scope, Segment, Value, ValueRole
+from shardwright.core.program import Kind, Program, Scope, Segment, Value, ValueRole
 from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.planner.lower.assemble import Templates
 from shardwright.planner.lower.draft import Draft, Extra, Made
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lower import Lowering, check_legal
 from shardwright.planner.lower.parameters import Use, UseKey
-from shardwright.planner.lower.stage import Entry
+from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
+from shardwright.planner.lower.template import Template
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
@@ -152,12 +154,11 @@ class _Record:
     """What lowering a block rested on, and what it did."""
 
     rests_on: tuple[object, ...]
-    entries: tuple[tuple[list[Entry], list[Entry]], ...]
+    lowered: Lowered
     blocks: tuple[int, ...]
     segments: tuple[tuple[int, Segment], ...]
     leaves: tuple[tuple[int, int, tuple[object, ...]], ...]
     uses: tuple[tuple[UseKey, Use], ...]
-    pending: tuple[tuple[int, int], ...]
     taken: tuple[int, ...]
     turned: tuple[tuple[int, int], ...]
     external: frozenset[int]
@@ -173,6 +174,7 @@ class IncrementalLowering:
         self.samples = samples
         self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
         self._surroundings = _surroundings(graph)
+        self._shared = frozenset(t for around in self._surroundings for t in around.shared)
         self._free = [i for i, name in enumerate(samples.operator_dim) if name == ""]
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
@@ -193,7 +195,7 @@ class IncrementalLowering:
             self._draft = draft
         else:
             draft.begin(strategy)
-        program = _Replay(draft, placed, self._surroundings, self._records).run()
+        program = _Replay(draft, placed, self._surroundings, self._shared, self._records).run()
         draft.first_size = draft.first_size or len(draft.values)
         return program
 
@@ -224,11 +226,13 @@ class _Replay(Lowering):
         draft: LastingDraft,
         placed: list[Placements],
         surroundings: Sequence[_Surroundings],
+        shared: frozenset[int],
         records: list[list[_Record]],
     ) -> None:
         super().__init__(draft, placed)
-        self.surroundings = surroundings
+        self.surroundings, self.shared = surroundings, shared
         self.records = records
+        self.blocks: list[Lowered] = []
 
     def lower_block(self, number: int) -> None:
         """Do what a record says where it rests on what is there, else lower and record."""
@@ -237,9 +241,44 @@ class _Replay(Lowering):
             if record.rests_on == rests_on:
                 known.insert(0, known.pop(place))
                 self._repeat(record)
-                return
-        known.insert(0, self._record(number, rests_on))
-        del known[MOST_RECORDS:]
+                break
+        else:
+            known.insert(0, self._record(number, rests_on))
+            del known[MOST_RECORDS:]
+        self.blocks.append(known[0].lowered)
+
+    def templates(self) -> list[Templates]:
+        """Join what blocks became, as far as nothing reaches from one into another."""
+        draft, stages = self.draft, range(len(self.stages))
+        pending = sum(len(block.pending) for block in self.blocks)
+        if draft.makes_again or len(self.parameters.pending) != pending:
+            return super().templates()
+        blocks = stages_of(draft, self.blocks, self.shared, self.finish)
+        several = draft.strategy.pipeline.num_microbatches > 1
+        found: list[Templates] = []
+        for stage in stages:
+            entered = sum(len(block.entries[stage][0]) for block in self.blocks)
+            more = forward_piece(draft, self.stages[stage].prologue[entered:])
+            own = [block[stage] for block in blocks]
+            last = joined([share.last for share in reversed(own)])
+            exchange = self.exchange[stage]
+            found.append(
+                Templates(
+                    prologue=joined([*[share.prologue for share in own], more]),
+                    forward=joined([share.forward for share in own]),
+                    middle=joined([share.middle for share in reversed(own)]) if several else last,
+                    last=last,
+                    sends=Template.of(draft, [s for s in exchange if s.kind is Kind.SEND]),
+                    receives=Template.of(draft, [s for s in exchange if s.kind is Kind.RECEIVE]),
+                    epilogue=self._epilogue_template(stage),
+                )
+            )
+        return found
+
+    def _epilogue_template(self, stage: int) -> Template:
+        draft, kept = self.draft, self.parameters.kept
+        key = ("epilogue", stage, draft.strategy.clips, *map(id, kept.values()))
+        return draft.once(key, lambda: Template.of(draft, self.epilogue(stage)))
 
     def _rests_on(self, around: _Surroundings) -> tuple[object, ...]:
         draft, parameters = self.draft, self.parameters
@@ -286,21 +325,27 @@ class _Replay(Lowering):
         super().lower_block(number)
         found, draft.external = frozenset(draft.external), external
         draft.external |= found
+        begun = tuple(draft.begun[segments:])
         return _Record(
             rests_on=rests_on,
-            entries=tuple(
-                (stage.prologue[first:], stage.forward[second:])
-                for stage, (first, second) in zip(self.stages, before, strict=True)
+            lowered=Lowered(
+                entries=tuple(
+                    (stage.prologue[first:], stage.forward[second:])
+                    for stage, (first, second) in zip(self.stages, before, strict=True)
+                ),
+                segments=tuple(index for index, _ in begun),
+                made=frozenset(value for _, segment in begun for value in segment.outputs),
+                pending=tuple(parameters.pending.items())[pending:],
+                known={},
             ),
             blocks=tuple(stage.block for stage in self.stages),
-            segments=tuple(draft.begun[segments:]),
+            segments=begun,
             leaves=tuple(
                 (stage.index, tensor, stage.state(tensor))
                 for stage in self.stages
                 for tensor in around.leaves
             ),
             uses=tuple(parameters.uses.items())[uses:],
-            pending=tuple(parameters.pending.items())[pending:],
             taken=tuple(parameters.taken - taken),
             turned=tuple(draft.turned[turned:]),
             external=found,
@@ -311,7 +356,7 @@ class _Replay(Lowering):
     def _repeat(self, record: _Record) -> None:
         draft, parameters = self.draft, self.parameters
         for place, stage in enumerate(self.stages):
-            prologue, forward = record.entries[place]
+            prologue, forward = record.lowered.entries[place]
             stage.prologue += prologue
             stage.forward += forward
             stage.block = record.blocks[place]
@@ -322,7 +367,7 @@ class _Replay(Lowering):
             self.stages[stage].resume(tensor, state)
         for key, use in record.uses:
             parameters.add_use(key, use)
-        parameters.pending.update(record.pending)
+        parameters.pending.update(record.lowered.pending)
         parameters.taken.update(record.taken)
         for value, gradient in record.turned:
             draft.set_gradient(value, gradient)

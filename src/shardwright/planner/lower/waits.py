@@ -35,14 +35,14 @@ class Waits:
 
     def of(self, name: str, template: Template) -> tuple[Ints, Ints, Ints]:
         """Return columns (place, number of the template waited for, place there), each once."""
-        number, count = NAMES.index(name), len(template.steps)
+        number, count = NAMES.index(name), len(template)
         if not count:
             nothing = np.zeros(0, dtype=np.int64)
             return nothing, nothing, nothing
         if self.facts.compiled:
             return self._of_compiled(number, template)
         keys = np.sort(template.written * count + template.written_at)
-        places, values = template.reads
+        places, values = template.read_at, template.read
         values = self.facts.root[values]
         self.keys[number], self.lengths[number] = keys, count
         here = self._writes(number, values, places)
@@ -75,7 +75,7 @@ class Waits:
             self.entries = np.concatenate(
                 [self.entries, np.empty((4, size + more), dtype=np.int64)], axis=1
             )
-        places, values = template.reads
+        places, values = template.read_at, template.read
         needs = kernels.Needs(
             places, self.facts.root[values], template.written_at, template.written
         )

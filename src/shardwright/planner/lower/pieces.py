@@ -1,0 +1,213 @@
+"""What a lowered block becomes, kept as columns: its share of the forward and backward templates.
+
+A template is the pieces of its blocks one behind the other, but for two things that cross from one
+to the next. Parameters that the first segment of a piece needs are gathered before the last segment
+of the piece before; and a gradient that several blocks add to is synchronised where the last of
+them is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.planner.lower.backward import (
+    SEGMENTS,
+    Prefetched,
+    add_syncs,
+    backward_pairs,
+    forward_pairs,
+    prefetch,
+)
+from shardwright.planner.lower.draft import Draft, Finished, Step
+from shardwright.planner.lower.stage import Entry
+from shardwright.planner.lower.template import Template
+
+Pair = tuple[int, int]
+Group = tuple[Pair, ...]  # gradients that are synchronised together, and where they go
+# In how many surroundings what became of a block is remembered.
+MOST_KNOWN = 8
+
+
+class Piece:
+    """Steps of one block, with what is gathered for them before the last segment of those before."""
+
+    def __init__(self, draft: Draft, head: Sequence[Step], steps: list[Step]) -> None:
+        self.whole = Template.of(draft, steps)
+        self.head = Template.of(draft, head) if head else None
+        places = [place for place, step in enumerate(steps) if step.kind in SEGMENTS]
+        self._last = places[-1] if places else -1
+
+    @cached_property
+    def halves(self) -> tuple[Template, Template] | None:
+        """What lies before the last segment, and the rest; None without segments."""
+        return None if self._last < 0 else self.whole.split(self._last)
+
+
+def joined(pieces: Sequence[Piece]) -> Template:
+    """Return the template that pieces make, one behind the other."""
+    if all(piece.head is None for piece in pieces):
+        return Template.joined([piece.whole for piece in pieces])
+    parts: list[Template] = []
+    slot = 0  # of the last segment so far
+    for piece in pieces:
+        if piece.head is not None:
+            parts.insert(slot, piece.head)
+        halves = piece.halves
+        if halves is None:
+            parts.append(piece.whole)
+        else:
+            slot = len(parts) + 1
+            parts += halves
+    return Template.joined(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one block adds to the templates of one stage."""
+
+    prologue: Piece
+    forward: Piece
+    middle: Piece
+    last: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A block with its segments finished: those, what they save and view, and its backward on every
+    stage, not yet synchronised. ``written``: where that writes each value last. ``shares`` are
+    remembered by the gradients of several blocks which this one sees synchronised."""
+
+    segments: tuple[tuple[int, Finished], ...]
+    backward: tuple[Prefetched, ...]
+    written: tuple[dict[int, int], ...]
+    shares: dict[object, tuple[Share, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What lowering a block made: per stage entries of prologue and forward, and its segments, not
+    finished. ``pending`` are gradients to be synchronised and where they go."""
+
+    entries: tuple[tuple[list[Entry], list[Entry]], ...]
+    segments: tuple[int, ...]
+    made: frozenset[int]
+    pending: tuple[Pair, ...]
+    known: dict[object, Closed]
+
+    def close(self, draft: Draft, finish: Callable[[int], Finished]) -> Closed:
+        """Return the block finished, as far as others read what it makes."""
+        key = (self.made & draft.external, draft.kept_for_backward)
+        if key in self.known:
+            closed = self.known[key]
+            for number, finished in closed.segments:
+                draft.take(number, finished)
+            return closed
+        segments = tuple([(number, finish(number)) for number in self.segments])
+        for number, finished in segments:
+            draft.take(number, finished)
+        backward = tuple(
+            [
+                prefetch(backward_pairs(draft, forward, stage, {}))
+                for stage, (_, forward) in enumerate(self.entries)
+            ]
+        )
+        written = tuple([_written(one.steps) for one in backward])
+        if len(self.known) == MOST_KNOWN:
+            self.known.clear()
+        self.known[key] = closed = Closed(segments, backward, written, {})
+        return closed
+
+
+def _written(steps: Sequence[Step]) -> dict[int, int]:
+    return {value: place for place, step in enumerate(steps) for value in step.writes}
+
+
+def stages_of(
+    draft: Draft,
+    blocks: Sequence[Lowered],
+    shared: frozenset[int],
+    finish: Callable[[int], Finished],
+) -> list[tuple[Share, ...]]:
+    """Return what every block adds to every stage. ``shared`` are parameters that several read."""
+    closed = [block.close(draft, finish) for block in blocks]
+    buckets = draft.strategy.gradient_sync.buckets
+    wide = shared.union(*buckets) if buckets else shared
+    groups = _wide_groups(draft, blocks, closed, wide)
+    found: list[tuple[Share, ...]] = []
+    for block, one, own in zip(blocks, closed, groups, strict=True):
+        key = (tuple(own), buckets)
+        if key not in one.shares:
+            if len(one.shares) == MOST_KNOWN:
+                one.shares.clear()
+            one.shares[key] = _shares(draft, block, one, own, wide)
+        found.append(one.shares[key])
+    return found
+
+
+def _wide_groups(
+    draft: Draft, blocks: Sequence[Lowered], closed: Sequence[Closed], wide: frozenset[int]
+) -> list[list[Group]]:
+    """Return, per block, the gradients of several blocks whose last term backward makes there.
+
+    Backward ends with the first block, so that is the first to write one of them.
+    """
+    bucket_of = {
+        tensor: number
+        for number, bucket in enumerate(draft.strategy.gradient_sync.buckets)
+        for tensor in bucket
+    }
+    values = draft.values
+    groups: dict[tuple[object, ...], tuple[int, list[Pair]]] = {}
+    for number, block in enumerate(blocks):
+        for source, target in block.pending:
+            entry = values[source]
+            if entry.tensor in wide and source in closed[number].written[entry.mesh]:
+                bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
+                like = draft.signature(source, values[target].layout)
+                key = (bucket, entry.scope, *like)
+                groups.setdefault(key, (number, []))[1].append((source, target))
+    found: list[list[Group]] = [[] for _ in blocks]
+    for number, pairs in groups.values():
+        found[number].append(tuple(pairs))
+    return found
+
+
+def _shares(
+    draft: Draft, block: Lowered, closed: Closed, own: Sequence[Group], wide: frozenset[int]
+) -> tuple[Share, ...]:
+    """Return what a block adds to every stage; ``own`` are the gradients of several blocks."""
+    values, first = draft.values, {group[0]: group for group in own}
+    groups: list[dict[object, list[Pair]]] = [{} for _ in block.entries]
+    for source, target in block.pending:
+        entry = values[source]
+        if source not in closed.written[entry.mesh]:
+            continue
+        if entry.tensor not in wide:
+            like = draft.signature(source, values[target].layout)
+            key = (entry.tensor, entry.scope, *like)
+            groups[entry.mesh].setdefault(key, []).append((source, target))
+        elif (source, target) in first:
+            groups[entry.mesh][source, target] = list(first[source, target])
+    found: list[Share] = []
+    for stage, (prologue, forward) in enumerate(block.entries):
+        ahead = closed.backward[stage]
+        steps = add_syncs(draft, ahead.steps, closed.written[stage], groups[stage].values())
+        last = Piece(draft, ahead.head, steps)
+        middle = [step for step in steps if not step.last_only]
+        found.append(
+            Share(
+                prologue=forward_piece(draft, prologue),
+                forward=forward_piece(draft, forward),
+                middle=last if len(middle) == len(steps) else Piece(draft, ahead.head, middle),
+                last=last,
+            )
+        )
+    return tuple(found)
+
+
+def forward_piece(draft: Draft, entries: Sequence[Entry]) -> Piece:
+    """Return forward entries, whose segments are finished, as a piece."""
+    ahead = prefetch(forward_pairs(draft, entries))
+    return Piece(draft, ahead.head, ahead.steps)
