@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack, cast
 
 from shardwright.core.graph import OperatorGraph
@@ -27,6 +28,7 @@ from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lower import Lowering, check_legal
 from shardwright.planner.lower.parameters import Use, UseKey
 from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
+from shardwright.planner.lower.stage import Opened
 from shardwright.planner.lower.template import Template
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.iteration import Iteration
@@ -39,6 +41,8 @@ MOST_REMEMBERED = 60_000
 MOST_GROWTH = 8
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
+# A block that is known otherwise is lowered again so many operators at a time.
+PART = 4
 
 
 class LastingDraft(Draft):
@@ -139,23 +143,25 @@ class LastingDraft(Draft):
 
 @dataclass(frozen=True, slots=True)
 class _Surroundings:
-    """What a block has to do with the others: parameters, tensors that it finds and leaves."""
+    """What a range of operators has to do with the others: parameters, tensors that it finds and
+    leaves."""
 
     start: int
     stop: int
     parameters: tuple[int, ...]
-    shared: tuple[int, ...]  # parameters that other blocks read too
+    shared: tuple[int, ...]  # parameters that others read too
     finds: tuple[int, ...]
     leaves: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What lowering a block rested on, and what it did."""
+    """What lowering a range of operators rested on, and what it did."""
 
     rests_on: tuple[object, ...]
     lowered: Lowered
     blocks: tuple[int, ...]
+    opened: tuple[Opened, ...]
     segments: tuple[tuple[int, Segment], ...]
     leaves: tuple[tuple[int, int, tuple[object, ...]], ...]
     uses: tuple[tuple[UseKey, Use], ...]
@@ -166,6 +172,30 @@ class _Record:
     cuts: tuple[tuple[int, int], ...]
 
 
+class _Records:
+    """What is remembered of one draft: of whole blocks, and of the few operators that a block is
+    lowered by where it is not found whole."""
+
+    def __init__(self, graph: OperatorGraph) -> None:
+        blocks = [(block.start, block.stop) for block in graph.blocks]
+        parts = [
+            [(at, min(at + PART, stop)) for at in range(start, stop, PART)]
+            for start, stop in blocks
+        ]
+        flat = iter(_surroundings(graph, [part for several in parts for part in several]))
+        self.blocks = _surroundings(graph, blocks)
+        self.parts = [[next(flat) for _ in several] for several in parts]
+        self.shared = frozenset(t for around in self.blocks for t in around.shared)
+        self.of_blocks: list[list[_Record]] = []
+        self.of_parts: list[list[list[_Record]]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.of_blocks = [[] for _ in self.blocks]
+        self.of_parts = [[[] for _ in several] for several in self.parts]
+
+
 class IncrementalLowering:
     """Lowers strategies of one graph, each quickly where it resembles one of the last."""
 
@@ -173,15 +203,13 @@ class IncrementalLowering:
         self.graph = graph
         self.samples = samples
         self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-        self._surroundings = _surroundings(graph)
-        self._shared = frozenset(t for around in self._surroundings for t in around.shared)
+        self._records = _Records(graph)
         self._free = [i for i, name in enumerate(samples.operator_dim) if name == ""]
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
         self._placed: list[Placements] = [Placements((), ())] * len(graph.operators)
         self._frame: object = None
         self._draft: LastingDraft | None = None
-        self._records: list[list[_Record]] = []
 
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
@@ -190,12 +218,13 @@ class IncrementalLowering:
         placed = self._place(strategy)
         draft = self._draft
         if draft is None or draft.is_full or frame != self._frame:
-            self._frame, self._records = frame, [[] for _ in self.graph.blocks]
+            self._frame = frame
+            self._records.forget()
             draft = LastingDraft(self.graph, strategy, self.samples, self._iterations)
             self._draft = draft
         else:
             draft.begin(strategy)
-        program = _Replay(draft, placed, self._surroundings, self._shared, self._records).run()
+        program = _Replay(draft, placed, self._records).run()
         draft.first_size = draft.first_size or len(draft.values)
         return program
 
@@ -225,27 +254,49 @@ class _Replay(Lowering):
         self,
         draft: LastingDraft,
         placed: list[Placements],
-        surroundings: Sequence[_Surroundings],
-        shared: frozenset[int],
-        records: list[list[_Record]],
+        records: _Records,
     ) -> None:
         super().__init__(draft, placed)
-        self.surroundings, self.shared = surroundings, shared
         self.records = records
         self.blocks: list[Lowered] = []
 
     def lower_block(self, number: int) -> None:
         """Do what a record says where it rests on what is there, else lower and record."""
-        known, rests_on = self.records[number], self._rests_on(self.surroundings[number])
+        records = self.records
+        known, around = records.of_blocks[number], records.blocks[number]
+        act = self._lower_parts if known else self._lower_whole
+        self._repeat_or(known, around, partial(act, number))
+        self.blocks.append(known[0].lowered)
+
+    def _repeat_or(
+        self, known: list[_Record], around: _Surroundings, act: Callable[[], None]
+    ) -> None:
+        """Do what a record of ``known`` says where it rests on what is there, else ``act`` and record
+        that; the record comes first."""
+        rests_on = self._rests_on(around)
         for place, record in enumerate(known):
             if record.rests_on == rests_on:
                 known.insert(0, known.pop(place))
                 self._repeat(record)
-                break
-        else:
-            known.insert(0, self._record(number, rests_on))
-            del known[MOST_RECORDS:]
-        self.blocks.append(known[0].lowered)
+                return
+        known.insert(0, self._record(around, rests_on, act))
+        del known[MOST_RECORDS:]
+
+    def _lower_whole(self, number: int) -> None:
+        """Lower a block, of which nothing is known."""
+        for place, part in enumerate(self.records.parts[number]):
+            self.draft.make_for((number, place))
+            self.lower_operators(part.start, part.stop, number)
+        self.close()
+
+    def _lower_parts(self, number: int) -> None:
+        """Lower a block few operators at a time, each as recorded or really."""
+        records = self.records
+        for place, part in enumerate(records.parts[number]):
+            self.draft.make_for((number, place))
+            act = partial(self.lower_operators, part.start, part.stop, number)
+            self._repeat_or(records.of_parts[number][place], part, act)
+        self.close()
 
     def templates(self) -> list[Templates]:
         """Join what blocks became, as far as nothing reaches from one into another."""
@@ -253,7 +304,7 @@ class _Replay(Lowering):
         pending = sum(len(block.pending) for block in self.blocks)
         if draft.makes_again or len(self.parameters.pending) != pending:
             return super().templates()
-        blocks = stages_of(draft, self.blocks, self.shared, self.finish)
+        blocks = stages_of(draft, self.blocks, self.records.shared, self.finish)
         several = draft.strategy.pipeline.num_microbatches > 1
         found: list[Templates] = []
         for stage in stages:
@@ -289,6 +340,7 @@ class _Replay(Lowering):
             strategy.configs[start:stop],
             self.placed[start:stop],
             self.where[start:stop],
+            [stage.opened() for stage in self.stages],
             [stage.block for stage in self.stages],  # what is sent from there belongs to it
             [index for index in range(start, stop) if index in recomputed] if recomputed else [],
         ]
@@ -314,15 +366,17 @@ class _Replay(Lowering):
         uses = [pair for pair in self.parameters.uses.items() if pair[0][1] == tensor]
         return uses, kept.rest in self.parameters.taken, draft.values[kept.rest]
 
-    def _record(self, number: int, rests_on: tuple[object, ...]) -> _Record:
-        """Lower a block, and note all that it did."""
-        draft, parameters, around = self.draft, self.parameters, self.surroundings[number]
+    def _record(
+        self, around: _Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
+    ) -> _Record:
+        """Lower operators, and note all that this did."""
+        draft, parameters = self.draft, self.parameters
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
         segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
         uses, pending = len(parameters.uses), len(parameters.pending)
         taken, cuts = set(parameters.taken), set(draft.cut_dim)
         external, draft.external = draft.external, set()
-        super().lower_block(number)
+        act()
         found, draft.external = frozenset(draft.external), external
         draft.external |= found
         begun = tuple(draft.begun[segments:])
@@ -339,6 +393,7 @@ class _Replay(Lowering):
                 known={},
             ),
             blocks=tuple(stage.block for stage in self.stages),
+            opened=tuple(stage.opened() for stage in self.stages),
             segments=begun,
             leaves=tuple(
                 (stage.index, tensor, stage.state(tensor))
@@ -360,6 +415,7 @@ class _Replay(Lowering):
             stage.prologue += prologue
             stage.forward += forward
             stage.block = record.blocks[place]
+            stage.reopen(record.opened[place])
         draft.begun += record.segments
         for index, segment in record.segments:
             draft.segments[index] = segment
@@ -376,28 +432,26 @@ class _Replay(Lowering):
         draft.cut_dim.update(record.cuts)
 
 
-def _surroundings(graph: OperatorGraph) -> list[_Surroundings]:
-    block_of = {
-        i: n for n, block in enumerate(graph.blocks) for i in range(block.start, block.stop)
-    }
+def _surroundings(graph: OperatorGraph, ranges: Sequence[tuple[int, int]]) -> list[_Surroundings]:
+    range_of = {i: n for n, (start, stop) in enumerate(ranges) for i in range(start, stop)}
     reported = {graph.loss, *(tensor for _, tensor in graph.outputs)}
     result: list[_Surroundings] = []
-    for number, block in enumerate(graph.blocks):
-        operators = graph.operators[block.start : block.stop]
+    for number, (start, stop) in enumerate(ranges):
+        operators = graph.operators[start:stop]
         read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs)
         made = dict.fromkeys(tensor for operator in operators for tensor in operator.outputs)
         parameters = tuple(t for t in read if graph.tensors[t].role == "parameter")
         alone = {
             tensor
             for tensor in (*read, *made)
-            if all(block_of[reader] == number for reader in graph.consumers[tensor])
+            if all(range_of[reader] == number for reader in graph.consumers[tensor])
         }
         inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
         others = [t for t in (*read, *made) if t not in parameters]
         result.append(
             _Surroundings(
-                start=block.start,
-                stop=block.stop,
+                start=start,
+                stop=stop,
                 parameters=parameters,
                 shared=tuple(t for t in parameters if t not in alone),
                 finds=tuple(t for t in others if t not in inner and t not in made),

@@ -100,10 +100,18 @@ class Lowering:
         """Lower the operators of one block forward; its segments end with it."""
         block = self.draft.graph.blocks[number]
         self.draft.make_for(number)
-        for index in range(block.start, block.stop):
+        self.lower_operators(block.start, block.stop, number)
+        self.close()
+
+    def lower_operators(self, start: int, stop: int, block: int) -> None:
+        """Lower some operators of a block."""
+        for index in range(start, stop):
             for scope in self._scopes(index):
                 for mesh in sorted(self.where[index]):
-                    self.stages[mesh].run(index, number, scope)
+                    self.stages[mesh].run(index, block, scope)
+
+    def close(self) -> None:
+        """End a block and its segments."""
         for stage in self.stages:
             stage.close()
         self.draft.make_for(None)

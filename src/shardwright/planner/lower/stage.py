@@ -51,6 +51,10 @@ class _OpenSegment:
     gathers: dict[int, Use] = field(default_factory=dict[int, Use])
 
 
+# Segments that are still growing, as they are: see ``Stage.opened``.
+Opened = tuple[tuple[Any, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """The values of one tensor on this mesh, by gradient layout, and the one that was made first.
@@ -372,6 +376,33 @@ class Stage:
         for (table, key), found in zip(places, state, strict=True):
             if found is not None:
                 cast(dict[Any, Any], table)[key] = found
+
+    def opened(self) -> Opened:
+        """Return all that was written into segments that are still open."""
+        return tuple(
+            [
+                (
+                    scope, one.block, one.recomputed, tuple(one.calls), tuple(one.inputs),
+                    tuple(one.gathers.items()), frozenset(one.produced),
+                )
+                for scope, one in self._open.items()
+            ]
+        )  # fmt: skip
+
+    def reopen(self, opened: Opened) -> None:
+        """Go on where ``opened`` said."""
+        self._open = {
+            scope: _OpenSegment(
+                block,
+                scope,
+                again,
+                list(calls),
+                set(produced),
+                dict.fromkeys(inputs),
+                dict(gathers),
+            )
+            for scope, block, again, calls, inputs, gathers, produced in opened
+        }
 
     def value_of(self, tensor: int, scope: Scope = "microbatch") -> int:
         """Return the value that this mesh made of an activation."""
