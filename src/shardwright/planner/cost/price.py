@@ -363,10 +363,13 @@ class Tariff:
         if mesh not in self.masters:
             configs, kept = self.program.strategy.configs, self.program.strategy.parameters
             consumers, sizes = self.graph.consumers, self.program.meshes[mesh].sizes
+            is_alone = len(self.program.meshes) == 1
             self.masters[mesh] = sum(
-                self._shard_bytes(tensor, kept[position].optimizer, sizes)
-                for position, tensor in self.trained
-                if mesh == min([configs[reader].mesh for reader in consumers[tensor]])
+                [
+                    self._shard_bytes(tensor, kept[position].optimizer, sizes)
+                    for position, tensor in self.trained
+                    if is_alone or mesh == min([configs[one].mesh for one in consumers[tensor]])
+                ]
             )
         return self.masters[mesh]
 

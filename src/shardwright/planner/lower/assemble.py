@@ -302,22 +302,23 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     waits = [*layout.predecessors, _turns(draft, kind, group)]
     rows = np.concatenate([places for places, _ in waits])
     targets = np.concatenate([targets for _, targets in waits])
-    order = np.lexsort((targets, rows))
-    counts = np.bincount(rows, minlength=layout.size)
-    frees = [_frees(part) for part, _, _, _ in parts]
-    free_counts = np.concatenate([counts for counts, _ in frees])
+    offset, ordered = _by_row(rows, targets, layout.size)
+    free_offset, free_value = _frees(layout)
     item = np.concatenate([part.item for part, _, _, _ in parts])
     segments = draft.segment_order()
     number = np.zeros(len(draft.segments), dtype=np.int32)
     number[segments] = np.arange(len(segments))
-    item[RUNS_SEGMENT[kind]] = number[item[RUNS_SEGMENT[kind]]]
-    messages = np.unique(item[MOVES[kind]])
-    item[MOVES[kind]] = np.searchsorted(messages, item[MOVES[kind]])
+    runs, moves = RUNS_SEGMENT[kind], MOVES[kind]
+    item[runs] = number[item[runs]]
+    is_used = np.zeros(len(draft.messages), dtype=np.bool_)
+    is_used[item[moves]] = True
+    item[moves] = (np.cumsum(is_used) - 1)[item[moves]]
+    messages: list[int] = np.flatnonzero(is_used).tolist()
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),
         segments=tuple([draft.segments[index] for index in segments]),
-        messages=tuple([draft.messages[int(index)] for index in messages]),
+        messages=tuple([draft.messages[index] for index in messages]),
         loss=loss,
         outputs=draft.outputs,
         kind=kind,
@@ -326,10 +327,10 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),
         resource_names=tuple(layout.resources),
-        offset=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        predecessor=targets[order].astype(np.int32),
-        free_offset=np.concatenate([[0], np.cumsum(free_counts)]).astype(np.int64),
-        free_value=np.concatenate([values for _, values in frees]),
+        offset=offset,
+        predecessor=ordered.astype(np.int32),
+        free_offset=free_offset,
+        free_value=free_value.astype(np.int32),
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
         freed=np.concatenate([part.lifetimes.freed for part, _, _, _ in parts]),
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
@@ -337,12 +338,24 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     )
 
 
-def _frees(part: _Compiled) -> tuple[Ints, NDArray[np.int32]]:
-    """Return how many values each step frees, and which, step by step."""
-    found = part.lifetimes
-    order = np.argsort(found.free_place, kind="stable")
-    counts = np.bincount(found.free_place, minlength=len(part.kind))
-    return counts, found.free_value[order].astype(np.int32)
+def _by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:
+    """Return where each row begins, and the columns row by row, ascending."""
+    ordered = np.sort(rows * size + columns)
+    offset = np.searchsorted(ordered, size * np.arange(size + 1))
+    return offset.astype(np.int64), ordered % max(size, 1)
+
+
+def _frees(layout: _Layout) -> tuple[Ints, Ints]:
+    """Return where what each instruction frees begins, and what all of them free."""
+    found = [part.lifetimes for part, _, _, _ in layout.parts]
+    lengths = np.array([len(part.kind) for part, _, _, _ in layout.parts], dtype=np.int64)
+    counts = np.array([len(one.free_place) for one in found], dtype=np.int64)
+    places = np.concatenate([one.free_place for one in found])
+    places += np.repeat(np.cumsum(lengths) - lengths, counts)
+    order = np.argsort(places, kind="stable")
+    offset = np.zeros(layout.size + 1, dtype=np.int64)
+    np.cumsum(np.bincount(places, minlength=layout.size), out=offset[1:])
+    return offset, np.concatenate([one.free_value for one in found])[order]
 
 
 def _repeat(

@@ -25,7 +25,7 @@ from shardwright.core.program import (
     ValueRole,
     value_pieces,
 )
-from shardwright.core.strategy import Mesh, Strategy
+from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
@@ -95,6 +95,8 @@ class Draft:
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
         self.resources: dict[str, int] = {}
+        # Of every parameter, how it was kept last: config, mesh and what ``Parameters`` made of it.
+        self.last_kept: dict[int, tuple[ParameterConfig, int, object]] = {}
         self.begin(strategy)
 
     def begin(self, strategy: Strategy) -> None:
@@ -234,6 +236,25 @@ class Draft:
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""
         return 0 if value in self.views else self.sizes[value]
+
+    def value_bytes(self, value: int) -> int:
+        """Return one device's bytes of a value, wherever they lie."""
+        entry = self.values[value]
+        return math.prod(entry.shape) * DTYPE_BYTES[entry.dtype]
+
+    def base_of(self, value: int) -> int:
+        """Return one device's bytes of a value that lasts, optimizer states of it included."""
+        entry = self.values[value]
+        if entry.alias >= 0:
+            return 0
+        own = self.value_bytes(value)
+        if entry.role not in ("parameter", "master") or entry.gradient < 0:
+            return own
+        reduced = self.values[entry.gradient]
+        is_master = entry.role == "master" or (
+            reduced.layout == entry.layout and reduced.dtype == entry.dtype
+        )
+        return own * (1 + self.strategy.optimizer_states) if is_master else own
 
     def segment_order(self) -> list[int]:
         """Return the segments of this lowering in the order in which they were made."""

@@ -14,7 +14,7 @@ The Program is the one that ``lower`` makes, but for the numbers of values, segm
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -26,9 +26,9 @@ from shardwright.planner.lower.assemble import Templates
 from shardwright.planner.lower.draft import Draft, Extra, Made
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lower import Lowering, check_legal
-from shardwright.planner.lower.parameters import Use, UseKey
+from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
 from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
-from shardwright.planner.lower.stage import Opened
+from shardwright.planner.lower.stage import Holdings, Opened
 from shardwright.planner.lower.template import Template
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.iteration import Iteration
@@ -67,6 +67,8 @@ class LastingDraft(Draft):
         self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
         self._segment_numbers: dict[Segment, int] = {}
         self._untold: dict[int, Value] = {}
+        self._told: dict[tuple[int, int], Value] = {}
+        self._base: dict[tuple[int, int, int], int] = {}
         self.values: list[Value] = []
         super().__init__(graph, strategy, samples, iterations)
 
@@ -120,9 +122,19 @@ class LastingDraft(Draft):
 
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates, in this lowering."""
-        self._untold.setdefault(value, self.values[value])
+        untold = self._untold.setdefault(value, self.values[value])
         self.turned.append((value, gradient))
-        super().set_gradient(value, gradient)
+        key = (value, gradient)
+        if key not in self._told:
+            self._told[key] = replace(untold, gradient=gradient)
+        self.values[value] = self._told[key]
+
+    def base_of(self, value: int) -> int:
+        """Return one device's bytes of a value that lasts, counted once."""
+        key = (value, self.values[value].gradient, self.strategy.optimizer_states)
+        if key not in self._base:
+            self._base[key] = super().base_of(value)
+        return self._base[key]
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what ``make`` made when it was first asked for."""
@@ -163,8 +175,9 @@ class _Record:
     blocks: tuple[int, ...]
     opened: tuple[Opened, ...]
     segments: tuple[tuple[int, Segment], ...]
-    leaves: tuple[tuple[int, int, tuple[object, ...]], ...]
-    uses: tuple[tuple[UseKey, Use], ...]
+    leaves: tuple[Holdings, ...]
+    uses: dict[UseKey, Use]
+    first_uses: dict[FirstKey, Use]
     taken: tuple[int, ...]
     turned: tuple[tuple[int, int], ...]
     external: frozenset[int]
@@ -204,10 +217,16 @@ class IncrementalLowering:
         self.samples = samples
         self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
         self._records = _Records(graph)
-        self._free = [i for i, name in enumerate(samples.operator_dim) if name == ""]
+        # Operators that may let partial gradients through, last first, and all that decides whether.
+        self._free = [
+            (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
+            for i in reversed(range(len(graph.operators)))
+            if samples.operator_dim[i] == ""
+        ]
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
-        self._placed: list[Placements] = [Placements((), ())] * len(graph.operators)
+        self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
+        self._placed, self._changed = list(self._alone), set[int]()
         self._frame: object = None
         self._draft: LastingDraft | None = None
 
@@ -230,6 +249,7 @@ class IncrementalLowering:
 
     def _place(self, strategy: Strategy) -> list[Placements]:
         """Return the placements of every operator's tensors, as ``gradients.place`` does."""
+        changed = self._changed  # also by a strategy that was refused half way
         for index, config in enumerate(strategy.configs):
             if config is not self._configs[index]:
                 key = (index, config.dims)
@@ -237,12 +257,24 @@ class IncrementalLowering:
                     found = placements(self._iterations[index], config.dims)
                     self._placements[key] = found
                 self._configs[index] = config
-                self._placed[index] = self._placements[key]
-        placed = list(self._placed)
-        for index in reversed(self._free):
+                self._alone[index] = self._placements[key]
+                changed.add(index)
+        placed = self._placed
+        for index in changed:
+            placed[index] = self._alone[index]
+        # What is let through depends on the readers, which come later.
+        for index, readers in self._free:
+            if changed.isdisjoint(readers):
+                continue
+            before, placed[index] = placed[index], self._alone[index]
             if "" in strategy.configs[index].dims:
                 placed[index] = let_through(self.graph, strategy, placed, index)
-        return placed
+            if placed[index] == before:
+                placed[index] = before
+            else:
+                changed.add(index)
+        changed.clear()
+        return list(placed)
 
 
 class _Replay(Lowering):
@@ -373,7 +405,8 @@ class _Replay(Lowering):
         draft, parameters = self.draft, self.parameters
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
         segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
-        uses, pending = len(parameters.uses), len(parameters.pending)
+        uses, first_uses = len(parameters.uses), len(parameters.first_uses)
+        pending = len(parameters.pending)
         taken, cuts = set(parameters.taken), set(draft.cut_dim)
         external, draft.external = draft.external, set()
         act()
@@ -395,12 +428,9 @@ class _Replay(Lowering):
             blocks=tuple(stage.block for stage in self.stages),
             opened=tuple(stage.opened() for stage in self.stages),
             segments=begun,
-            leaves=tuple(
-                (stage.index, tensor, stage.state(tensor))
-                for stage in self.stages
-                for tensor in around.leaves
-            ),
-            uses=tuple(parameters.uses.items())[uses:],
+            leaves=tuple(stage.holdings(around.leaves) for stage in self.stages),
+            uses=dict(tuple(parameters.uses.items())[uses:]),
+            first_uses=dict(tuple(parameters.first_uses.items())[first_uses:]),
             taken=tuple(parameters.taken - taken),
             turned=tuple(draft.turned[turned:]),
             external=found,
@@ -416,13 +446,12 @@ class _Replay(Lowering):
             stage.forward += forward
             stage.block = record.blocks[place]
             stage.reopen(record.opened[place])
+            stage.resume(record.leaves[place])
         draft.begun += record.segments
         for index, segment in record.segments:
             draft.segments[index] = segment
-        for stage, tensor, state in record.leaves:
-            self.stages[stage].resume(tensor, state)
-        for key, use in record.uses:
-            parameters.add_use(key, use)
+        parameters.uses.update(record.uses)
+        parameters.first_uses.update(record.first_uses)
         parameters.pending.update(record.lowered.pending)
         parameters.taken.update(record.taken)
         for value, gradient in record.turned:

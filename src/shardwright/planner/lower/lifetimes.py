@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.core.program import Kind
 from shardwright.planner.lower.draft import Draft
-from shardwright.planner.lower.template import Facts, Flags, Ints, Template, value_bytes
+from shardwright.planner.lower.template import Facts, Flags, Ints, Template
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -241,17 +241,5 @@ def free_at_update(
 
 def base_bytes(draft: Draft, mesh: int) -> int:
     """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
-    states = draft.strategy.optimizer_states
-    total = 0
-    for index in draft.lasting:
-        entry = draft.values[index]
-        if entry.mesh != mesh or entry.alias >= 0:
-            continue
-        total += value_bytes(draft, index)
-        if entry.role in ("parameter", "master") and entry.gradient >= 0:
-            reduced = draft.values[entry.gradient]
-            is_master = entry.role == "master" or (
-                reduced.layout == entry.layout and reduced.dtype == entry.dtype
-            )
-            total += states * value_bytes(draft, index) if is_master else 0
-    return total
+    meshes = draft.meshes
+    return sum([draft.base_of(value) for value in draft.lasting if meshes[value] == mesh])

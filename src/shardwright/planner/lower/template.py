@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Message
 from shardwright.planner.lower.draft import (
     ACTIVATION,
@@ -178,7 +176,7 @@ def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
         return 0, 0, _buffers(draft.messages[step.item])
     if kind is Kind.UPDATE:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-        sizes = [value_bytes(draft, value) for value in step.writes]
+        sizes = [draft.value_bytes(value) for value in step.writes]
         return 0, 0, 2 * max(sizes, default=0)
     if kind is Kind.CLIP:
         return 0, 0, 0
@@ -199,9 +197,3 @@ def _buffers(message: Message) -> int:
     end. Packed pieces to gather are left out: they are copied into the output at once.
     """
     return message.bytes if message.is_packed else 0
-
-
-def value_bytes(draft: Draft, value: int) -> int:
-    """Return one device's bytes of a value, wherever they lie."""
-    entry = draft.values[value]
-    return prod(entry.shape) * DTYPE_BYTES[entry.dtype]
