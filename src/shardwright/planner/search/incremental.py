@@ -13,6 +13,7 @@ from shardwright.planner.cost.price import Tariff
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import Judged, judge_program
+from shardwright.planner.simulate import Traits
 
 # Strategies on so many lists of meshes (or with so many counts of microbatches) are remembered: a
 # search that tries another and comes back goes on where it was.
@@ -25,6 +26,7 @@ class _Frame:
 
     lowering: IncrementalLowering
     tariff: Tariff
+    traits: Traits
 
 
 class Incremental:
@@ -44,7 +46,8 @@ class Incremental:
         frame = self._frame(strategy)
         program = frame.lowering.lower(strategy)
         prices = frame.tariff.price(program)
-        return judge_program(self.context, program, prices, least_seconds)[1]
+        traits = frame.traits
+        return judge_program(self.context, program, prices, least_seconds, traits)[1]
 
     def _frame(self, strategy: Strategy) -> _Frame:
         context, frames = self.context, self._frames
@@ -52,6 +55,7 @@ class Incremental:
         frame = frames.pop(key, None) or _Frame(
             IncrementalLowering(context.graph, context.samples),
             Tariff(context.graph, context.cluster, context.table),
+            Traits(),
         )
         frames[key] = frame
         if len(frames) > MOST_FRAMES:
