@@ -93,6 +93,22 @@ class _Compiled:
     references: dict[tuple[str, int], Ints]
     targets: Ints
 
+    @classmethod
+    def empty(cls, stage: int, lifetimes: Lifetimes) -> _Compiled:
+        """Return a template without steps."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(
+            stage=stage,
+            kind=nothing.astype(np.int8),
+            item=nothing.astype(np.int32),
+            resource=nothing.astype(np.int32),
+            last_compute=-1,
+            lifetimes=lifetimes,
+            places=nothing,
+            references={},
+            targets=nothing,
+        )
+
 
 class _Layout:
     """Appends instances of templates and remembers where each began."""
@@ -226,6 +242,8 @@ class _Compiler:
         self, name: str, stage: int, template: Template, lifetimes: Lifetimes, waits: Waits
     ) -> _Compiled:
         count = len(template)
+        if not count:
+            return _Compiled.empty(stage, lifetimes)
         places, writers, targets = waits.of(name, template)
         references: dict[tuple[str, int], Ints] = {}
         for writer in np.flatnonzero(np.bincount(writers)).tolist():
@@ -256,7 +274,7 @@ class _Compiler:
             kind=template.kind,
             item=template.item.astype(np.int32),
             resource=self._resources(template),
-            last_compute=int(before[-1]) if count else -1,
+            last_compute=int(before[-1]),
             lifetimes=lifetimes,
             places=np.concatenate([places, sending[behind], idle, arrivals]),
             references=references,

@@ -42,7 +42,7 @@ MOST_GROWTH = 8
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
 # A block that is known otherwise is lowered again so many operators at a time.
-PART = 4
+PART = 5
 
 
 class LastingDraft(Draft):

@@ -127,6 +127,8 @@ def once_lifetimes(facts: Facts, template: Template, before: Ints, *, ends_step:
     What they make lives until the end of the step, except temporaries of the epilogue itself.
     Gradients that were written ``before`` are there and only accumulate.
     """
+    if not len(template):
+        return Lifetimes(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
     made = facts.set_of(template.written)
     between = made & facts.is_activation if ends_step else facts.none()
     return _walk(facts, template, (between, made, facts.set_of(before)))[0]

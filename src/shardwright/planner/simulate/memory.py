@@ -22,18 +22,27 @@ class Traits:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Message, tuple[int, int, int, int]]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known: dict[int, int] = {}
+        self._messages: list[Message] = []  # kept, so that no other has the id of one
+        self._rows = np.empty((0, 4), dtype=np.int64)
 
     def of(self, messages: tuple[Message, ...]) -> NDArray[np.int64]:
         """Return columns, one entry per message."""
         if len(self._known) > MOST_KNOWN:
-            self._known.clear()
+            self._forget()
         known = self._known
-        for message in messages:
-            if id(message) not in known:
-                known[id(message)] = (message, _traits(message))
-        rows = [known[id(message)][1] for message in messages]
-        return np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        keys = list(map(id, messages))
+        new = [place for place, key in enumerate(keys) if key not in known]
+        if new:
+            rows = [_traits(messages[place]) for place in new]
+            for place in new:
+                known[keys[place]] = len(self._messages)
+                self._messages.append(messages[place])
+            self._rows = np.concatenate([self._rows, np.array(rows, dtype=np.int64)])
+        return self._rows[[known[key] for key in keys]].T
 
 
 def _traits(message: Message) -> tuple[int, int, int, int]:
