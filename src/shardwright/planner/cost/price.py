@@ -113,7 +113,7 @@ class Tariff:
         )
         self.known: dict[object, int] = {}  # by id, segments with what they add: a row
         self.rows, self.items = np.empty((FIRST_ROWS, 3)), list[Segment | Message]()
-        self.reads: dict[int, tuple[object, tuple[int, ...]]] = {}
+        self.reads: dict[int, tuple[object, tuple[tuple[int, int], ...], tuple[int, ...]]] = {}
         self._frame: object = None
 
     def price(self, program: Program) -> Prices:
@@ -227,13 +227,25 @@ class Tariff:
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
 
-    def _read(self, segment: Segment) -> tuple[int, ...]:
-        """Return what a segment reads and others may too: inputs, and outputs of its own."""
+    def _reads(self, segment: Segment) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """Return what a segment reads and others may too, inputs and outputs of its own: gradients
+        and bytes, and parameters, whose gradients other segments decide."""
         if id(segment) not in self.reads:
+            values = self.program.values
             operands = {value for call in segment.calls for value in call.operands}
-            own = tuple(value for value in segment.outputs if value in operands)
-            self.reads[id(segment)] = (segment, (*segment.inputs, *own))
-        return self.reads[id(segment)][1]
+            read = (*segment.inputs, *(value for value in segment.outputs if value in operands))
+            parameters = tuple(v for v in read if values[v].role == "parameter")
+            others = tuple(
+                (values[v].gradient, _bytes(values[v]))
+                for v in read
+                if values[v].role != "parameter" and self._adds(values[v].gradient)
+            )
+            self.reads[id(segment)] = (segment, others, parameters)
+        return self.reads[id(segment)][1:]
+
+    def _adds(self, gradient: int) -> bool:
+        """Whether a gradient is summed in one microbatch; ``accumulated`` counts sums of a step."""
+        return gradient >= 0 and self.program.values[gradient].scope != "step"
 
     def _added(self) -> list[int]:
         """Return by segment the bytes of gradients that it adds to those of segments behind it.
@@ -242,16 +254,18 @@ class Tariff:
         to, however the readers are spread over segments.
         """
         values, segments, written = self.program.values, self.program.segments, set[int]()
+        is_often = any(kept.sync == "microbatch" for kept in self.program.strategy.parameters)
         found = [0] * len(segments)
         for number in reversed(range(len(segments))):
             if not segments[number].has_backward:
                 continue
-            for value in self._read(segments[number]):
-                gradient = values[value].gradient
-                if gradient < 0 or values[gradient].scope == "step":
-                    continue  # ``accumulated`` counts what is summed over the step
+            pairs, parameters = self._reads(segments[number])
+            if is_often:
+                own = [(values[v].gradient, _bytes(values[v])) for v in parameters]
+                pairs += tuple(pair for pair in own if self._adds(pair[0]))
+            for gradient, size in pairs:
                 if gradient in written:
-                    found[number] += _bytes(values[value])
+                    found[number] += size
                 written.add(gradient)
         return found
 

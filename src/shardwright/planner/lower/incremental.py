@@ -122,12 +122,18 @@ class LastingDraft(Draft):
 
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates, in this lowering."""
-        untold = self._untold.setdefault(value, self.values[value])
-        self.turned.append((value, gradient))
         key = (value, gradient)
         if key not in self._told:
-            self._told[key] = replace(untold, gradient=gradient)
-        self.values[value] = self._told[key]
+            self._told[key] = replace(self.values[value], gradient=gradient)
+        self.turn([key])
+
+    def turn(self, told: Sequence[tuple[int, int]]) -> None:
+        """Tell parameters at rest their gradients as they were told before."""
+        values, untold = self.values, self._untold
+        for key in told:
+            untold.setdefault(key[0], values[key[0]])
+            values[key[0]] = self._told[key]
+        self.turned += told
 
     def base_of(self, value: int) -> int:
         """Return one device's bytes of a value that lasts, counted once."""
@@ -454,8 +460,7 @@ class _Replay(Lowering):
         parameters.first_uses.update(record.first_uses)
         parameters.pending.update(record.lowered.pending)
         parameters.taken.update(record.taken)
-        for value, gradient in record.turned:
-            draft.set_gradient(value, gradient)
+        draft.turn(record.turned)
         draft.external |= record.external
         draft.lasting += record.lasting
         draft.cut_dim.update(record.cuts)

@@ -22,7 +22,7 @@ from shardwright.planner.lower.backward import (
 )
 from shardwright.planner.lower.draft import Draft, Finished, Step
 from shardwright.planner.lower.stage import Entry
-from shardwright.planner.lower.template import Template
+from shardwright.planner.lower.template import Rows, Template
 
 Pair = tuple[int, int]
 Group = tuple[Pair, ...]  # gradients that are synchronised together, and where they go
@@ -34,13 +34,13 @@ class Piece:
     """Steps of one block, with what is gathered for them before the last segment of those before."""
 
     def __init__(self, draft: Draft, head: Sequence[Step], steps: list[Step]) -> None:
-        self.whole = Template.of(draft, steps)
-        self.head = Template.of(draft, head) if head else None
+        self.whole = Rows.of(draft, steps)
+        self.head = Rows.of(draft, head) if head else None
         places = [place for place, step in enumerate(steps) if step.kind in SEGMENTS]
         self._last = places[-1] if places else -1
 
     @cached_property
-    def halves(self) -> tuple[Template, Template] | None:
+    def halves(self) -> tuple[Rows, Rows] | None:
         """What lies before the last segment, and the rest; None without segments."""
         return None if self._last < 0 else self.whole.split(self._last)
 
@@ -48,8 +48,8 @@ class Piece:
 def joined(pieces: Sequence[Piece]) -> Template:
     """Return the template that pieces make, one behind the other."""
     if all(piece.head is None for piece in pieces):
-        return Template.joined([piece.whole for piece in pieces])
-    parts: list[Template] = []
+        return Template([piece.whole for piece in pieces])
+    parts: list[Rows] = []
     slot = 0  # of the last segment so far
     for piece in pieces:
         if piece.head is not None:
@@ -60,7 +60,7 @@ def joined(pieces: Sequence[Piece]) -> Template:
         else:
             slot = len(parts) + 1
             parts += halves
-    return Template.joined(parts)
+    return Template(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class Closed:
     remembered by the gradients of several blocks which this one sees synchronised."""
 
     segments: tuple[tuple[int, Finished], ...]
+    views: dict[int, int]
     backward: tuple[Prefetched, ...]
     written: tuple[dict[int, int], ...]
     shares: dict[object, tuple[Share, ...]]
@@ -102,7 +103,8 @@ class Lowered:
         if key in self.known:
             closed = self.known[key]
             for number, finished in closed.segments:
-                draft.take(number, finished)
+                draft.segments[number] = finished.segment
+            draft.views.update(closed.views)
             return closed
         segments = tuple([(number, finish(number)) for number in self.segments])
         for number, finished in segments:
@@ -116,7 +118,8 @@ class Lowered:
         written = tuple([_written(one.steps) for one in backward])
         if len(self.known) == MOST_KNOWN:
             self.known.clear()
-        self.known[key] = closed = Closed(segments, backward, written, {})
+        views = {one: other for _, finished in segments for one, other in finished.views.items()}
+        self.known[key] = closed = Closed(segments, views, backward, written, {})
         return closed
 
 
@@ -179,6 +182,8 @@ def _shares(
 ) -> tuple[Share, ...]:
     """Return what a block adds to every stage; ``own`` are the gradients of several blocks."""
     values, first = draft.values, {group[0]: group for group in own}
+    for number, finished in closed.segments:
+        draft.take(number, finished)
     groups: list[dict[object, list[Pair]]] = [{} for _ in block.entries]
     for source, target in block.pending:
         entry = values[source]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,33 +86,16 @@ class Facts:
         return chosen
 
 
-class Template:
-    """A list of steps as columns: one row of ``rows`` per step, and what they touch.
+class Rows(NamedTuple):
+    """Steps as numbers: one row of ``NUM_COLUMNS`` per step, what they hold and then write, step by
+    step, and what they read."""
 
-    ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
-    what it writes. A segment writes its outputs; of these its backward holds only what was saved.
-    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
-    that synchronise gradients.
-    """
-
-    def __init__(self, rows: Ints, value: Ints, read: Ints) -> None:
-        self.rows, self.value, self.read = rows, value, read
-        columns = np.ascontiguousarray(rows.T)
-        self.kind = columns[0].astype(np.int8)
-        self.item, self.resource = columns[1], columns[2]
-        self.last_only, self.syncs = columns[3] > 0, columns[4] > 0
-        self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
-        turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
-        self.place, self.writes = turn >> 1, (turn & 1) == 1
-        self.written = value[self.writes]
-        self.written_at = self.place[self.writes]
-        self.read_at = np.repeat(np.arange(len(rows)), columns[10])
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    rows: Ints
+    value: Ints
+    read: Ints
 
     @classmethod
-    def of(cls, draft: Draft, steps: Sequence[Step]) -> Template:
+    def of(cls, draft: Draft, steps: Sequence[Step]) -> Rows:
         """Look at steps of a draft whose segments are finished."""
         segments, messages = draft.segments, draft.messages
         held = [_held(draft, step) if step.kind is BACKWARD else step.reads for step in steps]
@@ -134,25 +118,50 @@ class Template:
             np.array(read, dtype=np.int64),
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence[Template]) -> Template:
-        """Return the steps of several templates, one behind the other."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            np.concatenate([part.rows for part in parts]),
-            np.concatenate([part.value for part in parts]),
-            np.concatenate([part.read for part in parts]),
-        )
-
-    def split(self, at: int) -> tuple[Template, Template]:
+    def split(self, at: int) -> tuple[Rows, Rows]:
         """Return the steps before a place, and those from there on."""
         touched = int(self.rows[:at, 8:10].sum())
         read = int(self.rows[:at, 10].sum())
         return (
-            Template(self.rows[:at], self.value[:touched], self.read[:read]),
-            Template(self.rows[at:], self.value[touched:], self.read[read:]),
+            Rows(self.rows[:at], self.value[:touched], self.read[:read]),
+            Rows(self.rows[at:], self.value[touched:], self.read[read:]),
         )
+
+
+class Template:
+    """A list of steps as columns.
+
+    ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
+    what it writes. A segment writes its outputs; of these its backward holds only what was saved.
+    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
+    that synchronise gradients.
+    """
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        """Take the steps of several parts, one behind the other."""
+        rows, self.value, self.read = parts[0]
+        if len(parts) > 1:
+            rows = np.concatenate([part.rows for part in parts])
+            self.value = np.concatenate([part.value for part in parts])
+            self.read = np.concatenate([part.read for part in parts])
+        columns = np.ascontiguousarray(rows.T)
+        self.kind = columns[0].astype(np.int8)
+        self.item, self.resource = columns[1], columns[2]
+        self.last_only, self.syncs = columns[3] > 0, columns[4] > 0
+        self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
+        turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
+        self.place, self.writes = turn >> 1, (turn & 1) == 1
+        self.written = self.value[self.writes]
+        self.written_at = self.place[self.writes]
+        self.read_at = np.repeat(np.arange(len(rows)), columns[10])
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @classmethod
+    def of(cls, draft: Draft, steps: Sequence[Step]) -> Template:
+        """Look at steps of a draft whose segments are finished."""
+        return cls([Rows.of(draft, steps)])
 
     def chosen(self, flags: Flags) -> tuple[Ints, Ints]:
         """Return what the steps so flagged read: columns (place, value)."""
