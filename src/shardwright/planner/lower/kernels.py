@@ -87,6 +87,57 @@ def play(touched: Touched, sets: Sets, allocated: Ints, freed: Ints) -> tuple[In
     return place[:num_freed].copy(), value[:num_freed].copy(), alive
 
 
+class Sums(NamedTuple):
+    """Columns of what backward steps write, and of the steps: see ``lifetimes._add_up``."""
+
+    place: Ints
+    value: Ints
+    is_sum: Flags
+    by_microbatch: Flags
+    bytes: Ints
+    last_only: Flags
+    computes: Flags
+    saved: Ints
+    alone: Ints
+
+
+@compiled
+def add_up(sums: Sums, num_values: int, allocated: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Add to ``allocated``; return ``first``, ``temporary``, ``second`` and ``onward`` of
+    ``Lifetimes``. See ``lifetimes._add_up``."""
+    count = len(sums.alone)
+    seen = np.zeros(num_values, dtype=np.bool_)
+    first = np.zeros(count, dtype=np.int64)
+    again, later = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    most_again, most_later = np.full(count, -1), np.full(count, -1)
+    for entry in range(len(sums.value)):
+        value, at, size = sums.value[entry], sums.place[entry], sums.bytes[entry]
+        is_first = not seen[value]
+        seen[value] = True
+        if not sums.is_sum[entry]:
+            continue
+        if not is_first:
+            again[at] += size
+            most_again[at] = max(most_again[at], size)
+        elif sums.by_microbatch[entry]:
+            continue
+        elif sums.last_only[at]:
+            allocated[at] += size
+            continue
+        else:
+            first[at] += size
+        later[at] += size
+        most_later[at] = max(most_later[at], size)
+    temporary, second = again.copy(), later.copy()
+    for at in range(count):
+        alone, saved = sums.alone[at], sums.saved[at]
+        adds = sums.computes[at] and most_again[at] >= 0
+        temporary[at] += max(alone, most_again[at] - saved) if adds else alone
+        adds = sums.computes[at] and most_later[at] >= 0
+        second[at] += max(alone, most_later[at] - saved) if adds else alone
+    return first, temporary, second, sums.alone + later
+
+
 class Written(NamedTuple):
     """All that templates wrote, entry by entry: the one before of the same value in the same template
     (-1), its template, its place there, and the first entry of that place. ``newest`` is the last

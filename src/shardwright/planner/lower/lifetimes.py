@@ -90,6 +90,9 @@ def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Fl
 
 def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     """Count gradients that are written more than once, in a microbatch or over all of them."""
+    if facts.compiled:
+        _add_up_compiled(facts, backward, lifetimes)
+        return
     count = len(backward)
     places, values = backward.written_at, backward.written
     once = np.zeros(len(values), dtype=np.bool_)
@@ -119,6 +122,25 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
             lifetimes.second = sums
             # By now the sums are the store's alone, and are added to in place.
             lifetimes.onward = alone + total
+
+
+def _add_up_compiled(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
+    from shardwright.planner.lower import kernels
+
+    values = backward.written
+    sums = kernels.Sums(
+        place=backward.written_at,
+        value=values,
+        is_sum=facts.is_gradient[values],
+        by_microbatch=facts.by_microbatch[values],
+        bytes=facts.bytes[values],
+        last_only=backward.last_only,
+        computes=backward.kind == Kind.BACKWARD,
+        saved=backward.freed,
+        alone=lifetimes.temporary,
+    )
+    found = kernels.add_up(sums, len(facts.bytes), lifetimes.allocated)
+    lifetimes.first, lifetimes.temporary, lifetimes.second, lifetimes.onward = found
 
 
 def once_lifetimes(facts: Facts, template: Template, before: Ints, *, ends_step: bool) -> Lifetimes:
