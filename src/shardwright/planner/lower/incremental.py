@@ -3,9 +3,9 @@
 What a block becomes depends on the configs of its operators, on its parameters, and on what it
 finds of the tensors that come from outside. Where all of that is as it was in some earlier
 lowering, what that did is done again without looking at operators; and all that later steps make
-of unchanged values (messages back, bytes saved, gathers) is remembered too. Values are therefore
-numbered by what they are, not in order: a value made alike in the same block has the same number,
-so that a change in one block does not renumber all others.
+of unchanged values (messages back, bytes saved, gathers) is remembered too (``lasting``). So are the
+columns of all that a block becomes (``pieces``), which are joined. A block that is new is lowered a few
+operators at a time, each repeated or not in the same way (``records``).
 
 The Program is the one that ``lower`` makes, but for the numbers of values, segments and messages;
 ``values`` also holds some of earlier strategies, so it is for simulating, not for running.
@@ -13,206 +13,25 @@ The Program is the one that ``lower`` makes, but for the numbers of values, segm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Unpack, cast
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import Layout
-from shardwright.core.program import Kind, Program, Scope, Segment, Value, ValueRole
+from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.assemble import Templates
-from shardwright.planner.lower.draft import Draft, Extra, Made
 from shardwright.planner.lower.gradients import let_through
+from shardwright.planner.lower.lasting import LastingDraft
 from shardwright.planner.lower.lower import Lowering, check_legal
-from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
 from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
-from shardwright.planner.lower.stage import Holdings, Opened
+from shardwright.planner.lower.records import Record, Records, Surroundings
 from shardwright.planner.lower.template import Template
 from shardwright.planner.space.configs import Placements, placements
-from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
-# Beyond so many remembered things, or so many times the values of the first strategy, everything is
-# forgotten and begins anew.
-MOST_REMEMBERED = 60_000
-MOST_GROWTH = 8
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
-# A block that is known otherwise is lowered again so many operators at a time.
-PART = 5
-
-
-class LastingDraft(Draft):
-    """A draft that outlives one lowering: equal values get equal numbers, equal things are made
-    once."""
-
-    compiled = True
-
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        strategy: Strategy,
-        samples: Samples,
-        iterations: Sequence[Iteration],
-    ) -> None:
-        self.remembered: dict[Hashable, Any] = {}
-        self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
-        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
-        self._numbers: dict[Hashable, list[int]] = {}
-        self._drawn: dict[Hashable, int] = {}
-        self.first_size = 0  # values of the first strategy
-        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
-        self._segment_numbers: dict[Segment, int] = {}
-        self._untold: dict[int, Value] = {}
-        self._told: dict[tuple[int, int], Value] = {}
-        self._base: dict[tuple[int, int, int], int] = {}
-        self.values: list[Value] = []
-        super().__init__(graph, strategy, samples, iterations)
-
-    def begin(self, strategy: Strategy) -> None:
-        """Take up the next strategy, on the same meshes."""
-        for number, value in self._untold.items():
-            self.values[number] = value
-        self._untold.clear()
-        self.turned.clear()
-        self.begun.clear()
-        self.make_for(None)
-        super().begin(strategy)
-
-    def make_for(self, maker: Hashable) -> None:
-        """Number values from here on as ``maker`` did before, as far as they are alike."""
-        self.maker = maker
-        self._drawn.clear()
-
-    def add_value(
-        self,
-        tensor: int,
-        mesh: int,
-        layout: Layout,
-        scope: Scope,
-        role: ValueRole,
-        **extra: Unpack[Extra],
-    ) -> int:
-        """Return the number of a value; of equal ones the maker's first gets the first number."""
-        if self.maker is None:
-            return super().add_value(tensor, mesh, layout, scope, role, **extra)
-        cut = self.cut_dim.get(tensor)
-        key = (self.maker, tensor, mesh, layout, scope, role, cut, *extra.items())
-        numbers, drawn = self._numbers.setdefault(key, []), self._drawn.get(key, 0)
-        self._drawn[key] = drawn + 1
-        if drawn == len(numbers):
-            numbers.append(super().add_value(tensor, mesh, layout, scope, role, **extra))
-        return numbers[drawn]
-
-    def add_segment(self, segment: Segment) -> int:
-        """Return the index of a segment; an equal one has the same."""
-        index = self._segment_numbers.get(segment, -1)
-        if index < 0:
-            index = self._segment_numbers[segment] = super().add_segment(segment)
-        self.segments[index] = segment
-        self.begun.append((index, segment))
-        return index
-
-    def segment_order(self) -> list[int]:
-        """Return the segments of this lowering in the order in which they were made."""
-        return [index for index, _ in self.begun]
-
-    def set_gradient(self, value: int, gradient: int) -> None:
-        """Tell a parameter at rest where its gradient accumulates, in this lowering."""
-        key = (value, gradient)
-        if key not in self._told:
-            self._told[key] = replace(self.values[value], gradient=gradient)
-        self.turn([key])
-
-    def turn(self, told: Sequence[tuple[int, int]]) -> None:
-        """Tell parameters at rest their gradients as they were told before."""
-        values, untold = self.values, self._untold
-        for key in told:
-            untold.setdefault(key[0], values[key[0]])
-            values[key[0]] = self._told[key]
-        self.turned += told
-
-    def base_of(self, value: int) -> int:
-        """Return one device's bytes of a value that lasts, counted once."""
-        key = (value, self.values[value].gradient, self.strategy.optimizer_states)
-        if key not in self._base:
-            self._base[key] = super().base_of(value)
-        return self._base[key]
-
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` made when it was first asked for."""
-        if key not in self.remembered:
-            maker, self.maker = self.maker, None
-            try:
-                self.remembered[key] = make()
-            finally:
-                self.maker = maker
-        return cast(Made, self.remembered[key])
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to forget."""
-        grown = len(self.values) > MOST_GROWTH * self.first_size
-        return grown or max(len(self.messages), len(self.remembered)) > MOST_REMEMBERED
-
-
-@dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What a range of operators has to do with the others: parameters, tensors that it finds and
-    leaves."""
-
-    start: int
-    stop: int
-    parameters: tuple[int, ...]
-    shared: tuple[int, ...]  # parameters that others read too
-    finds: tuple[int, ...]
-    leaves: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What lowering a range of operators rested on, and what it did."""
-
-    rests_on: tuple[object, ...]
-    lowered: Lowered
-    blocks: tuple[int, ...]
-    opened: tuple[Opened, ...]
-    segments: tuple[tuple[int, Segment], ...]
-    leaves: tuple[Holdings, ...]
-    uses: dict[UseKey, Use]
-    first_uses: dict[FirstKey, Use]
-    taken: tuple[int, ...]
-    turned: tuple[tuple[int, int], ...]
-    external: frozenset[int]
-    lasting: tuple[int, ...]
-    cuts: tuple[tuple[int, int], ...]
-
-
-class _Records:
-    """What is remembered of one draft: of whole blocks, and of the few operators that a block is
-    lowered by where it is not found whole."""
-
-    def __init__(self, graph: OperatorGraph) -> None:
-        blocks = [(block.start, block.stop) for block in graph.blocks]
-        parts = [
-            [(at, min(at + PART, stop)) for at in range(start, stop, PART)]
-            for start, stop in blocks
-        ]
-        flat = iter(_surroundings(graph, [part for several in parts for part in several]))
-        self.blocks = _surroundings(graph, blocks)
-        self.parts = [[next(flat) for _ in several] for several in parts]
-        self.shared = frozenset(t for around in self.blocks for t in around.shared)
-        self.of_blocks: list[list[_Record]] = []
-        self.of_parts: list[list[list[_Record]]] = []
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.of_blocks = [[] for _ in self.blocks]
-        self.of_parts = [[[] for _ in several] for several in self.parts]
 
 
 class IncrementalLowering:
@@ -222,7 +41,7 @@ class IncrementalLowering:
         self.graph = graph
         self.samples = samples
         self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-        self._records = _Records(graph)
+        self._records = Records(graph)
         # Operators that may let partial gradients through, last first, and all that decides whether.
         self._free = [
             (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
@@ -292,7 +111,7 @@ class _Replay(Lowering):
         self,
         draft: LastingDraft,
         placed: list[Placements],
-        records: _Records,
+        records: Records,
     ) -> None:
         super().__init__(draft, placed)
         self.records = records
@@ -307,7 +126,7 @@ class _Replay(Lowering):
         self.blocks.append(known[0].lowered)
 
     def _repeat_or(
-        self, known: list[_Record], around: _Surroundings, act: Callable[[], None]
+        self, known: list[Record], around: Surroundings, act: Callable[[], None]
     ) -> None:
         """Do what a record of ``known`` says where it rests on what is there, else ``act`` and record
         that; the record comes first."""
@@ -369,7 +188,7 @@ class _Replay(Lowering):
         key = ("epilogue", stage, draft.strategy.clips, *map(id, kept.values()))
         return draft.once(key, lambda: Template.of(draft, self.epilogue(stage)))
 
-    def _rests_on(self, around: _Surroundings) -> tuple[object, ...]:
+    def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
         draft, parameters = self.draft, self.parameters
         strategy, tensors = draft.strategy, self.draft.graph.tensors
         start, stop = around.start, around.stop
@@ -405,8 +224,8 @@ class _Replay(Lowering):
         return uses, kept.rest in self.parameters.taken, draft.values[kept.rest]
 
     def _record(
-        self, around: _Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
-    ) -> _Record:
+        self, around: Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
+    ) -> Record:
         """Lower operators, and note all that this did."""
         draft, parameters = self.draft, self.parameters
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
@@ -419,7 +238,7 @@ class _Replay(Lowering):
         found, draft.external = frozenset(draft.external), external
         draft.external |= found
         begun = tuple(draft.begun[segments:])
-        return _Record(
+        return Record(
             rests_on=rests_on,
             lowered=Lowered(
                 entries=tuple(
@@ -444,7 +263,7 @@ class _Replay(Lowering):
             cuts=tuple((t, dim) for t, dim in draft.cut_dim.items() if t not in cuts),
         )
 
-    def _repeat(self, record: _Record) -> None:
+    def _repeat(self, record: Record) -> None:
         draft, parameters = self.draft, self.parameters
         for place, stage in enumerate(self.stages):
             prologue, forward = record.lowered.entries[place]
@@ -464,32 +283,3 @@ class _Replay(Lowering):
         draft.external |= record.external
         draft.lasting += record.lasting
         draft.cut_dim.update(record.cuts)
-
-
-def _surroundings(graph: OperatorGraph, ranges: Sequence[tuple[int, int]]) -> list[_Surroundings]:
-    range_of = {i: n for n, (start, stop) in enumerate(ranges) for i in range(start, stop)}
-    reported = {graph.loss, *(tensor for _, tensor in graph.outputs)}
-    result: list[_Surroundings] = []
-    for number, (start, stop) in enumerate(ranges):
-        operators = graph.operators[start:stop]
-        read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs)
-        made = dict.fromkeys(tensor for operator in operators for tensor in operator.outputs)
-        parameters = tuple(t for t in read if graph.tensors[t].role == "parameter")
-        alone = {
-            tensor
-            for tensor in (*read, *made)
-            if all(range_of[reader] == number for reader in graph.consumers[tensor])
-        }
-        inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
-        others = [t for t in (*read, *made) if t not in parameters]
-        result.append(
-            _Surroundings(
-                start=start,
-                stop=stop,
-                parameters=parameters,
-                shared=tuple(t for t in parameters if t not in alone),
-                finds=tuple(t for t in others if t not in inner and t not in made),
-                leaves=tuple(t for t in dict.fromkeys(others) if t not in inner or t in reported),
-            )
-        )
-    return result
