@@ -70,7 +70,7 @@ def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    remake = Remake(draft, stage) if draft.makes_again else None
+    remake = Remake(draft, stage.forward) if draft.makes_again else None
     pairs = backward_pairs(draft, stage.forward, stage.index, transfers, remake)
     ahead = prefetch(pairs)
     return ahead.head + ahead.steps

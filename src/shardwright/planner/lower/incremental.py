@@ -159,7 +159,8 @@ class _Replay(Lowering):
         """Join what blocks became, as far as nothing reaches from one into another."""
         draft, stages = self.draft, range(len(self.stages))
         pending = sum(len(block.pending) for block in self.blocks)
-        if draft.makes_again or len(self.parameters.pending) != pending:
+        reaches = draft.makes_again and (draft.strategy.reshard_again or len(stages) > 1)
+        if reaches or len(self.parameters.pending) != pending:
             return super().templates()
         blocks = stages_of(draft, self.blocks, self.records.shared, self.finish)
         several = draft.strategy.pipeline.num_microbatches > 1

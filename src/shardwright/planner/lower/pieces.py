@@ -8,6 +8,7 @@ them is done.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from shardwright.planner.lower.backward import (
     prefetch,
 )
 from shardwright.planner.lower.draft import Draft, Finished, Step
+from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry
 from shardwright.planner.lower.template import Rows, Template
 
@@ -74,6 +76,18 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeAgain:
+    """That something of a block is made again before its backward, messages too if ``is_whole``; what
+    is ``handed`` to other blocks is not."""
+
+    is_whole: bool
+    handed: frozenset[int]
+
+
+Again = MadeAgain | None
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """A block with its segments finished: those, what they save and view, and its backward on every
     stage, not yet synchronised. ``written``: where that writes each value last. ``shares`` are
@@ -86,7 +100,7 @@ class Closed:
     shares: dict[object, tuple[Share, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Lowered:
     """What lowering a block made: per stage entries of prologue and forward, and its segments, not
     finished. ``pending`` are gradients to be synchronised and where they go."""
@@ -97,30 +111,55 @@ class Lowered:
     pending: tuple[Pair, ...]
     known: dict[object, Closed]
 
-    def close(self, draft: Draft, finish: Callable[[int], Finished]) -> Closed:
+    def close(self, draft: Draft, finish: Callable[[int], Finished], again: Again) -> Closed:
         """Return the block finished, as far as others read what it makes."""
-        key = (self.made & draft.external, draft.kept_for_backward)
+        key = (self.made & draft.external, draft.kept_for_backward, again)
         if key in self.known:
             closed = self.known[key]
             for number, finished in closed.segments:
                 draft.segments[number] = finished.segment
             draft.views.update(closed.views)
             return closed
+        backward: list[Prefetched] = []
+        for stage, (_, forward) in enumerate(self.entries):
+            remake = None if again is None else Remake(draft, forward, again.handed)
+            backward.append(prefetch(backward_pairs(draft, forward, stage, {}, remake)))
         segments = tuple([(number, finish(number)) for number in self.segments])
         for number, finished in segments:
             draft.take(number, finished)
-        backward = tuple(
-            [
-                prefetch(backward_pairs(draft, forward, stage, {}))
-                for stage, (_, forward) in enumerate(self.entries)
-            ]
-        )
-        written = tuple([_written(one.steps) for one in backward])
         if len(self.known) == MOST_KNOWN:
             self.known.clear()
-        views = {one: other for _, finished in segments for one, other in finished.views.items()}
-        self.known[key] = closed = Closed(segments, views, backward, written, {})
+        self.known[key] = closed = Closed(
+            segments=segments,
+            views={one: other for _, done in segments for one, other in done.views.items()},
+            backward=tuple(backward),
+            written=tuple([_written(one.steps) for one in backward]),
+            shares={},
+        )
         return closed
+
+
+def _again(draft: Draft, blocks: Sequence[Lowered]) -> list[Again]:
+    """Say of every block how much of it is made again before backward."""
+    if not draft.makes_again:
+        return [None] * len(blocks)
+    reads, makes = list[set[int]](), list[set[int]]()
+    for block in blocks:
+        steps = [step for _, forward in block.entries for one in forward for step in one.steps]
+        reads.append({draft.root(value) for step in steps for value in step.reads})
+        makes.append({value for step in steps for value in step.writes} | block.made)
+    readers = Counter(value for found in reads for value in found)
+    whole = set(draft.strategy.recompute)
+    found: list[Again] = []
+    for number, block in enumerate(blocks):
+        some = any(draft.segments[segment].recomputed for segment in block.segments)
+        if not some and number not in whole:
+            found.append(None)
+            continue
+        own = reads[number]
+        handed = [value for value in makes[number] if readers[value] > (value in own)]
+        found.append(MadeAgain(is_whole=number in whole, handed=frozenset(handed)))
+    return found
 
 
 def _written(steps: Sequence[Step]) -> dict[int, int]:
@@ -134,7 +173,8 @@ def stages_of(
     finish: Callable[[int], Finished],
 ) -> list[tuple[Share, ...]]:
     """Return what every block adds to every stage. ``shared`` are parameters that several read."""
-    closed = [block.close(draft, finish) for block in blocks]
+    again = _again(draft, blocks)
+    closed = [block.close(draft, finish, how) for block, how in zip(blocks, again, strict=True)]
     buckets = draft.strategy.gradient_sync.buckets
     wide = shared.union(*buckets) if buckets else shared
     groups = _wide_groups(draft, blocks, closed, wide)
