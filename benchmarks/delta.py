@@ -6,19 +6,23 @@ to 64 devices. Every proposal is judged twice: lowered, priced and simulated fro
 the last bit. Times are of the processor, with the collection of garbage put off until between
 moves; both ways are timed on the same moves in turn. The last table simulates alone: whole, and again from a
 checkpoint (`DeltaSimulator`), and how many instructions that really visited.
+
+It can be run in parts: `--save FILE` adds every chain to a file as it ends, and `--join FILE ...` shows
+the tables of all the chains in such files together, without running any.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import math
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -229,8 +233,14 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=10_000, help="of all chains together")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--clusters", default=",".join(CLUSTERS))
+    parser.add_argument("--save", type=Path, help="add every chain to this file")
+    parser.add_argument("--join", type=Path, nargs="*", help="only show the chains in these files")
+    parser.add_argument("--alone", type=int, default=40, help="simulated alone, of each chain")
     options = parser.parse_args()
     console = Console(width=110)
+    if options.join:
+        lines = [line for path in options.join for line in path.read_text().splitlines()]
+        return 0 if show(console, [Chain(**json.loads(line)) for line in lines]) else 1
     families, clusters = options.families.split(","), options.clusters.split(",")
     each = -(-options.moves // (len(families) * len(clusters)))
     chains: list[Chain] = []
@@ -244,9 +254,12 @@ def main() -> int:
         graph = capture(source.build(), batch, global_batch=GLOBAL_BATCH, name=family).graph
         for cluster in clusters:
             chains.append(walk(graph, family, cluster, each))
+            if options.save:
+                with options.save.open("a") as file:
+                    file.write(json.dumps(asdict(chains[-1])) + "\n")
             console.print(f"{family} on {cluster}: {len(graph.operators)} operators, {each} moves")
-            for slowdown in (1.0, SLOWDOWN):
-                rows = np.array(clocks(graph, cluster, slowdown, min(each, 40)))
+            for slowdown in (1.0, SLOWDOWN) if options.alone else ():
+                rows = np.array(clocks(graph, cluster, slowdown, min(each, options.alone)))
                 whole, again, visited = np.median(rows, axis=0)
                 alone.add_row(family, cluster, f"{slowdown}", f"{1e3 * whole:.2f}",
                               f"{1e3 * again:.2f}", f"{visited:.0%}")  # fmt: skip

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
-from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
@@ -18,6 +16,7 @@ from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.space import iterate
+from tests.laws.columns import columns
 from tests.laws.models import Model, model
 from tests.laws.moves import moved, redrawn
 from tests.laws.strategies import Shape, random_strategy, shapes
@@ -38,23 +37,6 @@ MODELS = (
 )
 FACTOR = max(1.0, WANTED / sum(EXAMPLES[name] for name in MODELS))
 MOVES = 6
-
-
-def columns(program: Program) -> list[object]:
-    """Return all of a Program that does not depend on how values are numbered."""
-    names = [program.resource_names[index] for index in program.resource.tolist()]
-    kept = (program.kind, program.group, program.microbatch, program.offset, program.predecessor)
-    counts = (program.allocated, program.freed, program.temporary, np.diff(program.free_offset))
-    items: list[object] = []
-    for kind, item in zip(program.kind.tolist(), program.item.tolist(), strict=True):
-        if kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
-            segment = program.segments[item]
-            calls = [(call.operator, call.dims, call.result_shapes) for call in segment.calls]
-            items.append((calls, segment.saved_bytes, segment.temporary_bytes))
-        elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-            one = program.messages[item]
-            items.append((one.primitive, one.axes, one.dims, one.bytes, one.purpose))
-    return [names, program.base_bytes, items, *[column.tolist() for column in (*kept, *counts)]]
 
 
 def outcome(judged: Judged) -> tuple[object, ...]:

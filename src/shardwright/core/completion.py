@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardwright.core.program import Kind, Program
 
 
-def completions(program: Program) -> NDArray[np.int64]:
+def completions(program: Program, scatters: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
     """Return, per message, send or receive, the instruction just before which it is completed.
 
     The number of instructions stands for the end of the step. A message is completed by the first
@@ -21,27 +21,28 @@ def completions(program: Program) -> NDArray[np.int64]:
     the next one, so that buffers of whole gradients do not pile up until the update; and a send once
     something has come back that the receiver sent after it had received. By then everything before
     that instruction can have been run by all devices, so that waiting can neither deadlock nor,
-    transport aside, take long. Entries of other instructions mean nothing. O(n log n).
+    transport aside, take long. Entries of other instructions mean nothing. ``scatters`` may say which
+    messages are gradient reduce-scatters, to save looking at them. O(n log n).
     """
     count = program.num_instructions
     until = np.full(count, count, dtype=np.int64)
     waiting = np.repeat(np.arange(count), np.diff(program.offset))
     awaited = program.predecessor
-    comes = np.isin(program.kind, (Kind.MESSAGE, Kind.RECEIVE))
+    comes = (program.kind == Kind.MESSAGE) | (program.kind == Kind.RECEIVE)
     mine = comes[awaited] & (program.group[awaited] == program.group[waiting])
     np.minimum.at(until, awaited[mine], waiting[mine])
-    for earlier, later in scatter_turns(program):
+    for earlier, later in scatter_turns(program, scatters):
         until[earlier] = np.minimum(until[earlier], later)
     _complete_sends(program, until)
     return until
 
 
-def scatter_turns(program: Program) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def scatter_turns(
+    program: Program, scatters: NDArray[np.bool_] | None = None
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Return, per mesh, (gradient reduce-scatters, those which follow them in index order)."""
-    scatters = np.array(
-        [m.primitive == "reduce_scatter" and m.purpose == "synchronise" for m in program.messages],
-        dtype=np.bool_,
-    )
+    if scatters is None:
+        scatters = np.array([m.scatters_gradients for m in program.messages], dtype=np.bool_)
     if not scatters.any():
         return []
     found = np.flatnonzero(program.kind == Kind.MESSAGE)

@@ -178,6 +178,11 @@ class Message:
         gathers = self.primitive in ("all_gather", "all_to_all")
         return gathers and not (len(self.sources) == 1 and self.dims[0][0] == 0)
 
+    @property
+    def scatters_gradients(self) -> bool:
+        """Whether this is a reduce-scatter that synchronises gradients."""
+        return self.primitive == "reduce_scatter" and self.purpose == "synchronise"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:

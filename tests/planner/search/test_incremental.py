@@ -13,8 +13,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.cost import price
-from shardwright.planner.lower import incremental as lowering
-from shardwright.planner.lower import lower
+from shardwright.planner.lower import lasting, lower
 from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, judge
@@ -67,7 +66,7 @@ def test_a_chain_of_changed_strategies_is_judged_as_each_alone(build, seed) -> N
     walk(build(), seed, moves=25)
 
 
-def test_other_meshes_and_microbatches_begin_anew() -> None:
+def test_other_meshes_and_microbatches_begin_anew_or_where_they_were() -> None:
     graph = residual()
     context = Context(graph, cluster(2, 2), CostTable(), Training())
     incremental = Incremental(context)
@@ -78,7 +77,7 @@ def test_other_meshes_and_microbatches_begin_anew() -> None:
 
 
 def test_what_is_remembered_is_forgotten_before_it_grows_without_bound(monkeypatch) -> None:
-    monkeypatch.setattr(lowering, "MOST_REMEMBERED", 400)
+    monkeypatch.setattr(lasting, "MOST_REMEMBERED", 400)
     walk(mlp(), Seed(data=2, tensor=2), moves=60)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -37,7 +38,7 @@ def context(graph: OperatorGraph, hosts: int = 1, devices: int = 4) -> Context:
 
 
 def walked(where: Context, proposals: int, **chain: object):
-    chains = Walk(where, math.inf, judge, of(proposals), Chain(**chain))
+    chains = Walk(where, math.inf, partial(judge, where), of(proposals), Chain(**chain))
     return chains, chains.run()
 
 
@@ -95,10 +96,10 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
         least = min(least, judge(where, strategy).seconds)
     known: dict[Strategy, Judged] = {}
 
-    def remembered(one: Context, strategy: Strategy) -> Judged:
+    def remembered(strategy: Strategy) -> Judged:
         key = replace(strategy, label="")
         if key not in known:
-            known[key] = judge(one, key)
+            known[key] = judge(where, key)
         return replace(known[key], strategy=strategy)
 
     for seed in range(4):
@@ -109,7 +110,7 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
 
 def test_slower_proposals_are_accepted_as_often_as_metropolis_says() -> None:
     where = context(mlp(), devices=1)
-    chains = Walk(where, math.inf, judge, of(1), Chain(temperature=0.1))
+    chains = Walk(where, math.inf, partial(judge, where), of(1), Chain(temperature=0.1))
     count = sum(chains.takes(1.0, 1.05) for _ in range(4000))
     assert count / 4000 == pytest.approx(1.05 ** (-1 / 0.1), abs=0.03)
     assert all(chains.takes(1.0, 0.9) for _ in range(10))
@@ -119,7 +120,9 @@ def test_what_is_accepted_does_not_depend_on_the_unit_of_time() -> None:
     where = context(mlp(), devices=1)
     draws = [
         [
-            Walk(where, math.inf, judge, of(1), Chain(seed=seed)).takes(unit, 1.001 * unit)
+            Walk(where, math.inf, partial(judge, where), of(1), Chain(seed=seed)).takes(
+                unit, 1.001 * unit
+            )
             for seed in range(50)
         ]
         for unit in (1e-3, 1.0, 1e3)
@@ -132,7 +135,7 @@ def test_half_a_share_without_gain_ends_a_chain() -> None:
     where = context(mlp())
     begun = judge(where, as_strategy(where, Seed(data=4)))
 
-    def stuck(_: Context, strategy: Strategy) -> Judged:
+    def stuck(strategy: Strategy) -> Judged:
         return replace(begun, strategy=strategy)  # nothing is ever better
 
     chains = Walk(where, math.inf, stuck, of(100), Chain(starts=("data",)))
@@ -142,10 +145,10 @@ def test_half_a_share_without_gain_ends_a_chain() -> None:
 def test_illegal_proposals_are_counted_and_never_kept() -> None:
     where = context(mlp())
 
-    def strict(one: Context, strategy: Strategy) -> Judged:
+    def strict(strategy: Strategy) -> Judged:
         if len({config.dims for config in strategy.configs}) > 3:
             raise ValueError("too many sorts of split")
-        return judge(one, strategy)
+        return judge(where, strategy)
 
     found = Walk(where, math.inf, strict, of(60), Chain(starts=("data",))).run()
     assert found.illegal > 0

@@ -89,9 +89,9 @@ def test_equal_questions_get_equal_refinements() -> None:
 def test_no_more_moves_are_simulated_than_allowed() -> None:
     seen: list[Strategy] = []
 
-    def counted(context: Context, strategy: Strategy):
+    def counted(strategy: Strategy):
         seen.append(strategy)
-        return judge(context, strategy)
+        return judge(HERE, strategy)
 
     improve(HERE, judge(HERE, data_parallel()), math.inf, 7, evaluate=counted)
     assert len(seen) == 7

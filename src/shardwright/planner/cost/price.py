@@ -23,7 +23,7 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
 
 # Beyond so many, prices of segments and messages are forgotten.
-MOST_KNOWN = 100_000
+MOST_KNOWN, FIRST_ROWS = 100_000, 512
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 Row = tuple[float, float, int]
 
@@ -48,28 +48,24 @@ def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostT
 
 
 def _prices(tariff: Tariff, program: Program) -> Prices:
-    columns = np.zeros((3, program.num_instructions))
+    meshes = range(len(program.meshes))
+    updates = [_row(tariff.update(mesh)) for mesh in meshes]
+    clips = [_row(tariff.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
+    fixed = np.array([_row(tariff.received()), *updates, *clips], dtype=np.float64)
     forward, backward = tariff.segments()
     messages = tariff.messages()
-    started = np.repeat(_columns([_row(tariff.received())]), len(program.messages), axis=1)
-    meshes = range(len(program.meshes))
-    updates = _columns([_row(tariff.update(mesh)) for mesh in meshes])
-    clips = updates
-    if program.strategy.clips:
-        clips = _columns([_row(tariff.clip(mesh)) for mesh in meshes])
-    for kind, prices, index in (
-        (Kind.FORWARD, forward, program.item),
-        (Kind.RECOMPUTE, forward, program.item),
-        (Kind.BACKWARD, backward, program.item),
-        (Kind.MESSAGE, messages, program.item),
-        (Kind.SEND, messages, program.item),
-        (Kind.RECEIVE, started, program.item),
-        (Kind.UPDATE, updates, program.group),
-        (Kind.CLIP, clips, program.group),
-    ):
-        chosen = np.flatnonzero(program.kind == kind)
-        if len(chosen):
-            columns[:, chosen] = prices[:, index[chosen]]
+    table = np.concatenate(
+        [tariff.rows[forward], tariff.rows[backward], tariff.rows[messages], fixed]
+    )
+    ahead = 2 * len(forward) + len(messages)  # of ``fixed``
+    begin = np.zeros(len(Kind), dtype=np.int64)
+    begin[Kind.BACKWARD] = len(forward)
+    begin[[Kind.MESSAGE, Kind.SEND]] = 2 * len(forward)
+    begin[Kind.UPDATE], begin[Kind.CLIP] = ahead + 1, ahead + 1 + len(updates)
+    by_group = (program.kind == Kind.UPDATE) | (program.kind == Kind.CLIP)
+    row = begin[program.kind] + np.where(by_group, program.group, program.item)
+    row[program.kind == Kind.RECEIVE] = ahead
+    columns = np.ascontiguousarray(table[row].T)
     # Gradients kept over the step are first written, then added to.
     later = np.flatnonzero((program.kind == Kind.BACKWARD) & (program.microbatch > 0))
     if len(later):
@@ -80,10 +76,6 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
 
 def _row(cost: Cost) -> Row:
     return cost.seconds, cost.spread, SOURCES.index(cost.source)
-
-
-def _columns(rows: list[Row]) -> NDArray[np.float64]:
-    return np.array(rows, dtype=np.float64).reshape(-1, 3).T
 
 
 def _total(costs: list[Cost]) -> Cost:
@@ -119,8 +111,9 @@ class Tariff:
             for position, tensor in enumerate(graph.parameters)
             if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
         )
-        self.known: dict[tuple[int, int], tuple[object, Row, Row]] = {}
-        self.reads: dict[int, tuple[object, tuple[int, ...]]] = {}
+        self.known: dict[object, int] = {}  # by id, segments with what they add: a row
+        self.rows, self.items = np.empty((FIRST_ROWS, 3)), list[Segment | Message]()
+        self.reads: dict[int, tuple[object, tuple[tuple[int, int], ...], tuple[int, ...]]] = {}
         self._frame: object = None
 
     def price(self, program: Program) -> Prices:
@@ -136,6 +129,7 @@ class Tariff:
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
         """Look at meshes: one device of each kind per mesh, since a group waits for its slowest."""
         self.known.clear()
+        self.items.clear()
         self.reads.clear()
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         self.rates: list[list[Rates]] = []
@@ -156,26 +150,37 @@ class Tariff:
                 found.append(by_kind[kind])
             self.rates.append(found)
 
-    def segments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return columns of the seconds of every segment's forward and backward."""
-        found: list[tuple[object, Row, Row]] = []
-        for item, added in zip(self.program.segments, self._added(), strict=True):
-            key = (id(item), added)
-            if key not in self.known:
-                forward = self._segment(item, "forward", added)
-                backward = self._segment(item, "backward", added)
-                self.known[key] = (item, _row(forward), _row(backward))
-            found.append(self.known[key])
-        return _columns([entry[1] for entry in found]), _columns([entry[2] for entry in found])
-
-    def messages(self) -> NDArray[np.float64]:
-        """Return columns of the seconds of every message."""
+    def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which of ``rows`` price every segment's forward and backward."""
         known = self.known
-        for number, item in enumerate(self.program.messages):
-            if (id(item), 0) not in known:
-                row = _row(self._message(number))
-                known[id(item), 0] = (item, row, row)
-        return _columns([known[id(item), 0][1] for item in self.program.messages])
+        keys = list(zip(map(id, self.program.segments), self._added(), strict=True))
+        for item, key in zip(self.program.segments, keys, strict=True):
+            if key not in known:
+                forward, backward = (
+                    _row(self._segment(item, phase, key[1])) for phase in ("forward", "backward")
+                )
+                known[key] = self._keep(item, forward)
+                self._keep(item, backward)
+        numbers = np.array([known[key] for key in keys], dtype=np.int64)
+        return numbers, numbers + 1
+
+    def messages(self) -> NDArray[np.int64]:
+        """Return which of ``rows`` price every message."""
+        known, items = self.known, self.program.messages
+        keys = list(map(id, items))
+        for number, key in enumerate(keys):
+            if key not in known:
+                known[key] = self._keep(items[number], _row(self._message(number)))
+        return np.array([known[key] for key in keys], dtype=np.int64)
+
+    def _keep(self, item: Segment | Message, row: Row) -> int:
+        """Remember a price, and what it is of: no other may have its id."""
+        number = len(self.items)
+        if number == len(self.rows):
+            self.rows = np.concatenate([self.rows, np.empty((number + FIRST_ROWS, 3))])
+        self.items.append(item)
+        self.rows[number] = row
+        return number
 
     def _segment(self, segment: Segment, phase: str, added: int) -> Cost:
         if phase == "backward" and not segment.has_backward:
@@ -222,13 +227,25 @@ class Tariff:
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
 
-    def _read(self, segment: Segment) -> tuple[int, ...]:
-        """Return what a segment reads and others may too: inputs, and outputs of its own."""
+    def _reads(self, segment: Segment) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """Return what a segment reads and others may too, inputs and outputs of its own: gradients
+        and bytes, and parameters, whose gradients other segments decide."""
         if id(segment) not in self.reads:
+            values = self.program.values
             operands = {value for call in segment.calls for value in call.operands}
-            own = tuple(value for value in segment.outputs if value in operands)
-            self.reads[id(segment)] = (segment, (*segment.inputs, *own))
-        return self.reads[id(segment)][1]
+            read = (*segment.inputs, *(value for value in segment.outputs if value in operands))
+            parameters = tuple(v for v in read if values[v].role == "parameter")
+            others = tuple(
+                (values[v].gradient, _bytes(values[v]))
+                for v in read
+                if values[v].role != "parameter" and self._adds(values[v].gradient)
+            )
+            self.reads[id(segment)] = (segment, others, parameters)
+        return self.reads[id(segment)][1:]
+
+    def _adds(self, gradient: int) -> bool:
+        """Whether a gradient is summed in one microbatch; ``accumulated`` counts sums of a step."""
+        return gradient >= 0 and self.program.values[gradient].scope != "step"
 
     def _added(self) -> list[int]:
         """Return by segment the bytes of gradients that it adds to those of segments behind it.
@@ -237,16 +254,18 @@ class Tariff:
         to, however the readers are spread over segments.
         """
         values, segments, written = self.program.values, self.program.segments, set[int]()
+        is_often = any(kept.sync == "microbatch" for kept in self.program.strategy.parameters)
         found = [0] * len(segments)
         for number in reversed(range(len(segments))):
             if not segments[number].has_backward:
                 continue
-            for value in self._read(segments[number]):
-                gradient = values[value].gradient
-                if gradient < 0 or values[gradient].scope == "step":
-                    continue  # ``accumulated`` counts what is summed over the step
+            pairs, parameters = self._reads(segments[number])
+            if is_often:
+                own = [(values[v].gradient, _bytes(values[v])) for v in parameters]
+                pairs += tuple(pair for pair in own if self._adds(pair[0]))
+            for gradient, size in pairs:
                 if gradient in written:
-                    found[number] += _bytes(values[value])
+                    found[number] += size
                 written.add(gradient)
         return found
 
@@ -358,10 +377,13 @@ class Tariff:
         if mesh not in self.masters:
             configs, kept = self.program.strategy.configs, self.program.strategy.parameters
             consumers, sizes = self.graph.consumers, self.program.meshes[mesh].sizes
+            is_alone = len(self.program.meshes) == 1
             self.masters[mesh] = sum(
-                self._shard_bytes(tensor, kept[position].optimizer, sizes)
-                for position, tensor in self.trained
-                if mesh == min([configs[reader].mesh for reader in consumers[tensor]])
+                [
+                    self._shard_bytes(tensor, kept[position].optimizer, sizes)
+                    for position, tensor in self.trained
+                    if is_alone or mesh == min([configs[one].mesh for one in consumers[tensor]])
+                ]
             )
         return self.masters[mesh]
 

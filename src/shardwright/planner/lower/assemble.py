@@ -38,14 +38,45 @@ _PREVIOUS = "previous compute"
 
 
 @dataclass(slots=True)
-class Templates:
-    """The five lists of steps of every stage."""
+class Steps:
+    """The five lists of steps of one stage."""
 
-    prologue: list[list[Step]]
-    forward: list[list[Step]]
-    backward: list[list[Step]]
-    exchange: list[list[Step]]
-    epilogue: list[list[Step]]
+    prologue: list[Step]
+    forward: list[Step]
+    backward: list[Step]
+    exchange: list[Step]
+    epilogue: list[Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """The templates of one stage. ``middle`` is the backward of all microbatches but the last;
+    ``sends`` and ``receives`` follow the last."""
+
+    prologue: Template
+    forward: Template
+    middle: Template
+    last: Template
+    sends: Template
+    receives: Template
+    epilogue: Template
+
+    @classmethod
+    def of(cls, draft: Draft, steps: Steps) -> Templates:
+        """Look at the steps of a draft whose segments are finished."""
+        several = draft.strategy.pipeline.num_microbatches > 1
+        last = Template.of(draft, steps.backward)
+        middle = [step for step in steps.backward if not step.last_only]
+        is_same = not several or len(middle) == len(last)
+        return cls(
+            prologue=Template.of(draft, steps.prologue),
+            forward=Template.of(draft, steps.forward),
+            middle=last if is_same else Template.of(draft, middle),
+            last=last,
+            sends=Template.of(draft, [s for s in steps.exchange if s.kind is Kind.SEND]),
+            receives=Template.of(draft, [s for s in steps.exchange if s.kind is Kind.RECEIVE]),
+            epilogue=Template.of(draft, steps.epilogue),
+        )
 
 
 @dataclass(slots=True)
@@ -61,6 +92,22 @@ class _Compiled:
     places: Ints
     references: dict[tuple[str, int], Ints]
     targets: Ints
+
+    @classmethod
+    def empty(cls, stage: int, lifetimes: Lifetimes) -> _Compiled:
+        """Return a template without steps."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(
+            stage=stage,
+            kind=nothing.astype(np.int8),
+            item=nothing.astype(np.int32),
+            resource=nothing.astype(np.int32),
+            last_compute=-1,
+            lifetimes=lifetimes,
+            places=nothing,
+            references={},
+            targets=nothing,
+        )
 
 
 class _Layout:
@@ -116,8 +163,8 @@ class _Layout:
         )
 
 
-def assemble(draft: Draft, templates: Templates, loss: int) -> Program:
-    """Return the Program; instruction order is topological and each stage's own order."""
+def assemble(draft: Draft, templates: Sequence[Templates], loss: int) -> Program:
+    """Return the Program of every stage's templates; instruction order is topological and each stage's own order."""
     count = len(draft.strategy.meshes)
     layout = _Layout(draft)
     compiler = _Compiler(draft, templates, layout)
@@ -141,74 +188,62 @@ def assemble(draft: Draft, templates: Templates, loss: int) -> Program:
     return _program(draft, layout, loss)
 
 
-def _without_last(steps: Sequence[Step]) -> list[Step]:
-    return [step for step in steps if not step.last_only]
-
-
 class _Compiler:
-    """Turns lists of steps into arrays."""
+    """Adds to templates what they wait for and when values live."""
 
-    def __init__(self, draft: Draft, templates: Templates, layout: _Layout) -> None:
+    def __init__(self, draft: Draft, templates: Sequence[Templates], layout: _Layout) -> None:
         self.draft = draft
         self.facts = Facts.of(draft)
         self.templates = templates
         self.layout = layout
+        self.names = list(draft.resources)
         self.senders: dict[tuple[str, int], tuple[str, int, int]] = {}
-        for name, lists in (("forward", templates.forward), ("prologue", templates.prologue)):
-            self._note_senders(name, lists)
-        # Every schedule runs backward by ascending microbatch, so stages agree on which is the last.
-        self._note_senders("last backward", templates.backward)
-        self._note_senders("backward", [_without_last(steps) for steps in templates.backward])
-        sends = [[s for s in steps if s.kind is Kind.SEND] for steps in templates.exchange]
-        self._note_senders("exchange", sends)
+        for stage, one in enumerate(templates if len(templates) > 1 else ()):
+            self._note_senders("forward", stage, one.forward)
+            self._note_senders("prologue", stage, one.prologue)
+            # Every schedule runs backward by ascending microbatch, so stages agree on the last.
+            self._note_senders("last backward", stage, one.last)
+            self._note_senders("backward", stage, one.middle)
+            self._note_senders("exchange", stage, one.sends)
 
-    def _note_senders(self, name: str, lists: Sequence[Sequence[Step]]) -> None:
-        for stage, steps in enumerate(lists if len(lists) > 1 else ()):
-            for place, step in enumerate(steps):
-                if step.kind is Kind.SEND:
-                    self.senders[name, step.item] = (name.removeprefix("last "), stage, place)
+    def _note_senders(self, name: str, stage: int, template: Template) -> None:
+        for place in np.flatnonzero(template.kind == Kind.SEND).tolist():
+            item = int(template.item[place])
+            self.senders[name, item] = (name.removeprefix("last "), stage, place)
 
     def stage(self, stage: int) -> dict[str, _Compiled]:
         """Compile all templates of one stage."""
-        draft, facts, lists = self.draft, self.facts, self.templates
-        exchange = lists.exchange[stage]
-        prologue = Template(draft, lists.prologue[stage])
-        forward = Template(draft, lists.forward[stage])
-        last = Template(draft, lists.backward[stage])
-        sends = Template(draft, [step for step in exchange if step.kind is Kind.SEND])
-        receives = Template(draft, [step for step in exchange if step.kind is Kind.RECEIVE])
-        epilogue = Template(draft, lists.epilogue[stage])
+        draft, facts, own = self.draft, self.facts, self.templates[stage]
         waits, result = Waits(facts), dict[str, _Compiled]()
 
         def add(name: str, template: Template, lifetimes: Lifetimes, known: Waits) -> None:
             result[name] = self._compile(name, stage, template, lifetimes, known)
 
         nothing = np.zeros(0, dtype=np.int64)
-        lifetimes = once_lifetimes(draft, facts, prologue, nothing, ends_step=False)
-        add("prologue", prologue, lifetimes, waits)
-        lifetimes, alive = forward_lifetimes(draft, facts, forward, last)
-        add("forward", forward, lifetimes, waits)
+        lifetimes = once_lifetimes(facts, own.prologue, nothing, ends_step=False)
+        add("prologue", own.prologue, lifetimes, waits)
+        lifetimes, alive = forward_lifetimes(draft, facts, own.forward, own.last)
+        add("forward", own.forward, lifetimes, waits)
         if draft.strategy.pipeline.num_microbatches > 1:
-            middle = Template(draft, _without_last(lists.backward[stage]))
-            lifetimes = backward_lifetimes(draft, facts, middle, alive)
-            add("backward", middle, lifetimes, waits.copy())
-        add("last backward", last, backward_lifetimes(draft, facts, last, alive), waits)
-        for name, template in (("send", sends), ("receive", receives)):
-            lifetimes = once_lifetimes(draft, facts, template, last.written, ends_step=True)
+            lifetimes = backward_lifetimes(draft, facts, own.middle, alive)
+            add("backward", own.middle, lifetimes, waits.copy())
+        add("last backward", own.last, backward_lifetimes(draft, facts, own.last, alive), waits)
+        for name, template in (("send", own.sends), ("receive", own.receives)):
+            lifetimes = once_lifetimes(facts, template, own.last.written, ends_step=True)
             add(name, template, lifetimes, waits)
-        before = np.concatenate([last.written, receives.written])
-        lifetimes = once_lifetimes(draft, facts, epilogue, before, ends_step=True)
-        free_at_update(
-            draft, facts, stage, lifetimes, (prologue, last, (sends, receives, epilogue))
-        )
-        add("epilogue", epilogue, lifetimes, waits)
+        before = np.concatenate([own.last.written, own.receives.written])
+        lifetimes = once_lifetimes(facts, own.epilogue, before, ends_step=True)
+        others = (own.sends, own.receives, own.epilogue)
+        free_at_update(draft, facts, stage, lifetimes, (own.prologue, own.last, others))
+        add("epilogue", own.epilogue, lifetimes, waits)
         return result
 
     def _compile(
         self, name: str, stage: int, template: Template, lifetimes: Lifetimes, waits: Waits
     ) -> _Compiled:
-        steps = template.steps
-        count = len(steps)
+        count = len(template)
+        if not count:
+            return _Compiled.empty(stage, lifetimes)
         places, writers, targets = waits.of(name, template)
         references: dict[tuple[str, int], Ints] = {}
         for writer in np.flatnonzero(np.bincount(writers)).tolist():
@@ -221,7 +256,7 @@ class _Compiler:
         sending = np.flatnonzero(SENDS[template.kind])
         arrivals = np.flatnonzero(template.kind == Kind.RECEIVE)
         source = "exchange" if name == "receive" else name
-        senders = [self.senders[source, steps[place].item] for place in arrivals.tolist()]
+        senders = [self.senders[source, item] for item in template.item[arrivals].tolist()]
         behind = before[sending] >= 0
         joined = len(places)
         first = joined + int(behind.sum())
@@ -237,14 +272,22 @@ class _Compiler:
         return _Compiled(
             stage=stage,
             kind=template.kind,
-            item=np.array([step.item for step in steps], dtype=np.int32),
-            resource=np.array([self.layout.resource(s.resource) for s in steps], dtype=np.int32),
-            last_compute=int(before[-1]) if count else -1,
+            item=template.item.astype(np.int32),
+            resource=self._resources(template),
+            last_compute=int(before[-1]),
             lifetimes=lifetimes,
             places=np.concatenate([places, sending[behind], idle, arrivals]),
             references=references,
             targets=np.concatenate([targets, before[sending[behind]], 0 * idle, arrived]),
         )
+
+    def _resources(self, template: Template) -> NDArray[np.int32]:
+        """Number resources in the order in which the Program meets them."""
+        table = np.zeros(len(self.names), dtype=np.int32)
+        met: list[int] = template.resource.tolist()
+        for known in dict.fromkeys(met):
+            table[known] = self.layout.resource(self.names[known])
+        return table[template.resource]
 
 
 def _turns(
@@ -277,22 +320,23 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     waits = [*layout.predecessors, _turns(draft, kind, group)]
     rows = np.concatenate([places for places, _ in waits])
     targets = np.concatenate([targets for _, targets in waits])
-    order = np.lexsort((targets, rows))
-    counts = np.bincount(rows, minlength=layout.size)
-    frees = [_frees(part) for part, _, _, _ in parts]
-    free_counts = np.concatenate([counts for counts, _ in frees])
+    offset, ordered = _by_row(rows, targets, layout.size)
+    free_offset, free_value = _frees(layout)
     item = np.concatenate([part.item for part, _, _, _ in parts])
     segments = draft.segment_order()
     number = np.zeros(len(draft.segments), dtype=np.int32)
     number[segments] = np.arange(len(segments))
-    item[RUNS_SEGMENT[kind]] = number[item[RUNS_SEGMENT[kind]]]
-    messages = np.unique(item[MOVES[kind]])
-    item[MOVES[kind]] = np.searchsorted(messages, item[MOVES[kind]])
+    runs, moves = RUNS_SEGMENT[kind], MOVES[kind]
+    item[runs] = number[item[runs]]
+    is_used = np.zeros(len(draft.messages), dtype=np.bool_)
+    is_used[item[moves]] = True
+    item[moves] = (np.cumsum(is_used) - 1)[item[moves]]
+    messages: list[int] = np.flatnonzero(is_used).tolist()
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),
         segments=tuple([draft.segments[index] for index in segments]),
-        messages=tuple([draft.messages[int(index)] for index in messages]),
+        messages=tuple([draft.messages[index] for index in messages]),
         loss=loss,
         outputs=draft.outputs,
         kind=kind,
@@ -301,10 +345,10 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),
         resource_names=tuple(layout.resources),
-        offset=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        predecessor=targets[order].astype(np.int32),
-        free_offset=np.concatenate([[0], np.cumsum(free_counts)]).astype(np.int64),
-        free_value=np.concatenate([values for _, values in frees]),
+        offset=offset,
+        predecessor=ordered.astype(np.int32),
+        free_offset=free_offset,
+        free_value=free_value.astype(np.int32),
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
         freed=np.concatenate([part.lifetimes.freed for part, _, _, _ in parts]),
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
@@ -312,12 +356,24 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     )
 
 
-def _frees(part: _Compiled) -> tuple[Ints, NDArray[np.int32]]:
-    """Return how many values each step frees, and which, step by step."""
-    found = part.lifetimes
-    order = np.argsort(found.free_place, kind="stable")
-    counts = np.bincount(found.free_place, minlength=len(part.kind))
-    return counts, found.free_value[order].astype(np.int32)
+def _by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:
+    """Return where each row begins, and the columns row by row, ascending."""
+    ordered = np.sort(rows * size + columns)
+    offset = np.searchsorted(ordered, size * np.arange(size + 1))
+    return offset.astype(np.int64), ordered % max(size, 1)
+
+
+def _frees(layout: _Layout) -> tuple[Ints, Ints]:
+    """Return where what each instruction frees begins, and what all of them free."""
+    found = [part.lifetimes for part, _, _, _ in layout.parts]
+    lengths = np.array([len(part.kind) for part, _, _, _ in layout.parts], dtype=np.int64)
+    counts = np.array([len(one.free_place) for one in found], dtype=np.int64)
+    places = np.concatenate([one.free_place for one in found])
+    places += np.repeat(np.cumsum(lengths) - lengths, counts)
+    order = np.argsort(places, kind="stable")
+    offset = np.zeros(layout.size + 1, dtype=np.int64)
+    np.cumsum(np.bincount(places, minlength=layout.size), out=offset[1:])
+    return offset, np.concatenate([one.free_value for one in found])[order]
 
 
 def _repeat(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.core.program import Kind
@@ -14,7 +14,8 @@ from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry, Stage
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
-RUNS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that needs it
+SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
 
 def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
@@ -29,54 +30,91 @@ def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
     return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
 
 
-def prefetch(draft: Draft, steps: Sequence[tuple[list[Step], Step]]) -> list[Step]:
-    """Lay out (gathers, step) pairs so that each gather is issued a block ahead of its use.
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Steps of a block, and what is gathered for its segments while the block before runs: for which
+    of them, counted from 0."""
 
-    Where the block before is as far on as its own will be then: with short segments one alone hides
-    nothing, and no more than about a block's parameters lie gathered.
+    ahead: list[tuple[int, list[Step]]]
+    steps: list[Step]
+
+
+def prefetch(pairs: Sequence[StepPair]) -> Prefetched:
+    """Part the steps of one block from what is gathered for them."""
+    needed = [gathers for gathers, step in pairs if step.kind in SEGMENTS]
+    return Prefetched(
+        [(turn, gathers) for turn, gathers in enumerate(needed) if gathers],
+        [step for _, step in pairs],
+    )
+
+
+def issued_before(turn: int, own: int, before: int) -> int:
+    """Return before which segment of the block before, which has so many, a gather is issued.
+
+    It is for segment ``turn`` of ``own``. So every gather has about a block's time: with short
+    segments one alone hides nothing, and no more than about a block's parameters lie gathered.
     """
-    runs = [place for place, (_, step) in enumerate(steps) if step.kind in RUNS]
+    return turn * before // own
+
+
+def laid_out(draft: Draft, pairs: Sequence[StepPair]) -> list[Step]:
+    """Lay out steps with each gather issued a block ahead of its use."""
+    runs = [place for place, (_, step) in enumerate(pairs) if step.kind in SEGMENTS]
     issued: dict[int, list[Step]] = {}
     before: list[int] = []
     for _, block in itertools.groupby(
-        runs, lambda place: draft.segments[steps[place][1].item].block
+        runs, lambda place: draft.segments[pairs[place][1].item].block
     ):
         own = list(block)
         for turn, place in enumerate(own):
-            ahead = before[turn * len(before) // len(own)] if before else own[0]
-            issued.setdefault(ahead, []).extend(steps[place][0])
+            ahead = before[issued_before(turn, len(own), len(before))] if before else own[0]
+            issued.setdefault(ahead, []).extend(pairs[place][0])
         before = own
-    return [step for place, (_, own) in enumerate(steps) for step in (*issued.get(place, ()), own)]
+    return [step for place, (_, own) in enumerate(pairs) for step in (*issued.get(place, ()), own)]
+
+
+def forward_pairs(draft: Draft, entries: Sequence[Entry]) -> list[StepPair]:
+    """Flatten forward entries to (gathers, step) pairs."""
+    pairs: list[StepPair] = []
+    for entry in entries:
+        gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
+        pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
+    return pairs
 
 
 def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
     """Flatten forward entries, with parameter gathers a block ahead."""
-    pairs: list[tuple[list[Step], Step]] = []
-    for entry in entries:
-        gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
-        pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
-    return prefetch(draft, pairs)
+    return laid_out(draft, forward_pairs(draft, entries))
 
 
 def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    strategy = draft.strategy
-    remakes = strategy.recompute or strategy.recompute_operators or strategy.reshard_again
-    remake = Remake(draft, stage) if remakes else None
-    pairs: list[tuple[list[Step], Step]] = []
-    for place in reversed(range(len(stage.forward))):
-        entry = stage.forward[place]
+    remake = Remake(draft, stage.forward) if draft.makes_again else None
+    return laid_out(draft, backward_pairs(draft, stage.forward, stage.index, transfers, remake))
+
+
+def backward_pairs(
+    draft: Draft,
+    entries: Sequence[Entry],
+    mesh: int,
+    transfers: Transfers,
+    remake: Remake | None = None,
+) -> list[StepPair]:
+    """Read the forward entries of one stage in reverse: (gathers, step) pairs of backward."""
+    pairs: list[StepPair] = []
+    for place in reversed(range(len(entries))):
+        entry = entries[place]
         if entry.segment < 0:
             pairs += [([], step) for step in _reverse(draft, entry, transfers)]
         elif draft.segments[entry.segment].has_backward:
             before = remake.before(place) if remake else []
-            again = [stage.forward[earlier] for earlier in before]
+            again = [entries[earlier] for earlier in before]
             pairs += [pair for other in again for pair in _repeat(draft, other)]
             is_kept = not draft.segments[entry.segment].recomputed
             uses = _gathered_again(draft, entry) if is_kept else ()
             gathers = _gathers(draft, entry, Kind.BACKWARD, uses)
-            pairs.append((gathers, _backward(draft, entry.segment, stage.index)))
-    return prefetch(draft, pairs)
+            pairs.append((gathers, _backward(draft, entry.segment, mesh)))
+    return pairs
 
 
 def _gathers(draft: Draft, entry: Entry, kind: Kind, uses: tuple[Use, ...]) -> list[Step]:
@@ -91,7 +129,7 @@ def _gathered_again(draft: Draft, entry: Entry) -> tuple[Use, ...]:
     return tuple([use for use in entry.gathers if use.tensor not in draft.kept_for_backward])
 
 
-def _repeat(draft: Draft, entry: Entry) -> list[tuple[list[Step], Step]]:
+def _repeat(draft: Draft, entry: Entry) -> list[StepPair]:
     """Run a segment of forward again, this time keeping its graph, or send a message again."""
     if entry.segment < 0:
         return [([], replace(step)) for step in entry.steps]
@@ -160,16 +198,35 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
             bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
             key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))
             groups.setdefault(key, []).append((source, target))
+    synced, late = add_syncs(draft, steps, written, groups.values())
+    return synced + late
+
+
+def add_syncs(
+    draft: Draft,
+    steps: Sequence[Step],
+    written: Mapping[int, int],
+    groups: Iterable[Sequence[tuple[int, int]]],
+) -> tuple[list[Step], list[Step]]:
+    """Synchronise each group of gradients, (source, result), where the last of it is ``written``.
+
+    Also return what comes after all steps: the further messages, group by group as they begin.
+    """
     after: dict[int, list[Step]] = {}
-    late: list[Step] = []
-    for pairs in groups.values():
-        place = max(written[source] for source, _ in pairs)
+    late: list[tuple[int, list[Step]]] = []
+    for pairs in groups:
+        place = max(written[source] for source, _ in pairs if source in written)
         last_only = draft.values[pairs[0][0]].scope == "step"
         syncs = draft.once(
             ("synchronise", last_only, *pairs),
             partial(draft.chain, pairs, "synchronise", last_only=last_only),
         )
         after.setdefault(place, []).extend(syncs[:1])
-        late += syncs[1:]
-    result = [one for place, step in enumerate(steps) for one in (step, *after.get(place, ()))]
-    return result + late
+        late.append((place, syncs[1:]))
+    result: list[Step] = []
+    for place, step in enumerate(steps):
+        result.append(step)
+        if place in after:
+            result += after[place]
+    late.sort(key=lambda group: group[0])
+    return result, [step for _, group in late for step in group]

@@ -25,7 +25,7 @@ from shardwright.core.program import (
     ValueRole,
     value_pieces,
 )
-from shardwright.core.strategy import Mesh, Strategy
+from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
@@ -60,8 +60,23 @@ class Step:
     last_only: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A segment with only the outputs that somebody reads, those that its backward needs, and which
+    of its outputs lie in the storage of which input."""
+
+    segment: Segment
+    saved: frozenset[int]
+    views: dict[int, int]
+
+
 class Draft:
-    """Values, segments and messages of the Program being made, and the facts they are made from."""
+    """Values, segments and messages of the Program being made, and the facts they are made from.
+
+    ``compiled``: so much is lowered that compiling kernels for it pays.
+    """
+
+    compiled = False
 
     def __init__(
         self,
@@ -79,6 +94,9 @@ class Draft:
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
+        self.resources: dict[str, int] = {}
+        # Of every parameter, how it was kept last: config, mesh and what ``Parameters`` made of it.
+        self.last_kept: dict[int, tuple[ParameterConfig, int, object]] = {}
         self.begin(strategy)
 
     def begin(self, strategy: Strategy) -> None:
@@ -103,9 +121,19 @@ class Draft:
         # zeros), and along which dim; ``samples.tensor_dim`` knows only what carries samples.
         self.cut_dim: dict[int, int] = {}
 
+    def resource(self, name: str) -> int:
+        """Return the number of a resource."""
+        return self.resources.setdefault(name, len(self.resources))
+
     def mesh(self, index: int) -> Mesh:
         """Return a mesh by index."""
         return self.strategy.meshes[index]
+
+    @property
+    def makes_again(self) -> bool:
+        """Whether anything is made again before backward."""
+        strategy = self.strategy
+        return bool(strategy.recompute or strategy.recompute_operators or strategy.reshard_again)
 
     @property
     def master_dtype(self) -> str | None:
@@ -188,6 +216,12 @@ class Draft:
         self.segments.append(segment)
         return len(self.segments) - 1
 
+    def take(self, index: int, finished: Finished) -> None:
+        """Put a finished segment where it began."""
+        self.segments[index] = finished.segment
+        self.saved[index] = finished.saved
+        self.views.update(finished.views)
+
     def root(self, value: int) -> int:
         """Return the value whose data a value views, itself where it has its own."""
         return self.roots[value]
@@ -202,6 +236,25 @@ class Draft:
     def bytes_of(self, value: int) -> int:
         """Bytes one device needs for a value; views of other data need none."""
         return 0 if value in self.views else self.sizes[value]
+
+    def value_bytes(self, value: int) -> int:
+        """Return one device's bytes of a value, wherever they lie."""
+        entry = self.values[value]
+        return math.prod(entry.shape) * DTYPE_BYTES[entry.dtype]
+
+    def base_of(self, value: int) -> int:
+        """Return one device's bytes of a value that lasts, optimizer states of it included."""
+        entry = self.values[value]
+        if entry.alias >= 0:
+            return 0
+        own = self.value_bytes(value)
+        if entry.role not in ("parameter", "master") or entry.gradient < 0:
+            return own
+        reduced = self.values[entry.gradient]
+        is_master = entry.role == "master" or (
+            reduced.layout == entry.layout and reduced.dtype == entry.dtype
+        )
+        return own * (1 + self.strategy.optimizer_states) if is_master else own
 
     def segment_order(self) -> list[int]:
         """Return the segments of this lowering in the order in which they were made."""

@@ -3,9 +3,9 @@
 What a block becomes depends on the configs of its operators, on its parameters, and on what it
 finds of the tensors that come from outside. Where all of that is as it was in some earlier
 lowering, what that did is done again without looking at operators; and all that later steps make
-of unchanged values (messages back, bytes saved, gathers) is remembered too. Values are therefore
-numbered by what they are, not in order: a value made alike in the same block has the same number,
-so that a change in one block does not renumber all others.
+of unchanged values (messages back, bytes saved, gathers) is remembered too (``lasting``). So are the
+columns of all that a block becomes (``pieces``), which are joined. A block that is new is lowered a few
+operators at a time, each repeated or not in the same way (``records``).
 
 The Program is the one that ``lower`` makes, but for the numbers of values, segments and messages;
 ``values`` also holds some of earlier strategies, so it is for simulating, not for running.
@@ -13,154 +13,25 @@ The Program is the one that ``lower`` makes, but for the numbers of values, segm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from collections.abc import Callable
+from functools import partial
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import Layout
-from shardwright.core.program import Program, Scope, Segment, Value, ValueRole
+from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.lower.draft import Draft, Extra, Made
+from shardwright.planner.lower.assemble import Templates
 from shardwright.planner.lower.gradients import let_through
+from shardwright.planner.lower.lasting import LastingDraft
 from shardwright.planner.lower.lower import Lowering, check_legal
-from shardwright.planner.lower.parameters import Use, UseKey
-from shardwright.planner.lower.stage import Entry
+from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
+from shardwright.planner.lower.records import Record, Records, Surroundings
+from shardwright.planner.lower.template import Template
 from shardwright.planner.space.configs import Placements, placements
-from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
-# Beyond so many remembered things, or so many times the values of the first strategy, everything is
-# forgotten and begins anew.
-MOST_REMEMBERED = 60_000
-MOST_GROWTH = 8
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
-
-
-class LastingDraft(Draft):
-    """A draft that outlives one lowering: equal values get equal numbers, equal things are made
-    once."""
-
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        strategy: Strategy,
-        samples: Samples,
-        iterations: Sequence[Iteration],
-    ) -> None:
-        self.remembered: dict[Hashable, Any] = {}
-        self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
-        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
-        self._numbers: dict[Hashable, list[int]] = {}
-        self._drawn: dict[Hashable, int] = {}
-        self.first_size = 0  # values of the first strategy
-        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
-        self._segment_numbers: dict[Segment, int] = {}
-        self._untold: dict[int, Value] = {}
-        self.values: list[Value] = []
-        super().__init__(graph, strategy, samples, iterations)
-
-    def begin(self, strategy: Strategy) -> None:
-        """Take up the next strategy, on the same meshes."""
-        for number, value in self._untold.items():
-            self.values[number] = value
-        self._untold.clear()
-        self.turned.clear()
-        self.begun.clear()
-        self.make_for(None)
-        super().begin(strategy)
-
-    def make_for(self, maker: Hashable) -> None:
-        """Number values from here on as ``maker`` did before, as far as they are alike."""
-        self.maker = maker
-        self._drawn.clear()
-
-    def add_value(
-        self,
-        tensor: int,
-        mesh: int,
-        layout: Layout,
-        scope: Scope,
-        role: ValueRole,
-        **extra: Unpack[Extra],
-    ) -> int:
-        """Return the number of a value; of equal ones the maker's first gets the first number."""
-        if self.maker is None:
-            return super().add_value(tensor, mesh, layout, scope, role, **extra)
-        cut = self.cut_dim.get(tensor)
-        key = (self.maker, tensor, mesh, layout, scope, role, cut, *extra.items())
-        numbers, drawn = self._numbers.setdefault(key, []), self._drawn.get(key, 0)
-        self._drawn[key] = drawn + 1
-        if drawn == len(numbers):
-            numbers.append(super().add_value(tensor, mesh, layout, scope, role, **extra))
-        return numbers[drawn]
-
-    def add_segment(self, segment: Segment) -> int:
-        """Return the index of a segment; an equal one has the same."""
-        index = self._segment_numbers.get(segment, -1)
-        if index < 0:
-            index = self._segment_numbers[segment] = super().add_segment(segment)
-        self.segments[index] = segment
-        self.begun.append((index, segment))
-        return index
-
-    def segment_order(self) -> list[int]:
-        """Return the segments of this lowering in the order in which they were made."""
-        return [index for index, _ in self.begun]
-
-    def set_gradient(self, value: int, gradient: int) -> None:
-        """Tell a parameter at rest where its gradient accumulates, in this lowering."""
-        self._untold.setdefault(value, self.values[value])
-        self.turned.append((value, gradient))
-        super().set_gradient(value, gradient)
-
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` made when it was first asked for."""
-        if key not in self.remembered:
-            maker, self.maker = self.maker, None
-            try:
-                self.remembered[key] = make()
-            finally:
-                self.maker = maker
-        return cast(Made, self.remembered[key])
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to forget."""
-        grown = len(self.values) > MOST_GROWTH * self.first_size
-        return grown or max(len(self.messages), len(self.remembered)) > MOST_REMEMBERED
-
-
-@dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What a block has to do with the others: parameters, tensors that it finds and leaves."""
-
-    start: int
-    stop: int
-    parameters: tuple[int, ...]
-    shared: tuple[int, ...]  # parameters that other blocks read too
-    finds: tuple[int, ...]
-    leaves: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What lowering a block rested on, and what it did."""
-
-    rests_on: tuple[object, ...]
-    entries: tuple[tuple[list[Entry], list[Entry]], ...]
-    blocks: tuple[int, ...]
-    segments: tuple[tuple[int, Segment], ...]
-    leaves: tuple[tuple[int, int, tuple[object, ...]], ...]
-    uses: tuple[tuple[UseKey, Use], ...]
-    pending: tuple[tuple[int, int], ...]
-    taken: tuple[int, ...]
-    turned: tuple[tuple[int, int], ...]
-    external: frozenset[int]
-    lasting: tuple[int, ...]
-    cuts: tuple[tuple[int, int], ...]
 
 
 class IncrementalLowering:
@@ -170,14 +41,19 @@ class IncrementalLowering:
         self.graph = graph
         self.samples = samples
         self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-        self._surroundings = _surroundings(graph)
-        self._free = [i for i, name in enumerate(samples.operator_dim) if name == ""]
+        self._records = Records(graph)
+        # Operators that may let partial gradients through, last first, and all that decides whether.
+        self._free = [
+            (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
+            for i in reversed(range(len(graph.operators)))
+            if samples.operator_dim[i] == ""
+        ]
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
-        self._placed: list[Placements] = [Placements((), ())] * len(graph.operators)
+        self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
+        self._placed, self._changed = list(self._alone), set[int]()
         self._frame: object = None
         self._draft: LastingDraft | None = None
-        self._records: list[list[_Record]] = []
 
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
@@ -186,17 +62,19 @@ class IncrementalLowering:
         placed = self._place(strategy)
         draft = self._draft
         if draft is None or draft.is_full or frame != self._frame:
-            self._frame, self._records = frame, [[] for _ in self.graph.blocks]
+            self._frame = frame
+            self._records.forget()
             draft = LastingDraft(self.graph, strategy, self.samples, self._iterations)
             self._draft = draft
         else:
             draft.begin(strategy)
-        program = _Replay(draft, placed, self._surroundings, self._records).run()
+        program = _Replay(draft, placed, self._records).run()
         draft.first_size = draft.first_size or len(draft.values)
         return program
 
     def _place(self, strategy: Strategy) -> list[Placements]:
         """Return the placements of every operator's tensors, as ``gradients.place`` does."""
+        changed = self._changed  # also by a strategy that was refused half way
         for index, config in enumerate(strategy.configs):
             if config is not self._configs[index]:
                 key = (index, config.dims)
@@ -204,12 +82,24 @@ class IncrementalLowering:
                     found = placements(self._iterations[index], config.dims)
                     self._placements[key] = found
                 self._configs[index] = config
-                self._placed[index] = self._placements[key]
-        placed = list(self._placed)
-        for index in reversed(self._free):
+                self._alone[index] = self._placements[key]
+                changed.add(index)
+        placed = self._placed
+        for index in changed:
+            placed[index] = self._alone[index]
+        # What is let through depends on the readers, which come later.
+        for index, readers in self._free:
+            if changed.isdisjoint(readers):
+                continue
+            before, placed[index] = placed[index], self._alone[index]
             if "" in strategy.configs[index].dims:
                 placed[index] = let_through(self.graph, strategy, placed, index)
-        return placed
+            if placed[index] == before:
+                placed[index] = before
+            else:
+                changed.add(index)
+        changed.clear()
+        return list(placed)
 
 
 class _Replay(Lowering):
@@ -221,25 +111,85 @@ class _Replay(Lowering):
         self,
         draft: LastingDraft,
         placed: list[Placements],
-        surroundings: Sequence[_Surroundings],
-        records: list[list[_Record]],
+        records: Records,
     ) -> None:
         super().__init__(draft, placed)
-        self.surroundings = surroundings
         self.records = records
+        self.blocks: list[Lowered] = []
 
     def lower_block(self, number: int) -> None:
         """Do what a record says where it rests on what is there, else lower and record."""
-        known, rests_on = self.records[number], self._rests_on(self.surroundings[number])
+        records = self.records
+        known, around = records.of_blocks[number], records.blocks[number]
+        act = self._lower_parts if known else self._lower_whole
+        self._repeat_or(known, around, partial(act, number))
+        self.blocks.append(known[0].lowered)
+
+    def _repeat_or(
+        self, known: list[Record], around: Surroundings, act: Callable[[], None]
+    ) -> None:
+        """Do what a record of ``known`` says where it rests on what is there, else ``act`` and record
+        that; the record comes first."""
+        rests_on = self._rests_on(around)
         for place, record in enumerate(known):
             if record.rests_on == rests_on:
                 known.insert(0, known.pop(place))
                 self._repeat(record)
                 return
-        known.insert(0, self._record(number, rests_on))
+        known.insert(0, self._record(around, rests_on, act))
         del known[MOST_RECORDS:]
 
-    def _rests_on(self, around: _Surroundings) -> tuple[object, ...]:
+    def _lower_whole(self, number: int) -> None:
+        """Lower a block, of which nothing is known."""
+        for place, part in enumerate(self.records.parts[number]):
+            self.draft.make_for((number, place))
+            self.lower_operators(part.start, part.stop, number)
+        self.close()
+
+    def _lower_parts(self, number: int) -> None:
+        """Lower a block few operators at a time, each as recorded or really."""
+        records = self.records
+        for place, part in enumerate(records.parts[number]):
+            self.draft.make_for((number, place))
+            act = partial(self.lower_operators, part.start, part.stop, number)
+            self._repeat_or(records.of_parts[number][place], part, act)
+        self.close()
+
+    def templates(self) -> list[Templates]:
+        """Join what blocks became, as far as nothing reaches from one into another."""
+        draft, stages = self.draft, range(len(self.stages))
+        pending = sum(len(block.pending) for block in self.blocks)
+        reaches = draft.makes_again and (draft.strategy.reshard_again or len(stages) > 1)
+        if reaches or len(self.parameters.pending) != pending:
+            return super().templates()
+        blocks = stages_of(draft, self.blocks, self.records.shared, self.finish)
+        several = draft.strategy.pipeline.num_microbatches > 1
+        found: list[Templates] = []
+        for stage in stages:
+            entered = sum(len(block.entries[stage][0]) for block in self.blocks)
+            more = forward_piece(draft, self.stages[stage].prologue[entered:])
+            own = [block[stage] for block in blocks]
+            last = joined([share.last for share in reversed(own)])
+            exchange = self.exchange[stage]
+            found.append(
+                Templates(
+                    prologue=joined([*[share.prologue for share in own], more]),
+                    forward=joined([share.forward for share in own]),
+                    middle=joined([share.middle for share in reversed(own)]) if several else last,
+                    last=last,
+                    sends=Template.of(draft, [s for s in exchange if s.kind is Kind.SEND]),
+                    receives=Template.of(draft, [s for s in exchange if s.kind is Kind.RECEIVE]),
+                    epilogue=self._epilogue_template(stage),
+                )
+            )
+        return found
+
+    def _epilogue_template(self, stage: int) -> Template:
+        draft, kept = self.draft, self.parameters.kept
+        key = ("epilogue", stage, draft.strategy.clips, *map(id, kept.values()))
+        return draft.once(key, lambda: Template.of(draft, self.epilogue(stage)))
+
+    def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
         draft, parameters = self.draft, self.parameters
         strategy, tensors = draft.strategy, self.draft.graph.tensors
         start, stop = around.start, around.stop
@@ -248,6 +198,7 @@ class _Replay(Lowering):
             strategy.configs[start:stop],
             self.placed[start:stop],
             self.where[start:stop],
+            [stage.opened() for stage in self.stages],
             [stage.block for stage in self.stages],  # what is sent from there belongs to it
             [index for index in range(start, stop) if index in recomputed] if recomputed else [],
         ]
@@ -273,32 +224,39 @@ class _Replay(Lowering):
         uses = [pair for pair in self.parameters.uses.items() if pair[0][1] == tensor]
         return uses, kept.rest in self.parameters.taken, draft.values[kept.rest]
 
-    def _record(self, number: int, rests_on: tuple[object, ...]) -> _Record:
-        """Lower a block, and note all that it did."""
-        draft, parameters, around = self.draft, self.parameters, self.surroundings[number]
+    def _record(
+        self, around: Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
+    ) -> Record:
+        """Lower operators, and note all that this did."""
+        draft, parameters = self.draft, self.parameters
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
         segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
-        uses, pending = len(parameters.uses), len(parameters.pending)
+        uses, first_uses = len(parameters.uses), len(parameters.first_uses)
+        pending = len(parameters.pending)
         taken, cuts = set(parameters.taken), set(draft.cut_dim)
         external, draft.external = draft.external, set()
-        super().lower_block(number)
+        act()
         found, draft.external = frozenset(draft.external), external
         draft.external |= found
-        return _Record(
+        begun = tuple(draft.begun[segments:])
+        return Record(
             rests_on=rests_on,
-            entries=tuple(
-                (stage.prologue[first:], stage.forward[second:])
-                for stage, (first, second) in zip(self.stages, before, strict=True)
+            lowered=Lowered(
+                entries=tuple(
+                    (stage.prologue[first:], stage.forward[second:])
+                    for stage, (first, second) in zip(self.stages, before, strict=True)
+                ),
+                segments=tuple(index for index, _ in begun),
+                made=frozenset(value for _, segment in begun for value in segment.outputs),
+                pending=tuple(parameters.pending.items())[pending:],
+                known={},
             ),
             blocks=tuple(stage.block for stage in self.stages),
-            segments=tuple(draft.begun[segments:]),
-            leaves=tuple(
-                (stage.index, tensor, stage.state(tensor))
-                for stage in self.stages
-                for tensor in around.leaves
-            ),
-            uses=tuple(parameters.uses.items())[uses:],
-            pending=tuple(parameters.pending.items())[pending:],
+            opened=tuple(stage.opened() for stage in self.stages),
+            segments=begun,
+            leaves=tuple(stage.holdings(around.leaves) for stage in self.stages),
+            uses=dict(tuple(parameters.uses.items())[uses:]),
+            first_uses=dict(tuple(parameters.first_uses.items())[first_uses:]),
             taken=tuple(parameters.taken - taken),
             turned=tuple(draft.turned[turned:]),
             external=found,
@@ -306,55 +264,23 @@ class _Replay(Lowering):
             cuts=tuple((t, dim) for t, dim in draft.cut_dim.items() if t not in cuts),
         )
 
-    def _repeat(self, record: _Record) -> None:
+    def _repeat(self, record: Record) -> None:
         draft, parameters = self.draft, self.parameters
         for place, stage in enumerate(self.stages):
-            prologue, forward = record.entries[place]
+            prologue, forward = record.lowered.entries[place]
             stage.prologue += prologue
             stage.forward += forward
             stage.block = record.blocks[place]
+            stage.reopen(record.opened[place])
+            stage.resume(record.leaves[place])
         draft.begun += record.segments
         for index, segment in record.segments:
             draft.segments[index] = segment
-        for stage, tensor, state in record.leaves:
-            self.stages[stage].resume(tensor, state)
-        for key, use in record.uses:
-            parameters.add_use(key, use)
-        parameters.pending.update(record.pending)
+        parameters.uses.update(record.uses)
+        parameters.first_uses.update(record.first_uses)
+        parameters.pending.update(record.lowered.pending)
         parameters.taken.update(record.taken)
-        for value, gradient in record.turned:
-            draft.set_gradient(value, gradient)
+        draft.turn(record.turned)
         draft.external |= record.external
         draft.lasting += record.lasting
         draft.cut_dim.update(record.cuts)
-
-
-def _surroundings(graph: OperatorGraph) -> list[_Surroundings]:
-    block_of = {
-        i: n for n, block in enumerate(graph.blocks) for i in range(block.start, block.stop)
-    }
-    reported = {graph.loss, *(tensor for _, tensor in graph.outputs)}
-    result: list[_Surroundings] = []
-    for number, block in enumerate(graph.blocks):
-        operators = graph.operators[block.start : block.stop]
-        read = dict.fromkeys(tensor for operator in operators for tensor in operator.inputs)
-        made = dict.fromkeys(tensor for operator in operators for tensor in operator.outputs)
-        parameters = tuple(t for t in read if graph.tensors[t].role == "parameter")
-        alone = {
-            tensor
-            for tensor in (*read, *made)
-            if all(block_of[reader] == number for reader in graph.consumers[tensor])
-        }
-        inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
-        others = [t for t in (*read, *made) if t not in parameters]
-        result.append(
-            _Surroundings(
-                start=block.start,
-                stop=block.stop,
-                parameters=parameters,
-                shared=tuple(t for t in parameters if t not in alone),
-                finds=tuple(t for t in others if t not in inner and t not in made),
-                leaves=tuple(t for t in dict.fromkeys(others) if t not in inner or t in reported),
-            )
-        )
-    return result

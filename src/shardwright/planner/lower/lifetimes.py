@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import numpy as np
 
-from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Kind, Message
-from shardwright.planner.lower.draft import Draft, Step
-from shardwright.planner.lower.template import MOVES, Facts, Flags, Ints, Template
+from shardwright.core.program import Kind
+from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.template import Facts, Flags, Ints, Template
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -68,26 +66,21 @@ def forward_lifetimes(
     returning = _returns(facts, forward)
     moment = np.full(len(facts.bytes), 1)  # of its first touch in backward; odd: it is written
     if len(backward.value):
-        moment[:] = 2 * len(backward.steps) + 1
+        moment[:] = 2 * len(backward) + 1
         order = 2 * backward.place + backward.writes
         np.minimum.at(moment, facts.storage[backward.value], order)
     dying = returning & ((moment & 1) == 1) & ~reported(draft, facts)
-    return _walk(draft, facts, forward, (dying, returning, facts.none()))
+    return _walk(facts, forward, (dying, returning, facts.none()))
 
 
 def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Flags) -> Lifetimes:
     """Return a backward template's lifetimes, given what forward left alive."""
     returning = _returns(facts, backward) | alive
-    syncs = [
-        step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
-        for step in backward.steps
-    ]
-    synced = facts.set_of(backward.chosen(syncs)[1])
+    synced = facts.set_of(backward.chosen(backward.syncs)[1])
     dying = (returning | synced) & ~reported(draft, facts)
-    lifetimes, _ = _walk(draft, facts, backward, (dying, returning, alive))
-    _add_up(draft, facts, backward, lifetimes)
-    last_only = [step.last_only for step in backward.steps]
-    places, values = backward.chosen(last_only)
+    lifetimes, _ = _walk(facts, backward, (dying, returning, alive))
+    _add_up(facts, backward, lifetimes)
+    places, values = backward.chosen(backward.last_only)
     done = synced[values] & ~facts.by_microbatch[values]
     pairs = np.unique(places[done] * len(facts.bytes) + values[done])
     places, values = np.divmod(pairs, len(facts.bytes))
@@ -95,14 +88,17 @@ def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Fl
     return lifetimes
 
 
-def _add_up(draft: Draft, facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
+def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     """Count gradients that are written more than once, in a microbatch or over all of them."""
-    count = len(backward.steps)
+    if facts.compiled:
+        _add_up_compiled(facts, backward, lifetimes)
+        return
+    count = len(backward)
     places, values = backward.written_at, backward.written
     once = np.zeros(len(values), dtype=np.bool_)
     once[np.unique(values, return_index=True)[1]] = True
     is_sum = facts.is_gradient[values]
-    last_only = np.array([step.last_only for step in backward.steps], dtype=np.bool_)
+    last_only = backward.last_only
     kept = is_sum & once & ~facts.by_microbatch[values]
     new = kept & ~last_only[places]
     late = kept & last_only[places]
@@ -110,14 +106,7 @@ def _add_up(draft: Draft, facts: Facts, backward: Template, lifetimes: Lifetimes
     lifetimes.first = np.zeros(count, dtype=np.int64)
     np.add.at(lifetimes.first, places[new], facts.bytes[values[new]])
     computes = backward.kind == Kind.BACKWARD
-    saved = np.array(
-        [
-            draft.segments[s.item].saved_bytes if s.kind is Kind.BACKWARD else 0
-            for s in backward.steps
-        ],
-        dtype=np.int64,
-    )
-    alone = lifetimes.temporary
+    saved, alone = backward.freed, lifetimes.temporary
     again = is_sum & ~once
     for chosen in (again, again | new):
         sizes, mine = facts.bytes[values[chosen]], places[chosen]
@@ -135,21 +124,40 @@ def _add_up(draft: Draft, facts: Facts, backward: Template, lifetimes: Lifetimes
             lifetimes.onward = alone + total
 
 
-def once_lifetimes(
-    draft: Draft, facts: Facts, template: Template, before: Ints, *, ends_step: bool
-) -> Lifetimes:
+def _add_up_compiled(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
+    from shardwright.planner.lower import kernels
+
+    values = backward.written
+    sums = kernels.Sums(
+        place=backward.written_at,
+        value=values,
+        is_sum=facts.is_gradient[values],
+        by_microbatch=facts.by_microbatch[values],
+        bytes=facts.bytes[values],
+        last_only=backward.last_only,
+        computes=backward.kind == Kind.BACKWARD,
+        saved=backward.freed,
+        alone=lifetimes.temporary,
+    )
+    found = kernels.add_up(sums, len(facts.bytes), lifetimes.allocated)
+    lifetimes.first, lifetimes.temporary, lifetimes.second, lifetimes.onward = found
+
+
+def once_lifetimes(facts: Facts, template: Template, before: Ints, *, ends_step: bool) -> Lifetimes:
     """Return lifetimes of steps that run once per training step (prologue, exchange, epilogue).
 
     What they make lives until the end of the step, except temporaries of the epilogue itself.
     Gradients that were written ``before`` are there and only accumulate.
     """
+    if not len(template):
+        return Lifetimes(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
     made = facts.set_of(template.written)
     between = made & facts.is_activation if ends_step else facts.none()
-    return _walk(draft, facts, template, (between, made, facts.set_of(before)))[0]
+    return _walk(facts, template, (between, made, facts.set_of(before)))[0]
 
 
 def _walk(
-    draft: Draft, facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags]
+    facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags]
 ) -> tuple[Lifetimes, Flags]:
     """Play the steps: allocate at a first write, free ``dying`` values after their last touch, or
     after the last before they are made anew.
@@ -158,9 +166,12 @@ def _walk(
     afterwards too.
     """
     dying, returning, alive = sets
-    result = Lifetimes(*_segment_bytes(draft, template), _NOTHING, _NOTHING)
+    allocated, freed = template.allocated.copy(), template.freed.copy()
+    result = Lifetimes(allocated, freed, template.temporary, _NOTHING, _NOTHING)
     if not len(template.value):
         return result, alive
+    if facts.compiled:
+        return result, _play(facts, template, sets, result)
     uses = _Uses(facts, template)
     value, place, ends = uses.value, uses.place, uses.is_last & dying[uses.value]
     # A life begins with a value's first use or after its last end, and lasts to its next one.
@@ -186,6 +197,23 @@ def _walk(
     return result, alive
 
 
+def _play(
+    facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags], result: Lifetimes
+) -> Flags:
+    """Do the same by compiled kernels."""
+    from shardwright.planner.lower import kernels
+
+    value = template.value
+    touched = kernels.Touched(
+        template.place, value, template.writes, facts.storage[value], facts.is_gradient[value]
+    )
+    places, values, alive = kernels.play(
+        touched, kernels.Sets(*sets, facts.bytes), result.allocated, result.freed
+    )
+    result.free_place, result.free_value = places, values
+    return alive
+
+
 class _Uses:
     """What steps touch, value by value and step by step, each pair once.
 
@@ -194,7 +222,7 @@ class _Uses:
     """
 
     def __init__(self, facts: Facts, template: Template) -> None:
-        count = len(template.steps)
+        count = len(template)
         storage, writes = facts.storage[template.value], template.writes
         pairs, self.order, inverse = np.unique(
             storage * count + template.place, return_index=True, return_inverse=True
@@ -210,48 +238,6 @@ class _Uses:
         self.is_last[:-1] = (self.value[1:] != self.value[:-1]) | made[1:]
 
 
-def _segment_bytes(draft: Draft, template: Template) -> tuple[Ints, Ints, Ints]:
-    """Return the bytes that steps allocate, free and need for a while besides values."""
-    count = len(template.steps)
-    allocated, freed, temporary = [0] * count, [0] * count, [0] * count
-    messages, segments = draft.messages, draft.segments
-    for place, (step, moves) in enumerate(
-        zip(template.steps, MOVES[template.kind].tolist(), strict=True)
-    ):
-        if moves:
-            temporary[place] = _buffers(messages[step.item])
-        elif step.kind is Kind.UPDATE:
-            # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-            sizes = [_value_bytes(draft, value) for value in step.writes]
-            temporary[place] = 2 * max(sizes, default=0)
-        elif step.kind is not Kind.CLIP:
-            segment = segments[step.item]
-            forward, backward = segment.temporary_bytes
-            if step.kind is Kind.BACKWARD:
-                temporary[place], freed[place] = backward, segment.saved_bytes
-            elif step.kind is Kind.FORWARD and segment.recomputed:
-                temporary[place] = segment.bare_bytes
-            else:
-                temporary[place], allocated[place] = forward, segment.saved_bytes
-    columns = np.array([allocated, freed, temporary], dtype=np.int64)
-    return columns[0], columns[1], columns[2]
-
-
-def _buffers(message: Message) -> int:
-    """Return what a message needs besides its sources and results until it is complete.
-
-    What is split is packed rank by rank first, unless it lies so. All other buffers become the
-    results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
-    end. Packed pieces to gather are left out: they are copied into the output at once.
-    """
-    return message.bytes if message.is_packed else 0
-
-
-def _value_bytes(draft: Draft, value: int) -> int:
-    entry = draft.values[value]
-    return prod(entry.shape) * DTYPE_BYTES[entry.dtype]
-
-
 def free_at_update(
     draft: Draft,
     facts: Facts,
@@ -264,12 +250,11 @@ def free_at_update(
     ``templates``: prologue, backward, and those after it, the epilogue last.
     """
     prologue, backward, others = templates
-    synced = facts.set_of(backward.chosen([step.last_only for step in backward.steps])[1])
+    synced = facts.set_of(backward.chosen(backward.last_only)[1])
     written = facts.set_of(np.concatenate([t.written for t in (backward, *others)]))
     values = written & facts.is_gradient & ~facts.by_microbatch & ~synced
     values |= facts.set_of(prologue.written)
-    steps: Sequence[Step] = others[-1].steps
-    place = next(i for i, step in enumerate(steps) if step.kind is Kind.UPDATE)
+    place = int(np.flatnonzero(others[-1].kind == Kind.UPDATE)[0])
     here = facts.mesh == mesh
     asked = np.flatnonzero(reported(draft, facts) & ~values & here)
     lives = np.where(facts.by_microbatch[asked], draft.strategy.pipeline.num_microbatches, 1)
@@ -280,17 +265,5 @@ def free_at_update(
 
 def base_bytes(draft: Draft, mesh: int) -> int:
     """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
-    states = draft.strategy.optimizer_states
-    total = 0
-    for index in draft.lasting:
-        entry = draft.values[index]
-        if entry.mesh != mesh or entry.alias >= 0:
-            continue
-        total += _value_bytes(draft, index)
-        if entry.role in ("parameter", "master") and entry.gradient >= 0:
-            reduced = draft.values[entry.gradient]
-            is_master = entry.role == "master" or (
-                reduced.layout == entry.layout and reduced.dtype == entry.dtype
-            )
-            total += states * _value_bytes(draft, index) if is_master else 0
-    return total
+    meshes = draft.meshes
+    return sum([draft.base_of(value) for value in draft.lasting if meshes[value] == mesh])

@@ -16,14 +16,14 @@ from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
-from shardwright.planner.lower.assemble import Templates, assemble
+from shardwright.planner.lower.assemble import Steps, Templates, assemble
 from shardwright.planner.lower.backward import (
     Transfers,
     backward_steps,
     forward_steps,
     insert_syncs,
 )
-from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.draft import Draft, Finished, Step
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
@@ -92,9 +92,7 @@ class Lowering:
         draft.external.add(loss)
         draft.outputs = self._outputs()
         draft.external.update(output.value for output in draft.outputs)
-        templates = self._templates()
-        self._finish_segments()
-        return assemble(draft, templates, loss)
+        return assemble(draft, self.templates(), loss)
 
     # -- forward -------------------------------------------------------------------------------
 
@@ -102,10 +100,18 @@ class Lowering:
         """Lower the operators of one block forward; its segments end with it."""
         block = self.draft.graph.blocks[number]
         self.draft.make_for(number)
-        for index in range(block.start, block.stop):
+        self.lower_operators(block.start, block.stop, number)
+        self.close()
+
+    def lower_operators(self, start: int, stop: int, block: int) -> None:
+        """Lower some operators of a block."""
+        for index in range(start, stop):
             for scope in self._scopes(index):
                 for mesh in sorted(self.where[index]):
-                    self.stages[mesh].run(index, number, scope)
+                    self.stages[mesh].run(index, block, scope)
+
+    def close(self) -> None:
+        """End a block and its segments."""
         for stage in self.stages:
             stage.close()
         self.draft.make_for(None)
@@ -217,7 +223,13 @@ class Lowering:
 
     # -- backward and update -------------------------------------------------------------------
 
-    def _templates(self) -> Templates:
+    def templates(self) -> list[Templates]:
+        """Return every stage's templates, with all segments finished."""
+        every = self._steps()
+        self._finish_segments()
+        return [Templates.of(self.draft, steps) for steps in every]
+
+    def _steps(self) -> list[Steps]:
         draft = self.draft
         transfers: Transfers = {}
         backward = [
@@ -228,19 +240,23 @@ class Lowering:
             )
             for stage in reversed(self.stages)
         ][::-1]
-        return Templates(
-            prologue=[forward_steps(draft, stage.prologue) for stage in self.stages],
-            forward=[forward_steps(draft, stage.forward) for stage in self.stages],
-            backward=backward,
-            exchange=self.exchange,
-            epilogue=[self._epilogue(stage.index) for stage in self.stages],
-        )
+        return [
+            Steps(
+                prologue=forward_steps(draft, stage.prologue),
+                forward=forward_steps(draft, stage.forward),
+                backward=backward[stage.index],
+                exchange=self.exchange[stage.index],
+                epilogue=self.epilogue(stage.index),
+            )
+            for stage in self.stages
+        ]
 
     def _pending_on(self, mesh: int) -> dict[int, int]:
         values = self.draft.values
         return {s: t for s, t in self.parameters.pending.items() if values[s].mesh == mesh}
 
-    def _epilogue(self, mesh: int) -> list[Step]:
+    def epilogue(self, mesh: int) -> list[Step]:
+        """Return the steps that update the parameters of a mesh and bring them back to rest."""
         draft = self.draft
         steps: list[Step] = []
         kept = [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
@@ -294,23 +310,22 @@ class Lowering:
 
     def _finish_segments(self) -> None:
         """Keep only the outputs somebody reads, and measure what each segment saves."""
-        draft = self.draft
         for stage in self.stages:
             for entry in (*stage.prologue, *stage.forward):
                 if entry.segment >= 0:
-                    segment = draft.segments[entry.segment]
-                    outputs = tuple([v for v in segment.outputs if v in draft.external])
-                    finished, saved, views = draft.once(
-                        ("finish", entry.segment, outputs, segment.remade, segment.spared),
-                        partial(self._finish, segment, outputs),
-                    )
-                    draft.segments[entry.segment] = finished
-                    draft.saved[entry.segment] = saved
-                    draft.views |= views
+                    self.draft.take(entry.segment, self.finish(entry.segment))
 
-    def _finish(
-        self, segment: Segment, outputs: tuple[int, ...]
-    ) -> tuple[Segment, frozenset[int], dict[int, int]]:
+    def finish(self, number: int) -> Finished:
+        """Return a segment with only the outputs that somebody reads."""
+        draft = self.draft
+        segment = draft.segments[number]
+        outputs = tuple([v for v in segment.outputs if v in draft.external])
+        return draft.once(
+            ("finish", number, outputs, segment.remade, segment.spared),
+            partial(self._finish, segment, outputs),
+        )
+
+    def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> Finished:
         graph, values = self.draft.graph, self.draft.values
         operands = (graph, segment.calls, values, segment.inputs, outputs)
         kept, temporary = segment_memory(*operands, segment.has_backward)
@@ -323,7 +338,7 @@ class Lowering:
             bare_bytes=bare,
         )
         views = viewed_inputs(graph, finished, values)
-        return finished, saved_outputs(graph, finished, values), views
+        return Finished(finished, saved_outputs(graph, finished, values), views)
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
+from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.space.configs import Pair
 
@@ -31,8 +33,14 @@ class Kept:
     master: int
     reduced: int
 
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """The values that are there all the time."""
+        return (self.rest,) if self.rest == self.master else (self.rest, self.master)
 
-UseKey = tuple[int, int, Layout, Layout]  # mesh, tensor, layouts of value and gradient
+
+FirstKey = tuple[int, int, Layout]  # mesh, tensor, layout of value
+UseKey = tuple[int, int, Layout, Layout]  # and of gradient
 
 
 class Parameters:
@@ -42,19 +50,30 @@ class Parameters:
         self.draft = draft
         self.kept: dict[int, Kept] = {}
         self.uses: dict[UseKey, Use] = {}
-        self._first_uses: dict[tuple[int, int, Layout], Use] = {}
+        self.first_uses: dict[FirstKey, Use] = {}
         self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
         self.taken: set[int] = set()  # values at rest which are some use's own
-        configs = draft.strategy.parameters
+        configs, strategy = draft.strategy.parameters, draft.strategy
         self.every = {t: c.sync for t, c in zip(draft.graph.parameters, configs, strict=True)}
-        for tensor, config in zip(draft.graph.parameters, draft.strategy.parameters, strict=True):
+        is_alone = len(strategy.meshes) == 1
+        for tensor, config in zip(draft.graph.parameters, configs, strict=True):
             readers = draft.graph.consumers[tensor]
             if readers:
-                mesh = min(draft.strategy.configs[reader].mesh for reader in readers)
-                said = (tensor, mesh, config.rest, config.optimizer)
-                kept = draft.once(("keep", *said), partial(self._keep, *said))
-                self.kept[tensor] = kept
-                draft.lasting += {kept.rest, kept.master}
+                mesh = 0 if is_alone else min([strategy.configs[one].mesh for one in readers])
+                self.kept[tensor] = kept = self._kept(tensor, mesh, config)
+                draft.lasting += kept.resident
+
+    def _kept(self, tensor: int, mesh: int, config: ParameterConfig) -> Kept:
+        """Return a parameter between its uses; configs that stay are mostly the same objects."""
+        draft = self.draft
+        if tensor in draft.last_kept:
+            like, where, kept = draft.last_kept[tensor]
+            if like is config and where == mesh:
+                return cast(Kept, kept)
+        said = (tensor, mesh, config.rest, config.optimizer)
+        kept = draft.once(("keep", *said), partial(self._keep, *said))
+        draft.last_kept[tensor] = (config, mesh, kept)
+        return kept
 
     def _keep(self, tensor: int, mesh: int, rest_layout: Layout, optimizer: Layout) -> Kept:
         draft, spec = self.draft, self.draft.graph.tensors[tensor]
@@ -82,20 +101,16 @@ class Parameters:
         key = (mesh, tensor, pair.value, gradient)
         if key not in self.uses:
             use = self._new_use(mesh, tensor, pair.value, gradient, trained)
-            self.add_use(key, use)
+            self.uses[key] = use
+            self.first_uses.setdefault(key[:3], use)
         return self.uses[key]
-
-    def add_use(self, key: UseKey, use: Use) -> None:
-        """Note how a parameter is used."""
-        self.uses[key] = use
-        self._first_uses.setdefault(key[:3], use)
 
     def _new_use(
         self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool
     ) -> Use:
         draft, kept = self.draft, self.kept[tensor]
         is_home = mesh == kept.mesh
-        twin = self._first_uses.get((mesh, tensor, layout))
+        twin = self.first_uses.get((mesh, tensor, layout))
         home = self._gradient(kept, mesh, gradient) if trained else -1
         value, source = kept.rest, -1
         if is_home and draft.values[kept.rest].layout == layout:

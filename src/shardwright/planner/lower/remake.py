@@ -9,19 +9,27 @@ block's values again never reaches into another; copies of what lies otherwise a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.planner.cost.memory import saved_inputs
 from shardwright.planner.lower.draft import Draft
-from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.stage import Entry
+
+ELSEWHERE = -2  # some other block
 
 
 class Remake:
-    """Says, going backward through one stage, which forward entries must run again, and when."""
+    """Says, going backward through one stage, which forward entries must run again, and when.
 
-    def __init__(self, draft: Draft, stage: Stage) -> None:
+    ``entries`` are those of a stage, or of one block where nothing reaches from one into another;
+    then others read the values ``handed`` to them.
+    """
+
+    def __init__(self, draft: Draft, entries: Sequence[Entry], handed: Iterable[int] = ()) -> None:
         self.draft = draft
-        self.entries = stage.forward
+        self.entries = entries
+        self._handed = handed
         self._makers = self._find_makers()
         self._done: set[int] = set()
         for place in range(len(self.entries)):
@@ -53,7 +61,7 @@ class Remake:
     def _find_makers(self) -> dict[int, int]:
         """Map every value that is dropped after forward to the entry that makes it again."""
         draft, graph = self.draft, self.draft.graph
-        read_in: dict[int, set[int]] = {}
+        read_in = {value: {ELSEWHERE} for value in self._handed}
         for place, entry in enumerate(self.entries):
             if entry.sends is None:
                 for value in self._reads(place):

@@ -7,9 +7,9 @@ tensor lies otherwise, the open segment ends and messages are written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from shardwright.core.halo import Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
@@ -49,6 +49,11 @@ class _OpenSegment:
     produced: set[int] = field(default_factory=set[int])
     inputs: dict[int, None] = field(default_factory=dict[int, None])
     gathers: dict[int, Use] = field(default_factory=dict[int, Use])
+
+
+# Segments that are still growing, as they are: see ``Stage.opened``.
+Opened = tuple[tuple[Any, ...], ...]
+Holdings = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]  # see ``Stage.holdings``
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,18 +365,48 @@ class Stage:
             self._with_halos.get(tensor),
         )
 
-    def resume(self, tensor: int, state: tuple[Any, ...]) -> None:
-        """Hold of a tensor what ``state`` said."""
-        places = (
-            (self._held, (tensor, "step")),
-            (self._held, (tensor, "microbatch")),
-            (self._entering, (tensor, "step")),
-            (self._entering, (tensor, "microbatch")),
-            (self._with_halos, tensor),
+    def holdings(self, tensors: Sequence[int]) -> Holdings:
+        """Return what ``state`` says of several tensors, for ``resume``."""
+        scopes: tuple[Scope, ...] = ("step", "microbatch")
+        keys: list[tuple[int, Scope]] = [(tensor, scope) for tensor in tensors for scope in scopes]
+        return (
+            {key: self._held[key] for key in keys if key in self._held},
+            {key: self._entering[key] for key in keys if key in self._entering},
+            {one: self._with_halos[one] for one in tensors if one in self._with_halos},
         )
-        for (table, key), found in zip(places, state, strict=True):
-            if found is not None:
-                cast(dict[Any, Any], table)[key] = found
+
+    def resume(self, holdings: Holdings) -> None:
+        """Hold of tensors what ``holdings`` said."""
+        self._held.update(holdings[0])
+        self._entering.update(holdings[1])
+        self._with_halos.update(holdings[2])
+
+    def opened(self) -> Opened:
+        """Return all that was written into segments that are still open."""
+        return tuple(
+            [
+                (
+                    scope, one.block, one.recomputed, tuple(one.calls), tuple(one.inputs),
+                    tuple(one.gathers.items()), frozenset(one.produced),
+                )
+                for scope, one in self._open.items()
+            ]
+        )  # fmt: skip
+
+    def reopen(self, opened: Opened) -> None:
+        """Go on where ``opened`` said."""
+        self._open = {
+            scope: _OpenSegment(
+                block,
+                scope,
+                again,
+                list(calls),
+                set(produced),
+                dict.fromkeys(inputs),
+                dict(gathers),
+            )
+            for scope, block, again, calls, inputs, gathers, produced in opened
+        }
 
     def value_of(self, tensor: int, scope: Scope = "microbatch") -> int:
         """Return the value that this mesh made of an activation."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind
+from shardwright.core.program import Kind, Message
 from shardwright.planner.lower.draft import (
     ACTIVATION,
     BY_MICROBATCH,
@@ -22,6 +22,7 @@ from shardwright.planner.lower.draft import (
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+NUM_COLUMNS = 11
 FORWARDS, BACKWARD = (Kind.FORWARD, Kind.RECOMPUTE), Kind.BACKWARD
 
 
@@ -52,6 +53,7 @@ class Facts:
     is_gradient: Flags
     is_activation: Flags
     is_gathered: Flags  # a parameter that is filled by a message
+    compiled: bool = False  # whether steps are played by ``kernels``
 
     @classmethod
     def of(cls, draft: Draft) -> Facts:
@@ -70,6 +72,7 @@ class Facts:
             is_gradient=(marks & GRADIENT) > 0,
             is_activation=(marks & ACTIVATION) > 0,
             is_gathered=(marks & GATHERED) > 0,
+            compiled=draft.compiled,
         )
 
     def none(self) -> Flags:
@@ -83,49 +86,123 @@ class Facts:
         return chosen
 
 
-class Template:
-    """A list of steps, and columns of (place of a step, value).
+class Rows(NamedTuple):
+    """Steps as numbers: one row of ``NUM_COLUMNS`` per step, what they hold and then write, step by
+    step, and what they read."""
 
-    ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
-    what it writes. A segment writes its outputs; of these its backward holds only what was saved.
-    """
+    rows: Ints
+    value: Ints
+    read: Ints
 
-    def __init__(self, draft: Draft, steps: Sequence[Step]) -> None:
-        self.draft = draft
-        self.steps = steps
-        self.kind = np.array([step.kind for step in steps], dtype=np.int8)
-        segments = draft.segments
-        held = [self._held(step) if step.kind is BACKWARD else step.reads for step in steps]
+    @classmethod
+    def of(cls, draft: Draft, steps: Sequence[Step]) -> Rows:
+        """Look at steps of a draft whose segments are finished."""
+        segments, messages = draft.segments, draft.messages
+        held = [_held(draft, step) if step.kind is BACKWARD else step.reads for step in steps]
         written = [
             segments[step.item].outputs if step.kind in FORWARDS else step.writes for step in steps
         ]
-        num_held, num_written = list(map(len, held)), list(map(len, written))
-        both = chain.from_iterable(chain.from_iterable(zip(held, written, strict=True)))
-        self.value = np.fromiter(both, np.int64, sum(num_held) + sum(num_written))
-        counts = np.array([num_held, num_written], dtype=np.int64).T.reshape(-1)
-        turn = np.repeat(np.arange(2 * len(steps)), counts)
+        rows = [
+            (
+                step.kind, step.item, draft.resource(step.resource), step.last_only,
+                step.kind is Kind.MESSAGE and messages[step.item].purpose == "synchronise",
+                *_own_bytes(draft, step), len(one), len(other), len(step.reads),
+            )
+            for step, one, other in zip(steps, held, written, strict=True)
+        ]  # fmt: skip
+        both = list(chain.from_iterable(chain.from_iterable(zip(held, written, strict=True))))
+        read = list(chain.from_iterable([step.reads for step in steps]))
+        return cls(
+            np.array(rows, dtype=np.int64).reshape(-1, NUM_COLUMNS),
+            np.array(both, dtype=np.int64),
+            np.array(read, dtype=np.int64),
+        )
+
+    def split(self, at: int) -> tuple[Rows, Rows]:
+        """Return the steps before a place, and those from there on."""
+        touched = int(self.rows[:at, 8:10].sum())
+        read = int(self.rows[:at, 10].sum())
+        return (
+            Rows(self.rows[:at], self.value[:touched], self.read[:read]),
+            Rows(self.rows[at:], self.value[touched:], self.read[read:]),
+        )
+
+
+class Template:
+    """A list of steps as columns.
+
+    ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
+    what it writes. A segment writes its outputs; of these its backward holds only what was saved.
+    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
+    that synchronise gradients.
+    """
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        """Take the steps of several parts, one behind the other."""
+        rows, self.value, self.read = parts[0]
+        if len(parts) > 1:
+            rows = np.concatenate([part.rows for part in parts])
+            self.value = np.concatenate([part.value for part in parts])
+            self.read = np.concatenate([part.read for part in parts])
+        columns = np.ascontiguousarray(rows.T)
+        self.kind = columns[0].astype(np.int8)
+        self.item, self.resource = columns[1], columns[2]
+        self.last_only, self.syncs = columns[3] > 0, columns[4] > 0
+        self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
+        turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
         self.place, self.writes = turn >> 1, (turn & 1) == 1
         self.written = self.value[self.writes]
         self.written_at = self.place[self.writes]
+        self.read_at = np.repeat(np.arange(len(rows)), columns[10])
 
-    def _held(self, step: Step) -> tuple[int, ...]:
-        segment = self.draft.segments[step.item]
-        dropped = set(segment.outputs).difference(self.draft.saved[step.item])
-        dropped.update(segment.spared)
-        if not dropped:
-            return step.reads
-        return tuple([value for value in step.reads if value not in dropped])
+    def __len__(self) -> int:
+        return len(self.kind)
 
-    @cached_property
-    def reads(self) -> tuple[Ints, Ints]:
-        """Columns (place, value) of all that steps read."""
-        counts = [len(step.reads) for step in self.steps]
-        values = chain.from_iterable([step.reads for step in self.steps])
-        places = np.repeat(np.arange(len(counts)), counts)
-        return places, np.fromiter(values, np.int64, len(places))
+    @classmethod
+    def of(cls, draft: Draft, steps: Sequence[Step]) -> Template:
+        """Look at steps of a draft whose segments are finished."""
+        return cls([Rows.of(draft, steps)])
 
-    def chosen(self, flags: Sequence[bool]) -> tuple[Ints, Ints]:
+    def chosen(self, flags: Flags) -> tuple[Ints, Ints]:
         """Return what the steps so flagged read: columns (place, value)."""
-        places, values = self.reads
-        mine = np.array(flags, dtype=np.bool_)[places] if len(flags) else np.zeros(0, np.bool_)
-        return places[mine], values[mine]
+        mine = flags[self.read_at]
+        return self.read_at[mine], self.read[mine]
+
+
+def _held(draft: Draft, step: Step) -> tuple[int, ...]:
+    segment = draft.segments[step.item]
+    dropped = set(segment.outputs).difference(draft.saved[step.item])
+    dropped.update(segment.spared)
+    if not dropped:
+        return step.reads
+    return tuple([value for value in step.reads if value not in dropped])
+
+
+def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
+    """Return the bytes that a step allocates, frees and needs for a while besides values."""
+    kind = step.kind
+    if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
+        return 0, 0, _buffers(draft.messages[step.item])
+    if kind is Kind.UPDATE:
+        # For-loop optimizers make a few temporaries of the size of one parameter at a time.
+        sizes = [draft.value_bytes(value) for value in step.writes]
+        return 0, 0, 2 * max(sizes, default=0)
+    if kind is Kind.CLIP:
+        return 0, 0, 0
+    segment = draft.segments[step.item]
+    forward, backward = segment.temporary_bytes
+    if kind is BACKWARD:
+        return 0, segment.saved_bytes, backward
+    if kind is Kind.FORWARD and segment.recomputed:
+        return 0, 0, segment.bare_bytes
+    return segment.saved_bytes, 0, forward
+
+
+def _buffers(message: Message) -> int:
+    """Return what a message needs besides its sources and results until it is complete.
+
+    What is split is packed rank by rank first, unless it lies so. All other buffers become the
+    results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
+    end. Packed pieces to gather are left out: they are copied into the output at once.
+    """
+    return message.bytes if message.is_packed else 0

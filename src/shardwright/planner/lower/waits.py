@@ -22,22 +22,27 @@ class Waits:
         self.last = np.full(len(facts.bytes), -1)
         self.keys: dict[int, Ints] = {}  # per template: value x steps + place, ascending
         self.lengths: dict[int, int] = {}
+        # Where compiled, ``last`` is the last entry of every value among all that was written.
+        self.entries, self.size = np.empty((4, 0), dtype=np.int64), 0
 
     def copy(self) -> Waits:
         """Return the same knowledge, to go another way from here."""
         other = Waits(self.facts)
         other.last, other.keys = self.last.copy(), dict(self.keys)
         other.lengths = dict(self.lengths)
+        other.entries, other.size = self.entries, self.size
         return other
 
     def of(self, name: str, template: Template) -> tuple[Ints, Ints, Ints]:
         """Return columns (place, number of the template waited for, place there), each once."""
-        number, count = NAMES.index(name), len(template.steps)
+        number, count = NAMES.index(name), len(template)
         if not count:
             nothing = np.zeros(0, dtype=np.int64)
             return nothing, nothing, nothing
+        if self.facts.compiled:
+            return self._of_compiled(number, template)
         keys = np.sort(template.written * count + template.written_at)
-        places, values = template.reads
+        places, values = template.read_at, template.read
         values = self.facts.root[values]
         self.keys[number], self.lengths[number] = keys, count
         here = self._writes(number, values, places)
@@ -61,6 +66,22 @@ class Waits:
         rest, targets = np.divmod(once, most)
         places, writers = np.divmod(rest, len(NAMES))
         return places, writers, targets
+
+    def _of_compiled(self, number: int, template: Template) -> tuple[Ints, Ints, Ints]:
+        from shardwright.planner.lower import kernels
+
+        size, more = self.size, len(template.written)
+        if size + more > len(self.entries[0]):
+            self.entries = np.concatenate(
+                [self.entries, np.empty((4, size + more), dtype=np.int64)], axis=1
+            )
+        places, values = template.read_at, template.read
+        needs = kernels.Needs(
+            places, self.facts.root[values], template.written_at, template.written
+        )
+        self.size = size + more
+        known = kernels.Written(self.last, *self.entries)
+        return kernels.wait(needs, known, self.facts.is_gradient, number, size)
 
     def _writes(self, number: int, values: Ints, places: Ints) -> Ints:
         """Return which of a template's writes of values lie before places: (first, stop) rows."""

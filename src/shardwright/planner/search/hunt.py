@@ -46,8 +46,8 @@ from shardwright.planner.space.seeds import block_buckets
 FAR = 2.0
 # So many of the fastest plans are refined, each by moves that simulate about so many operators;
 # fewer where many hunts make one answer.
-REFINED, MOVED, LEAST_MOVES = 2, 4_000, 2
-MOST_MOVES, FEW_MOVES = 48, 8
+REFINED, MOVED, LEAST_MOVES = 2, 10_000, 4
+MOST_MOVES, FEW_MOVES = 120, 16
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.

@@ -6,28 +6,58 @@ that differ little from those it asked for before (``lower.incremental``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.price import Tariff
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import Judged, judge_program
+from shardwright.planner.simulate import Traits
+
+# Strategies on so many lists of meshes (or with so many counts of microbatches) are remembered: a
+# search that tries another and comes back goes on where it was.
+MOST_FRAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What is remembered of strategies on the same meshes."""
+
+    lowering: IncrementalLowering
+    tariff: Tariff
+    traits: Traits
 
 
 class Incremental:
     """Judges strategies of one context, each quickly where it resembles one of the last.
 
     It compares by itself, operator by operator, what a strategy has in common with those before.
-    Strategies on other meshes, with other microbatches or in another precision begin anew. It is
-    quickest where unchanged configs are the same objects.
+    Strategies on other meshes, with other microbatches or in another precision than the last few
+    begin anew. It is quickest where unchanged configs are the same objects.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._lowering = IncrementalLowering(context.graph, context.samples)
-        self._tariff = Tariff(context.graph, context.cluster, context.table)
+        self._frames: dict[object, _Frame] = {}  # the last used comes last
 
     def judge(self, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
         """Return what ``judge`` returns: every field is equal."""
-        program = self._lowering.lower(strategy)
-        prices = self._tariff.price(program)
-        return judge_program(self.context, program, prices, least_seconds)[1]
+        frame = self._frame(strategy)
+        program = frame.lowering.lower(strategy)
+        prices = frame.tariff.price(program)
+        traits = frame.traits
+        return judge_program(self.context, program, prices, least_seconds, traits)[1]
+
+    def _frame(self, strategy: Strategy) -> _Frame:
+        context, frames = self.context, self._frames
+        key = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
+        frame = frames.pop(key, None) or _Frame(
+            IncrementalLowering(context.graph, context.samples),
+            Tariff(context.graph, context.cluster, context.table),
+            Traits(),
+        )
+        frames[key] = frame
+        if len(frames) > MOST_FRAMES:
+            del frames[next(iter(frames))]
+        return frame

@@ -17,7 +17,7 @@ from shardwright.planner.cost.price import Prices, peer_groups
 from shardwright.planner.lower import lower
 from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.search.context import Context
-from shardwright.planner.simulate import simulate
+from shardwright.planner.simulate import Traits, simulate
 
 # About the seconds of starting a message; merging is for what these come to, as a share of a step.
 STARTING, WORTHWHILE = 5e-5, 1e-3
@@ -86,14 +86,19 @@ def run(
 
 
 def judge_program(
-    context: Context, program: Program, prices: Prices, least_seconds: float
+    context: Context,
+    program: Program,
+    prices: Prices,
+    least_seconds: float,
+    traits: Traits | None = None,
 ) -> tuple[Timeline, Judged]:
-    """Simulate a strategy that is lowered and priced."""
+    """Simulate a strategy that is lowered and priced; ``traits`` as for ``simulate``."""
     timeline = simulate(
         program,
         prices.seconds,
         overlap_slowdown=context.cluster.overlap_slowdown,
         scatter_copies=context.cluster.scatter_copies,
+        traits=traits,
     )
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)

@@ -27,12 +27,13 @@ from shardwright.planner.lower.check import check
 from shardwright.planner.search.answer import GIB, Findings, answer, fitting
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.hunt import Progress
-from shardwright.planner.search.judge import Judged, judge, merge
+from shardwright.planner.search.incremental import Incremental
+from shardwright.planner.search.judge import Judged, merge
 from shardwright.planner.search.moves import Space, refine
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.proposals import Proposals
 
-Evaluate = Callable[[Context, Strategy], Judged]
+Evaluate = Callable[[Strategy], Judged]
 Spent = Callable[[int], float]
 STARTS = ("data", "expert", "random")
 # The share of the budget without anything better that ends a chain (the paper's second rule).
@@ -190,7 +191,7 @@ class Walk:
             if changed == strategy:
                 return None
             changed = replace(changed, label=_from(strategy.label))
-            verdict = self._evaluate(self.context, changed)
+            verdict = self._evaluate(changed)
         except ValueError:
             self._illegal += 1
             return None
@@ -199,7 +200,7 @@ class Walk:
 
     def _judged(self, strategy: Strategy) -> Judged | None:
         try:
-            verdict = self._evaluate(self.context, strategy)
+            verdict = self._evaluate(strategy)
         except ValueError:
             return None
         self._note(verdict)
@@ -233,15 +234,15 @@ def walk(
     chain: Chain,
     spent: Spent,
     *,
-    evaluate: Evaluate = judge,
+    evaluate: Evaluate | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Frontier:
     """Return the non-dominated plans that chains within a budget came by; the fastest is chosen.
 
     ``spent`` as for ``Walk``: a share of a number of proposals makes the answer deterministic.
-    ``evaluate`` judges strategies as ``judge`` does. Once ``stop`` is true the best so far is
-    returned. Raises NoPlan where nothing fits the limit, in bytes per device.
+    ``evaluate`` judges strategies, by default as ``Incremental`` does. Once ``stop`` is true the best
+    so far is returned. Raises NoPlan where nothing fits the limit, in bytes per device.
     """
 
     def tell(fraction: float, seconds: float) -> None:
@@ -251,7 +252,7 @@ def walk(
     def used(proposals: int) -> float:
         return 1.0 if stop() else spent(proposals)
 
-    chains = Walk(context, limit, evaluate, used, chain, tell)
+    chains = Walk(context, limit, evaluate or Incremental(context).judge, used, chain, tell)
     walked = chains.run()
     is_complete = not stop()
     best = [merge(context, walked.best[0])] if walked.best and is_complete else []

@@ -20,11 +20,12 @@ from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.search.arrangements import microbatch_counts
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.judge import Judged, judge, run
+from shardwright.planner.search.incremental import Incremental
+from shardwright.planner.search.judge import Judged, run
 from shardwright.planner.search.moves import Dims, Space, lay, mend, refine, resplit
 from shardwright.planner.search.proposals import Proposals
 
-Evaluate = Callable[[Context, Strategy], Judged]
+Evaluate = Callable[[Strategy], Judged]
 # Less than this is no gain, but rounding.
 GAIN = 1e-5
 # What a finer mesh may cost before operators are split on it: its messages have more parts.
@@ -56,16 +57,17 @@ def improve(
     limit: float,
     num_moves: int,
     *,
-    evaluate: Evaluate = judge,
+    evaluate: Evaluate | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Judged:
     """Return the fastest strategy within a memory limit that so many simulated moves reach.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
     there; half of the moves on the meshes as they are, the others on finer ones, where operators can
-    be split at more degrees. Deterministic. ``evaluate`` judges strategies as ``judge`` does.
+    be split at more degrees. Deterministic. ``evaluate`` judges strategies, by default as
+    ``Incremental`` does.
     """
-    climb = _Climb(context, limit, num_moves, evaluate, stop)
+    climb = _Climb(context, limit, num_moves, evaluate or Incremental(context).judge, stop)
     best = climb.to_the_top(verdict, num_moves - num_moves // 2)
     fine = refine(best.strategy, context.cluster)
     begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
@@ -109,7 +111,7 @@ class _Climb:
         self._tried.add(strategy)
         self._left -= 1
         try:
-            return self._evaluate(self.context, strategy)
+            return self._evaluate(strategy)
         except ValueError:
             return None
 

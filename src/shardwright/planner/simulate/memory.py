@@ -8,14 +8,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Message, Program
+
+# Beyond so many messages, what they are is forgotten.
+MOST_KNOWN = 100_000
+
+
+class Traits:
+    """What of messages memory depends on, remembered by message, for Programs that share many.
+
+    Rows of (bytes copied out on arrival, whether it splits its only source without packing it, bytes
+    of a reduce-scatter, whether that is of gradients).
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known: dict[int, int] = {}
+        self._messages: list[Message] = []  # kept, so that no other has the id of one
+        self._rows = np.empty((0, 4), dtype=np.int64)
+
+    def of(self, messages: tuple[Message, ...]) -> NDArray[np.int64]:
+        """Return columns, one entry per message."""
+        if len(self._known) > MOST_KNOWN:
+            self._forget()
+        known = self._known
+        keys = list(map(id, messages))
+        new = [place for place, key in enumerate(keys) if key not in known]
+        if new:
+            rows = [_traits(messages[place]) for place in new]
+            for place in new:
+                known[keys[place]] = len(self._messages)
+                self._messages.append(messages[place])
+            self._rows = np.concatenate([self._rows, np.array(rows, dtype=np.int64)])
+        return self._rows[[known[key] for key in keys]].T
+
+
+def _traits(message: Message) -> tuple[int, int, int, int]:
+    splits = message.primitive in ("reduce_scatter", "all_to_all")
+    return (
+        message.bytes if message.is_unpacked else 0,
+        int(splits and not message.is_packed),
+        message.bytes if message.primitive == "reduce_scatter" else 0,
+        int(message.scatters_gradients),
+    )
 
 
 def memory_over_time(
     program: Program,
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
+    times: tuple[NDArray[np.float64], NDArray[np.float64]],
     scatter_copies: float = 0.0,
+    traits: Traits | None = None,
 ) -> tuple[NDArray[np.float64], ...]:
     """Return, per mesh, rows (seconds, bytes alive on its fullest device) in time order.
 
@@ -30,10 +74,19 @@ def memory_over_time(
     """
     computes = np.array([name.startswith("compute") for name in program.resource_names])
     local = computes[program.resource] if len(computes) else np.zeros(0, dtype=np.bool_)
-    held = program.temporary + _workspace(program, scatter_copies)
-    until = np.where(local, np.arange(program.num_instructions), completions(program))
-    lent = (program.kind == Kind.SEND) | _split_in_place(program)
-    copied = np.where(local, 0, _unpacked(program))
+    unpacked, in_place, scattered, scatters = (traits or Traits()).of(program.messages)
+    # A Program made for its times alone lists no messages.
+    messages = np.flatnonzero((program.kind == Kind.MESSAGE) & bool(program.messages))
+    items = program.item[messages]
+    held = program.temporary.copy()
+    # What the backend needs beside the buffers of its callers.
+    held[messages] += (scatter_copies * scattered[items].astype(np.float64)).astype(np.int64)
+    until = np.where(local, np.arange(program.num_instructions), completions(program, scatters > 0))
+    lent = program.kind == Kind.SEND
+    lent[messages] |= in_place[items] > 0
+    copied = np.zeros(program.num_instructions, dtype=np.int64)
+    copied[messages] = unpacked[items]
+    copied[local] = 0
     bytes_ = _Bytes(program.allocated, program.freed, held, copied, until, lent)
     touches = (program.allocated != 0) | (program.freed != 0) | (held != 0) | local
     rows: dict[frozenset[int], NDArray[np.float64]] = {}
@@ -42,8 +95,8 @@ def memory_over_time(
         for meshes in kinds - rows.keys():
             mine = np.flatnonzero(touches & np.isin(program.group, list(meshes)))
             base = sum(program.base_bytes[mesh] for mesh in meshes)
-            times = _host_times(start, end, local, mine)
-            rows[meshes] = _device_memory(bytes_, times, mine, base)
+            clock = _host_times(*times, local, mine)
+            rows[meshes] = _device_memory(bytes_, clock, mine, base)
         result.append(max((rows[meshes] for meshes in kinds), key=lambda found: found[:, 1].max()))
     return tuple(result)
 
@@ -62,38 +115,6 @@ class _Bytes:
     copied: NDArray[np.int64]
     until: NDArray[np.int64]
     lent: NDArray[np.bool_]
-
-
-def _workspace(program: Program, scatter_copies: float) -> NDArray[np.int64]:
-    """Return what the backend needs beside the buffers of its callers."""
-    result = np.zeros(program.num_instructions, dtype=np.int64)
-    if scatter_copies and program.messages:
-        sizes = [m.bytes if m.primitive == "reduce_scatter" else 0 for m in program.messages]
-        messages = np.flatnonzero(program.kind == Kind.MESSAGE)
-        found = scatter_copies * np.array(sizes, dtype=np.float64)[program.item[messages]]
-        result[messages] = found.astype(np.int64)
-    return result
-
-
-def _unpacked(program: Program) -> NDArray[np.int64]:
-    """Return what is copied out of a message's buffer once it has arrived."""
-    result = np.zeros(program.num_instructions, dtype=np.int64)
-    if program.messages:
-        sizes = np.array([m.bytes if m.is_unpacked else 0 for m in program.messages])
-        messages = np.flatnonzero(program.kind == Kind.MESSAGE)
-        result[messages] = sizes[program.item[messages]]
-    return result
-
-
-def _split_in_place(program: Program) -> NDArray[np.bool_]:
-    """Mark the messages that split their only source without packing it."""
-    result = np.zeros(program.num_instructions, dtype=np.bool_)
-    splits = ("reduce_scatter", "all_to_all")
-    if program.messages:
-        plain = np.array([m.primitive in splits and not m.is_packed for m in program.messages])
-        messages = np.flatnonzero(program.kind == Kind.MESSAGE)
-        result[messages] = plain[program.item[messages]]
-    return result
 
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:

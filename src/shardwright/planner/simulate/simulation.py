@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
-from shardwright.planner.simulate.memory import memory_over_time
+from shardwright.planner.simulate.memory import Traits, memory_over_time
 from shardwright.planner.simulate.plain import Times, relax_plain, share_plain
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ def simulate(
     *,
     overlap_slowdown: float = 1.0,
     scatter_copies: float = 0.0,
+    traits: Traits | None = None,
     plain: bool = False,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
     ``overlap_slowdown`` is the factor by which a group's instructions stretch while it computes and
     communicates at once (``Cluster.overlap_slowdown``); resources named ``compute...`` compute, all
-    others communicate. ``scatter_copies``: see ``Cluster.scatter_copies``. ``plain`` uses plain Python instead of compiled kernels, with equal results.
+    others communicate. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
+    remembers messages from one Program to the next. ``plain`` uses plain Python instead of compiled
+    kernels, with equal results.
     Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
@@ -42,7 +45,7 @@ def simulate(
         start, end, cause = run(program, seconds, overlap_slowdown)
     except OSError:  # compiled, but the disk would not keep it (full, say): the twin needs none
         start, end, cause = _plain_times(program, seconds, overlap_slowdown)
-    return _timeline(program, (start, end, cause), scatter_copies)
+    return _timeline(program, (start, end, cause), scatter_copies, traits)
 
 
 class DeltaSimulator:
@@ -57,6 +60,7 @@ class DeltaSimulator:
         self.scatter_copies = scatter_copies
         self.visited = 0
         self._last: Run | None = None
+        self._traits = Traits()
 
     def simulate(self, program: Program, seconds: NDArray[np.float64]) -> Timeline:
         """Predict the timeline of one step, from the one before where there is one."""
@@ -77,12 +81,14 @@ class DeltaSimulator:
         last = self._last
         run = delta.run(job) if last is None else delta.run_again(last, job)
         self._last, self.visited = run, run.visited
-        return _timeline(program, run.times, self.scatter_copies)
+        return _timeline(program, run.times, self.scatter_copies, self._traits)
 
 
-def _timeline(program: Program, times: Times, scatter_copies: float) -> Timeline:
+def _timeline(
+    program: Program, times: Times, scatter_copies: float, traits: Traits | None
+) -> Timeline:
     start, end, cause = times
-    memory = memory_over_time(program, start, end, scatter_copies)
+    memory = memory_over_time(program, (start, end), scatter_copies, traits)
     return Timeline(
         source="simulated",
         start=start,
@@ -159,8 +165,9 @@ def _wiring(program: Program) -> Wiring:
 def _critical_chain(end: NDArray[np.float64], cause: NDArray[np.int64]) -> tuple[int, ...]:
     """Follow causes back from the first instruction that ends last: a chain without slack."""
     chain: list[int] = []
+    before: list[int] = cause.tolist()
     index = int(end.argmax()) if len(end) else -1
     while index >= 0:
         chain.append(index)
-        index = int(cause[index])
+        index = before[index]
     return tuple(chain)

@@ -147,14 +147,18 @@ def _cheapest(
     best: dict[Layout, float] = {source: 0.0}
     cause: dict[Layout, tuple[Layout, _Move]] = {}
     ticket = itertools.count(1)
+    # Else the moves do not depend on the target, so that routes to many share them.
+    wanted = tuple([min(placement, PARTIAL) for placement in target])
     while queue:
         price, _, layout = heapq.heappop(queue)
         if layout == target:
             return _trace(cause, layout)
         if price > best[layout]:
             continue
-        for move, extra in _moves(core, layout, target, axis_sizes, scale):
-            total = price + extra
+        elements, edges = _edges(core, layout, wanted, axis_sizes)
+        here = elements * scale
+        for move, per_byte, fixed in edges:
+            total = price + (per_byte * here + fixed)
             if total < best.get(move.layout, float("inf")):
                 best[move.layout] = total
                 cause[move.layout] = (layout, move)
@@ -170,18 +174,20 @@ def _trace(cause: dict[Layout, tuple[Layout, _Move]], layout: Layout) -> _Route:
     return _Route(tuple(reversed(moves)))
 
 
-def _moves(
-    core: tuple[int, ...], layout: Layout, target: Layout, sizes: tuple[int, ...], scale: float
-) -> Iterator[tuple[_Move, float]]:
-    """Yield every legal single move from ``layout`` on the way to ``target`` with its price."""
-    here = math.prod(local_shape(core, layout, sizes)) * scale
+@lru_cache(maxsize=1 << 13)
+def _edges(
+    core: tuple[int, ...], layout: Layout, wanted: Layout, sizes: tuple[int, ...]
+) -> tuple[int, tuple[tuple[_Move, float, float], ...]]:
+    """Return the elements here, and every legal single move on the way to ``wanted`` with what it
+    costs for each byte here, and besides. Of ``wanted`` only inner shards count."""
+    found: list[tuple[_Move, float, float]] = []
     partial = [axis for axis, placement in enumerate(layout) if placement == PARTIAL]
     for count in range(1, len(partial) + 1):
         for axes in itertools.combinations(partial, count):
             group = _product(sizes, axes)
             after = _replaced(layout, axes, REPLICATE)
             move = _Move("all_reduce", axes, -1, -1, 1, after)
-            yield move, 2 * (group - 1) / group * here + LATENCY_BYTES
+            found.append((move, 2 * (group - 1) / group, LATENCY_BYTES))
     for axis, placement in enumerate(layout):
         size, dim = sizes[axis], shard_dim(placement)
         if size == 1 or (dim >= 0 and not is_innermost(layout, axis)):
@@ -189,17 +195,18 @@ def _moves(
         if dim >= 0:
             after = _replaced(layout, (axis,), REPLICATE)
             move = _Move("all_gather", (axis,), dim, -1, size, after)
-            yield move, (size - 1) * here + LATENCY_BYTES
-        for goal in _goals(len(core), target[axis]):
+            found.append((move, size - 1, LATENCY_BYTES))
+        for goal in _goals(len(core), wanted[axis]):
             after, split = _replaced(layout, (axis,), goal), shard_dim(goal)
             if split == dim or not can_lie(core, after, sizes, axis):
                 continue
             if placement == REPLICATE:
-                yield _Move("slice", (axis,), -1, split, 1, after), 1.0
+                found.append((_Move("slice", (axis,), -1, split, 1, after), 0.0, 1.0))
             else:
                 primitive = "reduce_scatter" if placement == PARTIAL else "all_to_all"
                 move = _Move(primitive, (axis,), dim, split, 1, after)
-                yield move, (size - 1) / size * here + LATENCY_BYTES
+                found.append((move, (size - 1) / size, LATENCY_BYTES))
+    return math.prod(local_shape(core, layout, sizes)), tuple(found)
 
 
 def _goals(rank: int, wanted: int) -> Iterator[int]:

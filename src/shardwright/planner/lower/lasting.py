@@ -1,0 +1,138 @@
+"""A draft that outlives one lowering: what is made alike has the same number, and is made once.
+
+Values are numbered by what they are, not in order: a value made alike by the same maker has the
+same number, so that a change in one place does not renumber all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, Unpack, cast
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import Layout
+from shardwright.core.program import Scope, Segment, Value, ValueRole
+from shardwright.core.strategy import Strategy
+from shardwright.planner.lower.draft import Draft, Extra, Made
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.samples import Samples
+
+# Beyond so many remembered things, or so many times the values of the first strategy, everything is
+# forgotten and begins anew.
+MOST_REMEMBERED = 60_000
+MOST_GROWTH = 8
+
+
+class LastingDraft(Draft):
+    """A draft that outlives one lowering: equal values get equal numbers, equal things are made
+    once."""
+
+    compiled = True
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        strategy: Strategy,
+        samples: Samples,
+        iterations: Sequence[Iteration],
+    ) -> None:
+        self.remembered: dict[Hashable, Any] = {}
+        self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
+        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
+        self._numbers: dict[Hashable, list[int]] = {}
+        self._drawn: dict[Hashable, int] = {}
+        self.first_size = 0  # values of the first strategy
+        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
+        self._segment_numbers: dict[Segment, int] = {}
+        self._untold: dict[int, Value] = {}
+        self._told: dict[tuple[int, int], Value] = {}
+        self._base: dict[tuple[int, int, int], int] = {}
+        self.values: list[Value] = []
+        super().__init__(graph, strategy, samples, iterations)
+
+    def begin(self, strategy: Strategy) -> None:
+        """Take up the next strategy, on the same meshes."""
+        for number, value in self._untold.items():
+            self.values[number] = value
+        self._untold.clear()
+        self.turned.clear()
+        self.begun.clear()
+        self.make_for(None)
+        super().begin(strategy)
+
+    def make_for(self, maker: Hashable) -> None:
+        """Number values from here on as ``maker`` did before, as far as they are alike."""
+        self.maker = maker
+        self._drawn.clear()
+
+    def add_value(
+        self,
+        tensor: int,
+        mesh: int,
+        layout: Layout,
+        scope: Scope,
+        role: ValueRole,
+        **extra: Unpack[Extra],
+    ) -> int:
+        """Return the number of a value; of equal ones the maker's first gets the first number."""
+        if self.maker is None:
+            return super().add_value(tensor, mesh, layout, scope, role, **extra)
+        cut = self.cut_dim.get(tensor)
+        key = (self.maker, tensor, mesh, layout, scope, role, cut, *extra.items())
+        numbers, drawn = self._numbers.setdefault(key, []), self._drawn.get(key, 0)
+        self._drawn[key] = drawn + 1
+        if drawn == len(numbers):
+            numbers.append(super().add_value(tensor, mesh, layout, scope, role, **extra))
+        return numbers[drawn]
+
+    def add_segment(self, segment: Segment) -> int:
+        """Return the index of a segment; an equal one has the same."""
+        index = self._segment_numbers.get(segment, -1)
+        if index < 0:
+            index = self._segment_numbers[segment] = super().add_segment(segment)
+        self.segments[index] = segment
+        self.begun.append((index, segment))
+        return index
+
+    def segment_order(self) -> list[int]:
+        """Return the segments of this lowering in the order in which they were made."""
+        return [index for index, _ in self.begun]
+
+    def set_gradient(self, value: int, gradient: int) -> None:
+        """Tell a parameter at rest where its gradient accumulates, in this lowering."""
+        key = (value, gradient)
+        if key not in self._told:
+            self._told[key] = replace(self.values[value], gradient=gradient)
+        self.turn([key])
+
+    def turn(self, told: Sequence[tuple[int, int]]) -> None:
+        """Tell parameters at rest their gradients as they were told before."""
+        values, untold = self.values, self._untold
+        for key in told:
+            untold.setdefault(key[0], values[key[0]])
+            values[key[0]] = self._told[key]
+        self.turned += told
+
+    def base_of(self, value: int) -> int:
+        """Return one device's bytes of a value that lasts, counted once."""
+        key = (value, self.values[value].gradient, self.strategy.optimizer_states)
+        if key not in self._base:
+            self._base[key] = super().base_of(value)
+        return self._base[key]
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` made when it was first asked for."""
+        if key not in self.remembered:
+            maker, self.maker = self.maker, None
+            try:
+                self.remembered[key] = make()
+            finally:
+                self.maker = maker
+        return cast(Made, self.remembered[key])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to forget."""
+        grown = len(self.values) > MOST_GROWTH * self.first_size
+        return grown or max(len(self.messages), len(self.remembered)) > MOST_REMEMBERED

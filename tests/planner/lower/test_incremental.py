@@ -1,0 +1,111 @@
+"""Lowering from what was lowered before, without torch: joined pieces, and compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Program
+from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.planner.lower import lower
+from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.gradients import place
+from shardwright.planner.lower.incremental import IncrementalLowering
+from shardwright.planner.lower.lower import Lowering
+from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
+from tests.laws.columns import columns
+from tests.laws.moves import redrawn
+from tests.planner.search.models import Sketch, images, residual
+
+SEEDS = (
+    Seed(data=4),
+    Seed(data=2, tensor=2),
+    Seed(data=2, tensor=2, zero=3, num_microbatches=2),
+    Seed(data=2, stages=2, num_microbatches=2, zero=2),
+    Seed(tensor=2, stages=2, num_microbatches=4, schedule="gpipe"),
+)
+
+
+def tied(batch: int = 8, width: int = 16) -> OperatorGraph:
+    """Four equal layers, of which the first, third and fourth share one weight."""
+    sketch = Sketch(batch)
+    x = sketch.outside("x", (batch, width), "input")
+    y = sketch.outside("y", (batch,), "input", "int64")
+    shared = sketch.outside("shared.weight", (width, width), "parameter")
+    own = sketch.outside("own.weight", (width, width), "parameter")
+    for layer, weight in enumerate((shared, own, shared, shared)):
+        x = sketch.apply("aten.linear.default", {"input": x, "weight": weight}, (batch, width))
+        x = sketch.apply("aten.relu.default", {"self": x}, (batch, width))
+        sketch.close_block(f"layer{layer}", "layer")
+    return sketch.finish("tied", sketch.linear(x, 8, "head"), y)
+
+
+class CompiledDraft(Draft):
+    """Lowered once, but by compiled loops."""
+
+    compiled = True
+
+
+def compiled(graph: OperatorGraph, strategy: Strategy) -> Program:
+    samples = find_samples(graph)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    placed = place(graph, strategy, samples, iterations)
+    return Lowering(CompiledDraft(graph, strategy, samples, iterations), placed).run()
+
+
+def bucketed(graph: OperatorGraph, strategy: Strategy, random: Random) -> Strategy:
+    """Let some gradients travel together."""
+    trained = [tensor for tensor in graph.parameters if graph.tensors[tensor].needs_gradient]
+    bucket = tuple(random.sample(trained, min(len(trained), 3)))
+    return replace(strategy, gradient_sync=GradientSync(buckets=(bucket,)))
+
+
+def made(act: Callable[[Strategy], Program], strategy: Strategy) -> object:
+    """Return what comes of a strategy, or how it is refused."""
+    try:
+        return columns(act(strategy))
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("build", [tied, residual, images])
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
+def test_a_program_joined_from_pieces_is_the_program(build, seed) -> None:
+    graph, random = build(), Random(3)
+    samples, lowering = find_samples(graph), IncrementalLowering(graph, find_samples(graph))
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    strategy, lowered = seed_strategy(graph, seed, samples), 0
+    for number in range(24):
+        other = redrawn(graph, samples, iterations, strategy, random)
+        other = bucketed(graph, other, random) if number % 6 == 5 else other
+        known = made(lambda s: lower(graph, s, samples), other)
+        assert made(lowering.lower, other) == known
+        if isinstance(known, str):
+            continue
+        lowered += 1
+        strategy = strategy if number % 4 == 3 else other
+    assert lowered >= 4
+
+
+@pytest.mark.parametrize("build", [tied, residual, images])
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
+def test_compiled_loops_find_the_waits_and_lifetimes_that_numpy_finds(build, seed) -> None:
+    graph = build()
+    samples, random = find_samples(graph), Random(5)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    strategy = seed_strategy(graph, seed, samples)
+    for _ in range(6):
+        try:
+            one, other = lower(graph, strategy, samples), compiled(graph, strategy)
+        except ValueError:
+            continue
+        for field in fields(Program):
+            mine, theirs = getattr(one, field.name), getattr(other, field.name)
+            same = np.array_equal(mine, theirs) if isinstance(mine, np.ndarray) else mine == theirs
+            assert same, field.name
+        strategy = redrawn(graph, samples, iterations, strategy, random)
