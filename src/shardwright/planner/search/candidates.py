@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.context import Context
-from shardwright.planner.search.frontier import Hull, Point, hull
+from shardwright.planner.search.frontier import Hull, Point, hull, nearest_within
 from shardwright.planner.search.modes import KEEP, in_modes
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
 from shardwright.planner.search.problem import Problem
@@ -131,16 +131,17 @@ def solve(
     fastest, is_free = math.inf, False
     for hidden, synced in WEIGHINGS[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
-        curve = hull(
-            problem.elimination(search_weights(arrangement, *shares)), MAX_POINTS, limit,
-            HOPELESS * best,
-        )  # fmt: skip
+        view = problem.elimination(search_weights(arrangement, *shares))
+        curve = hull(view, MAX_POINTS, limit, HOPELESS * best)
         own = curve.bound(limit)
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
             is_free = bool(curve.points) and curve.points[0].bytes <= SPARE * limit
             bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
         for candidate in _from_hull(problem, arrangement, curve, limit, own < min(promised, best)):
+            found.setdefault(candidate.identity, candidate)
+        near = nearest_within(view, curve, limit) if problem.is_wide else None
+        for candidate in from_points(problem, arrangement, [near] if near else [], limit):
             found.setdefault(candidate.identity, candidate)
         if own >= best or not found:
             break

@@ -38,6 +38,16 @@ class Elimination:
         tables = [(f.scope, np.stack([f.seconds, f.bytes])) for f in graph.factors]
         return cls(Network(graph.sizes, tables), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
 
+    def exchange(self, assignment: tuple[int, ...], limit: float) -> Solutions | None:
+        """Return a choice within a limit of bytes, reached from another by changing one variable at a
+        time; ``values`` are its seconds. None if none is.
+        """
+        found = self._network.exchange(assignment, self._views, limit)
+        if found is None:
+            return None
+        totals = self._views @ self._network.totals(found.tolist())
+        return Solutions(totals[:1], found[None], totals[:1], totals[1:])
+
     def solve(self, weights: Floats) -> Solutions:
         """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, exactly."""
         found = self._network.solve(weights @ self._views)

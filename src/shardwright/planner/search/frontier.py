@@ -105,6 +105,20 @@ def hull(
     return Hull(points=tuple(points), edge_values=edges, floor=floor)
 
 
+def nearest_within(elimination: Elimination, curve: Hull, limit: float) -> Point | None:
+    """Return the fastest point within a limit that exchanges reach from the hull's on both sides.
+
+    It need not be the fastest of all; ``curve.bound(limit)`` says how far it may be from that.
+    """
+    found: list[Point] = []
+    for fast, small in itertools.pairwise(curve.points):
+        if small.bytes <= limit < fast.bytes:
+            for end in (fast, small):
+                near = elimination.exchange(end.assignment, limit)
+                found += [] if near is None else [_point(near, 0)]
+    return min(found, default=None)
+
+
 def _extremes(elimination: Elimination) -> tuple[list[Point], tuple[float, float]]:
     """Return the fastest point and the smallest point (ties broken by the other cost), and bounds
     of their seconds and bytes.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardwright.planner.search.buckets import Floats, Ints, Scope, plan, strides
 from shardwright.planner.search.wide.core import Core
+from shardwright.planner.search.wide.exchange import Exchange
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,17 +84,37 @@ class Network:
             values[row] = cells[self._fixed].sum() + self._plan.minimise(cells, picks[row])
         return Minima(values, self._spelled_out(picks), self._totals(picks))
 
+    def exchange(
+        self, assignment: Sequence[int], views: Floats, limit: float
+    ) -> NDArray[np.int32] | None:
+        """Return a choice near another one that keeps the second view within a limit and makes the
+        first small, changing one variable at a time; None if that leads nowhere.
+        """
+        seconds, memory = views @ self._columns
+        seconds[self._forbidden] = np.inf
+        tables = Exchange(self._sizes, self._scopes, self._shaped(seconds), self._shaped(memory))
+        picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
+        found = tables.within(np.array(picks, np.int64), limit)
+        return None if found is None else self._spelled_out(found[None].astype(np.int32))[0]
+
+    def _shaped(self, cells: Floats) -> list[Floats]:
+        return [
+            cells[self._base[n] : self._base[n + 1]].reshape([self._sizes[v] for v in scope])
+            for n, scope in enumerate(self._scopes)
+        ]
+
+    def totals(self, assignment: Sequence[int]) -> Floats:
+        """Return the cost of a choice of every variable in every kind."""
+        picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
+        return self._totals(np.array([picks], np.int32))[0]
+
     def _bracket(self, mixes: Floats) -> Minima:
         picks = np.zeros((len(mixes), len(self._sizes)), np.int32)
         values = np.zeros(len(mixes))
         for row, mix in enumerate(mixes):
             cells = mix @ self._columns
             cells[self._forbidden] = np.inf
-            tables = [
-                cells[self._base[n] : self._base[n + 1]].reshape([self._sizes[v] for v in scope])
-                for n, scope in enumerate(self._scopes)
-            ]
-            found = self._core.minimise(tables)
+            found = self._core.minimise(self._shaped(cells))
             picks[row], values[row] = found.picks, found.bound
         return Minima(values, self._spelled_out(picks), self._totals(picks))
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardwright.errors import InputError
 from shardwright.planner.search.wide import core
 from shardwright.planner.search.wide.core import Core
+from shardwright.planner.search.wide.exchange import Exchange
 
 
 def random_network(
@@ -67,3 +68,28 @@ def test_the_bound_holds_and_the_choice_is_near_it(seed: int, hub: bool, others:
     assert found.bound <= best * (1 + 1e-9)
     assert best == pytest.approx(cost, rel=1e-6)
     assert found.bound == pytest.approx(best, rel=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.3, 0.9))
+def test_exchanges_end_within_the_limit_where_no_single_change_helps(
+    seed: int, share: float
+) -> None:
+    sizes, scopes, seconds = random_network(seed, False)
+    rng = np.random.default_rng(seed + 1)
+    seconds = [np.where(np.isinf(table), 50.0, table) for table in seconds]
+    memory = [rng.random(table.shape) for table in seconds]
+    tables = Exchange(sizes, scopes, seconds, memory)
+    begin = np.array([int(rng.integers(size)) for size in sizes], np.int64)
+    limit = share * float(tables.costs(begin)[1]) + 0.2
+    found = tables.within(begin, limit)
+    if found is None:
+        return
+    time, size = tables.costs(found)
+    assert size <= limit
+    for variable, count in enumerate(sizes):
+        for other in range(count):
+            changed = found.copy()
+            changed[variable] = other
+            slower, larger = tables.costs(changed)
+            assert larger > limit or slower >= time * (1 - 1e-8)
