@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardwright.planner.search.buckets import elimination_order
 from shardwright.planner.search.elimination import Elimination
 from shardwright.planner.search.factors import Factor, FactorGraph, Table, merge_scopes
-from shardwright.planner.search.frontier import Point, hull, non_dominated, slope
+from shardwright.planner.search.frontier import Point, hull, nearest_within, non_dominated, slope
 from shardwright.planner.search.network import Table as Columns
 from shardwright.planner.search.network import undominated
 
@@ -56,7 +56,9 @@ def fastest_within(graph: FactorGraph, limit: float, max_rows: int = MAX_ROWS) -
 
     Only the one gap around the limit is looked into. Raises ValueError where it is too large.
     """
-    corners = hull(Elimination.of(graph), max_points=0, focus=limit).points
+    view = Elimination.of(graph)
+    curve = hull(view, max_points=0, focus=limit)
+    corners, near = curve.points, nearest_within(view, curve, limit)
     limit *= 1 + ROUNDING
     fitting = [point for point in corners if point.bytes <= limit]
     if not fitting:
@@ -66,10 +68,11 @@ def fastest_within(graph: FactorGraph, limit: float, max_rows: int = MAX_ROWS) -
     if not above:
         return best
     # Nothing above the limit is wanted, so the triangle's other corner moves down to it.
-    found = Gaps(graph, max_rows).fill(above[-1], best, 0.0, limit)
+    most = (near or best).seconds, limit
+    found = Gaps(graph, max_rows).fill(above[-1], best, 0.0, most)
     if found is None:
         raise ValueError("the gap around the memory limit has too many partial assignments")
-    return min(_evaluated(graph, [best, *found]))
+    return min(_evaluated(graph, [near or best, *found]))
 
 
 def _evaluated(graph: FactorGraph, points: list[Point]) -> list[Point]:
@@ -128,17 +131,21 @@ class Gaps:
         self._max_rows = max_rows
 
     def fill(
-        self, fast: Point, small: Point, epsilon: float, ceiling: float = math.inf
+        self,
+        fast: Point,
+        small: Point,
+        epsilon: float,
+        wanted: tuple[float, float] = (math.inf, math.inf),
     ) -> list[Point] | None:
         """Return the frontier's points between two corners; None where there are too many rows.
 
         With ``epsilon`` points within that factor of a corner or of a returned point may be
-        missing, half of it by coverage and half by thinning. Only points of at most ``ceiling``
-        bytes are wanted.
+        missing, half of it by coverage and half by thinning. Only points of at most the seconds and
+        bytes ``wanted`` are looked for.
         """
         half = math.sqrt(1 + epsilon)
         rate = slope(fast, small)
-        most = np.array([small.seconds / half, min(fast.bytes / half, ceiling), 0.0])
+        most = np.array([*np.minimum((small.seconds / half, fast.bytes / half), wanted), 0.0])
         most[2] = most[0] + rate * most[1]
         if most[2] <= fast.seconds + rate * fast.bytes:
             return []  # the triangle is covered
