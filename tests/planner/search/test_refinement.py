@@ -101,6 +101,6 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
 def test_the_search_is_never_worse_with_refinement_than_without(monkeypatch) -> None:
     graph, where = mlp(batch=8, width=64), cluster(2, 2, **SLOW)
     refined = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
-    monkeypatch.setattr(Hunt, "refine", lambda self, most: None)
+    monkeypatch.setattr(Hunt, "refine", lambda self: None)
     plain = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
     assert refined.predicted.step_seconds <= plain.predicted.step_seconds

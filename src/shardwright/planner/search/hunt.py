@@ -27,7 +27,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import STARTING, Judged, judge
-from shardwright.planner.search.merging import CLOSE, merge_fastest
+from shardwright.planner.search.merging import CLOSE, merge_fastest, send_earlier
 from shardwright.planner.search.named import (
     as_strategy,
     asked_for,
@@ -44,10 +44,8 @@ from shardwright.planner.space.seeds import block_buckets
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# So many of the fastest plans are refined, each by moves that simulate about so many operators;
-# fewer where many hunts make one answer.
-REFINED, MOVED, LEAST_MOVES = 2, 10_000, 4
-MOST_MOVES, FEW_MOVES = 120, 16
+# So many of the fastest plans are refined, each by moves that simulate about so many operators.
+REFINED, MOVED, LEAST_MOVES, MOST_MOVES = 2, 10_000, 4, 120
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
@@ -135,7 +133,8 @@ class Hunt:
         self.judge_named(named)
         self.judge_grids()
         merge_fastest(self)
-        self.refine(FEW_MOVES if only else MOST_MOVES)
+        send_earlier(self)
+        self.refine()
         return self.findings()
 
     def judge_named(self, named: Iterable[tuple[Strategy, Strategy]]) -> None:
@@ -390,11 +389,11 @@ class Hunt:
                     verdict = again
             self.tried[candidate.identity] = candidate, verdict
 
-    def refine(self, most: int) -> None:
+    def refine(self) -> None:
         """Let the simulator have the last word: small changes of the fastest plans, where they
         help."""
         operators = len(self.context.graph.operators)
-        moves = min(max(LEAST_MOVES, MOVED // operators), most)
+        moves = min(max(LEAST_MOVES, MOVED // operators), MOST_MOVES)
         for verdict in self.fitting[:REFINED]:
             if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
                 return

@@ -32,14 +32,14 @@ def merge_fastest(hunt: Hunt) -> None:
         merged = merge(hunt.context, verdict)
         hunt.judged = [merged if known is verdict else known for known in hunt.judged]
         hunt.tell(1.0, "merging gradients")
-    if hunt.is_small:
-        _send_earlier(hunt)
 
 
-def _send_earlier(hunt: Hunt) -> None:
-    """Let the fastest plan make again what costs little, if it makes nothing again: then segments
-    of backward are shorter, and gradients leave earlier.
+def send_earlier(hunt: Hunt) -> None:
+    """Let the fastest plan make again what costs little, if it makes nothing again and its graph is
+    small: then segments of backward are shorter, and gradients leave earlier.
     """
+    if not hunt.is_small:
+        return
     best = next(iter(hunt.fitting), None)
     again = tuple(sorted(hunt.context.recomputed("selective")))
     if best is None or hunt.context.training.recompute != "auto" or not again or hunt.stopped():
