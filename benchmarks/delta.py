@@ -39,7 +39,7 @@ from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
-from shardwright.planner.search.context import Context, Training
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.simulate import DeltaSimulator, simulate

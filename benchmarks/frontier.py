@@ -23,14 +23,14 @@ from rich.table import Table
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Mesh
 from shardwright.files.clusterfile import parse_cluster
+from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.search.additive.elimination import Elimination
+from shardwright.planner.search.additive.frontier import hull, nearest_within
+from shardwright.planner.search.additive.gaps import fastest_within, whole_frontier
+from shardwright.planner.search.additive.problem import Problem
+from shardwright.planner.search.additive.terms import Weights
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.candidates import search_weights
-from shardwright.planner.search.context import Context, Training
-from shardwright.planner.search.elimination import Elimination
-from shardwright.planner.search.frontier import hull, nearest_within
-from shardwright.planner.search.gaps import fastest_within, whole_frontier
-from shardwright.planner.search.problem import Problem
-from shardwright.planner.search.terms import Weights
 from shardwright.runtime.capture import capture, load_model
 
 OPTIMUM, HULL, FRONTIER = 0.05, 0.5, 5.0

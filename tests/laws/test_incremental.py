@@ -12,7 +12,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.search.context import Context, Training
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.space import iterate

@@ -10,10 +10,10 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
-from shardwright.planner.search.context import Context, Training
-from shardwright.planner.search.moves import Space, refine
+from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.search.local.moves import Space, refine
+from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.named import as_strategy
-from shardwright.planner.search.proposals import Proposals
 from shardwright.planner.space import Seed
 from tests.laws.models import OPTIMIZER, Model, model, plain
 from tests.planner.search.models import cluster

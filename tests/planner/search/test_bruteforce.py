@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.planner.search.bruteforce import (
+from tests.planner.search.additive.bruteforce import (
     MOST_PLANS,
     mismatches,
     random_model,

@@ -14,7 +14,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lasting, lower
-from shardwright.planner.search.context import Context, Training
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.simulate import simulate

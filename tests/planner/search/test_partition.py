@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.search import exhaustive
+from shardwright.planner.search.additive import exhaustive
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
 
 

@@ -11,9 +11,9 @@ from shardwright.errors import NoPlan
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
 from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import Arrangement, shapes
 from shardwright.planner.search.candidates import explore
-from shardwright.planner.search.context import Context
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
 from tests.planner.search.models import cluster, mlp, residual

@@ -5,13 +5,13 @@ additive problems, ``problem`` states those problems, ``candidates`` and ``judge
 before the simulator. Nothing here knows torch, the clock or the disk.
 """
 
+from shardwright.planner.search.additive.context import Training
 from shardwright.planner.search.alternative import Wish
-from shardwright.planner.search.context import Training
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
-from shardwright.planner.search.hunt import Progress
-from shardwright.planner.search.mcmc import STARTS, Chain
-from shardwright.planner.search.reasons import explain
+from shardwright.planner.search.local.mcmc import STARTS, Chain
+from shardwright.planner.search.progress import Progress
+from shardwright.planner.search.reasons.explanation import explain
 from shardwright.planner.search.search import (
     Limits,
     best_of,

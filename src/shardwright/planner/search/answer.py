@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from shardwright import __version__
 from shardwright.core.plan import Bound, Frontier, Objective, Plan
 from shardwright.errors import NoPlan
+from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import global_batch
-from shardwright.planner.search.context import Context
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.judge import Judged
 

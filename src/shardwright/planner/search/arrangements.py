@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.strategy import Mesh, ScheduleName
-from shardwright.planner.search.context import Context
+from shardwright.planner.search.additive.context import Context
 
 # A tensor axis beyond one host pays for every operator on the slow links; small clusters may try.
 SMALL_GROUP = 8

@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
-from shardwright.planner.search.arrangements import Arrangement
-from shardwright.planner.search.context import Context
-from shardwright.planner.search.frontier import Hull, Point, hull, nearest_within
-from shardwright.planner.search.modes import KEEP, in_modes
-from shardwright.planner.search.partition import Chain, in_flight, measure, partition
-from shardwright.planner.search.problem import Problem
-from shardwright.planner.search.terms import (
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.additive.frontier import Hull, Point, hull, nearest_within
+from shardwright.planner.search.additive.modes import KEEP, in_modes
+from shardwright.planner.search.additive.problem import Problem
+from shardwright.planner.search.additive.terms import (
     EACH,
     FLIGHT,
     GATHER,
@@ -31,6 +29,8 @@ from shardwright.planner.search.terms import (
     TRANSIENT,
     Weights,
 )
+from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.search.partition import Chain, in_flight, measure, partition
 
 # Candidates are ranked as if this share of what computation could hide at best remained exposed,
 # and gradients could hide behind this share of one microbatch: its backward.

@@ -15,11 +15,12 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.answer import make_plan
-from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal
-from shardwright.planner.search.hunt import Hunt, Progress
+from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.named import named_strategies
+from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.rescue import descend
 from shardwright.planner.search.search import NO_LIMITS, Limits, room, search
 

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.errors import InputError
+from shardwright.planner.search.additive.elimination import Elimination
+from shardwright.planner.search.additive.frontier import Point, hull
+from shardwright.planner.search.additive.gaps import Gaps
+from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.candidates import (
     MAX_POINTS,
@@ -24,12 +28,8 @@ from shardwright.planner.search.candidates import (
     likely_weights,
     to_strategy,
 )
-from shardwright.planner.search.elimination import Elimination
-from shardwright.planner.search.frontier import Point, hull
-from shardwright.planner.search.gaps import Gaps
 from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.judge import Judged, judge
-from shardwright.planner.search.problem import Problem
 
 # Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
 SPACING = 0.15

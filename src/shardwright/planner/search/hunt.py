@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import InputError
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.answer import Findings, fitting
 from shardwright.planner.search.arrangements import Arrangement, Shape, device_counts, shapes
 from shardwright.planner.search.candidates import (
@@ -25,8 +27,8 @@ from shardwright.planner.search.candidates import (
     solve,
     to_strategy,
 )
-from shardwright.planner.search.context import Context
 from shardwright.planner.search.judge import STARTING, Judged, judge
+from shardwright.planner.search.local.refinement import improve
 from shardwright.planner.search.merging import CLOSE, merge_fastest, send_earlier
 from shardwright.planner.search.named import (
     as_strategy,
@@ -35,8 +37,7 @@ from shardwright.planner.search.named import (
     least_seconds,
     named_strategies,
 )
-from shardwright.planner.search.problem import Problem
-from shardwright.planner.search.refinement import improve
+from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.selection import decade, edge, leads
 from shardwright.planner.space import Placement, Seed
 from shardwright.planner.space.seeds import block_buckets
@@ -60,18 +61,6 @@ CORRECTED, PRECISE = 2, 0.05
 # More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
 # memory.
 WORTHWHILE = 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a search is: ``fraction`` of its work, the best step that fits so far (inf before the
-    first), and the bound (0 until it is known).
-    """
-
-    fraction: float
-    best_seconds: float
-    bound_seconds: float
-    text: str
 
 
 class Hunt:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.price import Tariff
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.search.context import Context
+from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.judge import Judged, judge_program
 from shardwright.planner.simulate import Traits
 

@@ -16,7 +16,7 @@ from shardwright.planner.cost import collective_seconds, dollars_per_step, price
 from shardwright.planner.cost.price import Prices, peer_groups
 from shardwright.planner.lower import lower
 from shardwright.planner.schedule import merge_gradients
-from shardwright.planner.search.context import Context
+from shardwright.planner.search.additive.context import Context
 from shardwright.planner.simulate import Traits, simulate
 
 # About the seconds of starting a message; merging is for what these come to, as a share of a step.

@@ -15,14 +15,15 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
-from shardwright.planner.search.context import Context, Training
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.holes import fill_holes
-from shardwright.planner.search.hunt import Hunt, Progress
-from shardwright.planner.search.mcmc import Chain, Spent, walk
+from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.merging import merge_fastest
+from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.rescue import rescue
 from shardwright.planner.space import Placement
 

@@ -1,0 +1,1 @@
+"""Changes of single decisions that the simulator judges: Markov chains, and refinement."""

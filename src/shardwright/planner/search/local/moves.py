@@ -1,0 +1,301 @@
+"""One change of a strategy at a time, with all that follows from it.
+
+Changing how an operator is split changes where its parameters lie; moving it to other devices
+changes the list of meshes. The functions here see to that, so that whoever searches by moves says
+only what is to change. Whether the result is legal, lowering decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.space.configs import choices
+from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.rest import shard_further
+
+Dims = tuple[str, ...]
+# Most axes of a fine mesh: three give every power of two up to 64 and every pair of them, while
+# messages over several axes stay few.
+MOST_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operator is to run, and how it is split there."""
+
+    mesh: Mesh
+    dims: Dims
+
+
+class Space:
+    """The configs that the operators of one context may have, remembered."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.number = {tensor: n for n, tensor in enumerate(context.graph.parameters)}
+        self._choices: dict[tuple[int, tuple[int, ...], int], tuple[Dims, ...]] = {}
+        self._equals: dict[int, list[int]] = {}
+        for index, root in enumerate(context.ties.root):
+            self._equals.setdefault(root, []).append(index)
+
+    def equals(self, index: int) -> list[int]:
+        """Return the operators at the same place of equal blocks, this one among them."""
+        return self._equals[self.context.ties.root[index]]
+
+    def parameters_of(self, index: int) -> list[int]:
+        """Return the parameters that an operator reads, as tensors."""
+        return [t for t in self.context.graph.operators[index].inputs if t in self.number]
+
+    def readers(self, indices: Iterable[int]) -> set[int]:
+        """Return the operators that read what these make."""
+        graph = self.context.graph
+        made = [tensor for index in indices for tensor in graph.operators[index].outputs]
+        return {reader for tensor in made for reader in graph.consumers[tensor]}
+
+    def splits(self, index: int, sizes: tuple[int, ...], num_microbatches: int) -> tuple[Dims, ...]:
+        """Return every split of an operator over axes of these sizes."""
+        context, root = self.context, self.context.ties.root[index]
+        key = (root, sizes, num_microbatches)
+        if key not in self._choices:
+            sample = context.samples.operator_dim[root]
+            self._choices[key] = choices(context.iteration(root), sizes, sample, num_microbatches)
+        return self._choices[key]
+
+    def legal(self, strategy: Strategy, index: int, mesh: int) -> list[Dims]:
+        """Return the splits of an operator on a mesh that pass on no sums which nobody makes."""
+        sizes, pieces = strategy.meshes[mesh].sizes, strategy.pipeline.num_microbatches
+        arriving = self._arriving(strategy, index, mesh)
+        return [dims for dims in self.splits(index, sizes, pieces) if _has_sums(dims, arriving)]
+
+    def layout(self, index: int, dims: Dims, tensor: int) -> Layout:
+        """Return how a tensor lies as one of its makers or readers makes or wants it."""
+        operator, placed = self.context.graph.operators[index], self.context.placements(index, dims)
+        if tensor in operator.outputs:
+            return placed.outputs[operator.outputs.index(tensor)].value
+        return placed.inputs[operator.inputs.index(tensor)].value
+
+    def seconds(self, strategy: Strategy, index: int, dims: Dims) -> float:
+        """Return the seconds of an operator's work in one microbatch, split so."""
+        context, pieces = self.context, strategy.pipeline.num_microbatches
+        sizes = strategy.meshes[strategy.configs[index].mesh].sizes
+        placed, operator = context.placements(index, dims), context.graph.operators[index]
+        shapes = [
+            tuple(
+                local_shape(
+                    context.shape(tensor, pieces),
+                    tuple(max(place, PARTIAL) for place in pair.value),
+                    sizes,
+                )
+                for tensor, pair in zip(tensors, pairs, strict=True)
+            )
+            for tensors, pairs in (
+                (operator.inputs, placed.inputs),
+                (operator.outputs, placed.outputs),
+            )
+        ]
+        cost = context.seconds(index, shapes[0], shapes[1])
+        return cost.forward + cost.backward
+
+    def weight(self, tensor: int) -> int:
+        """Return the bytes of a tensor, at least one."""
+        spec = self.context.graph.tensors[tensor]
+        return max(1, math.prod(spec.shape) * DTYPE_BYTES[spec.dtype])
+
+    def dangling(self, strategy: Strategy, indices: Iterable[int]) -> list[int]:
+        """Return those of the operators that pass on partial sums which they do not get."""
+        found: list[int] = []
+        for index in sorted(set(indices)):
+            config = strategy.configs[index]
+            if PLUS in config.dims:
+                arriving = self._arriving(strategy, index, config.mesh)
+                if not _has_sums(config.dims, arriving):
+                    found.append(index)
+        return found
+
+    def without_sums(self, strategy: Strategy, index: int) -> Dims:
+        """Return an operator's split with the partial sums left out that it does not get."""
+        config = strategy.configs[index]
+        arriving = self._arriving(strategy, index, config.mesh)
+        return tuple(
+            "" if name == PLUS and not _is_partial(arriving, axis) else name
+            for axis, name in enumerate(config.dims)
+        )
+
+    def _arriving(self, strategy: Strategy, index: int, mesh: int) -> list[Layout]:
+        """Return how that is made in which an operator is linear, () where on another mesh."""
+        context, found = self.context, list[Layout]()
+        operator = context.graph.operators[index]
+        for position in context.iteration(index).linear:
+            tensor = operator.inputs[position]
+            producer = context.graph.tensors[tensor].producer
+            layout: Layout = ()
+            if producer >= 0 and strategy.configs[producer].mesh == mesh:
+                place = context.graph.operators[producer].outputs.index(tensor)
+                dims = strategy.configs[producer].dims
+                layout = context.placements(producer, dims).outputs[place].value
+            found.append(layout)
+        return found
+
+
+def _has_sums(dims: Dims, arriving: list[Layout]) -> bool:
+    return all(_is_partial(arriving, axis) for axis, name in enumerate(dims) if name == PLUS)
+
+
+def _is_partial(arriving: list[Layout], axis: int) -> bool:
+    return all(bool(layout) and layout[axis] == PARTIAL for layout in arriving)
+
+
+def resplit(space: Space, strategy: Strategy, changes: Mapping[int, Dims]) -> Strategy:
+    """Split operators differently where they are; their parameters follow."""
+    configs = list(strategy.configs)
+    for index, dims in changes.items():
+        configs[index] = OperatorConfig(mesh=configs[index].mesh, dims=dims)
+    return _follow(space, strategy, replace(strategy, configs=tuple(configs)), changes)
+
+
+def mend(space: Space, strategy: Strategy, changed: Iterable[int]) -> Strategy:
+    """Let operators behind changed ones stop to pass on partial sums that they no longer get."""
+    left = {*changed, *space.readers(changed)}
+    while left:
+        wrong = space.dangling(strategy, left)[:1]
+        if not wrong:
+            return strategy
+        strategy = resplit(space, strategy, {wrong[0]: space.without_sums(strategy, wrong[0])})
+        left = {one for one in left if one > wrong[0]} | space.readers(wrong)
+    return strategy
+
+
+def move(space: Space, strategy: Strategy, changes: Mapping[int, Place]) -> Strategy:
+    """Run operators on other devices; meshes are listed anew in the data's order."""
+    places = [Place(strategy.meshes[config.mesh], config.dims) for config in strategy.configs]
+    for index, place in changes.items():
+        places[index] = place
+    meshes, number = _list_meshes(space.context, [place.mesh for place in places])
+    configs = tuple(
+        OperatorConfig(mesh=mesh, dims=place.dims)
+        for mesh, place in zip(number, places, strict=True)
+    )
+    after = replace(strategy, meshes=meshes, configs=configs)
+    return _follow(space, strategy, after, range(len(configs)))
+
+
+def _list_meshes(context: Context, wanted: list[Mesh]) -> tuple[tuple[Mesh, ...], list[int]]:
+    """List a mesh per operator so that data flows to later ones: work that returns to devices gets
+    another mesh there only where it must."""
+    graph, meshes, number = context.graph, list[Mesh](), list[int]()
+    for operator, mesh in zip(graph.operators, wanted, strict=True):
+        makers = [graph.tensors[tensor].producer for tensor in operator.inputs]
+        first = max((number[maker] for maker in makers if maker >= 0), default=0)
+        found = next((n for n in range(first, len(meshes)) if meshes[n] == mesh), len(meshes))
+        if found == len(meshes):
+            meshes.append(mesh)
+        number.append(found)
+    return tuple(meshes), number
+
+
+def _follow(space: Space, before: Strategy, after: Strategy, changed: Iterable[int]) -> Strategy:
+    """Let the parameters of the changed operators lie as these use them, sharded further or not as
+    before."""
+    parameters = list(after.parameters)
+    touched = {tensor for index in changed for tensor in space.parameters_of(index)}
+    for tensor in sorted(touched):
+        use, _ = _home(space, before, tensor)
+        config = before.parameters[space.number[tensor]]
+        parameters[space.number[tensor]] = lay(
+            space, after, tensor, config, (config.rest != use, config.optimizer != use)
+        )
+    return replace(after, parameters=tuple(parameters))
+
+
+def lay(
+    space: Space, strategy: Strategy, tensor: int, how: ParameterConfig, finer: tuple[bool, bool]
+) -> ParameterConfig:
+    """Lay a parameter, and its optimizer's share, as used or finer; the rest of ``how`` stays."""
+    use, sizes = _home(space, strategy, tensor)
+    fine = shard_further(space.context.graph.tensors[tensor].shape, use, sizes)
+    return replace(how, rest=fine if finer[0] else use, optimizer=fine if finer[1] else use)
+
+
+def _home(space: Space, strategy: Strategy, tensor: int) -> tuple[Layout, tuple[int, ...]]:
+    """Return a parameter's layout in use on its home, the first mesh that reads it, and its sizes."""
+    graph = space.context.graph
+    readers = graph.consumers[tensor]
+    first = min(readers, key=lambda reader: strategy.configs[reader].mesh)
+    config = strategy.configs[first]
+    position = graph.operators[first].inputs.index(tensor)
+    placed = space.context.placements(first, config.dims)
+    return placed.inputs[position].value, strategy.meshes[config.mesh].sizes
+
+
+def refine(strategy: Strategy, cluster: Cluster) -> Strategy:
+    """Return the same strategy on meshes of more axes, so that operators can be split more ways."""
+    parts = [_axis_parts(mesh, cluster) for mesh in strategy.meshes]
+    meshes = tuple(
+        replace(
+            mesh,
+            axes=tuple(
+                f"{name}{n}" if len(sizes) > 1 else name
+                for name, sizes in zip(mesh.axes, part, strict=True)
+                for n in range(len(sizes))
+            ),
+            sizes=tuple(size for sizes in part for size in sizes),
+        )
+        for mesh, part in zip(strategy.meshes, parts, strict=True)
+    )
+
+    def spread(entries: tuple[Any, ...], mesh: int) -> tuple[Any, ...]:
+        pairs = zip(entries, parts[mesh], strict=True)
+        return tuple(entry for entry, sizes in pairs for _ in sizes)
+
+    # All meshes of one strategy are equal here, or its parameters lie on the first.
+    return replace(
+        strategy,
+        meshes=meshes,
+        configs=tuple(
+            replace(config, dims=spread(config.dims, config.mesh)) for config in strategy.configs
+        ),
+        parameters=tuple(
+            replace(one, rest=spread(one.rest, 0), optimizer=spread(one.optimizer, 0))
+            for one in strategy.parameters
+        ),
+    )
+
+
+def fine_mesh(devices: tuple[int, ...], cluster: Cluster) -> Mesh:
+    """Return a mesh of devices with as many axes as ``refine`` makes."""
+    line = Mesh(axes=("x",), sizes=(len(devices),), devices=devices)
+    sizes = _axis_parts(line, cluster)[0]
+    axes = tuple(f"x{n}" for n in range(len(sizes))) if len(sizes) > 1 else ("x",)
+    return replace(line, axes=axes, sizes=sizes)
+
+
+def _axis_parts(mesh: Mesh, cluster: Cluster) -> list[tuple[int, ...]]:
+    """Cut axes into factors: at the edge of a host first, then the smallest prime off the last."""
+    hosts = [cluster.devices[device].host for device in mesh.devices]
+    near = min(hosts.count(host) for host in set(hosts))
+    parts: list[tuple[int, ...]] = []
+    inner = 1
+    for size in reversed(mesh.sizes):
+        inside = math.gcd(size, max(1, near // inner))
+        cut = inside not in (1, size)
+        parts.insert(0, (size // inside, inside) if cut else (size,))
+        inner *= size
+    for number in reversed(range(len(parts))):
+        last = parts[number][-1]
+        prime = next((p for p in range(2, last) if last % p == 0), last)
+        if sum(map(len, parts)) < MOST_AXES and prime < last:
+            parts[number] = (*parts[number][:-1], last // prime, prime)
+    while sum(map(len, parts)) > MOST_AXES:
+        widest = max(range(len(parts)), key=lambda n: len(parts[n]))
+        if len(parts[widest]) == 1:
+            break
+        parts[widest] = (math.prod(parts[widest]),)
+    return parts

@@ -1,0 +1,377 @@
+"""Refinement: small changes of the best plans, kept where the simulator says that they help.
+
+The additive model proposes plans without knowing what waits for what. So look at the chain of
+instructions that makes the step as long as it is, and change what is on it: Aceso's rule (EuroSys
+2024) that only relieving the bottleneck can help, with FlexFlow's moves on single operators. Nothing
+is taken that is slower or does not fit, so refinement never makes an answer worse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from shardwright.core.layout import local_bytes
+from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.core.timeline import Timeline
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.arrangements import microbatch_counts
+from shardwright.planner.search.incremental import Incremental
+from shardwright.planner.search.judge import Judged, run
+from shardwright.planner.search.local.moves import Dims, Space, lay, mend, refine, resplit
+from shardwright.planner.search.local.proposals import Proposals
+
+Evaluate = Callable[[Strategy], Judged]
+# Less than this is no gain, but rounding.
+GAIN = 1e-5
+# What a finer mesh may cost before operators are split on it: its messages have more parts.
+SLACK = 1e-3
+# So many bottlenecks are looked at before those of the next chain, and so many ways to split each.
+MOST_BOTTLENECKS, MOST_SPLITS, MOST_DRAWS = 12, 2, 1000
+# An operator is split otherwise for less work only where there is this much less.
+LESS = 0.98
+REFINED = ", refined"
+COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """What a critical chain spends seconds on: an operator's work, or a tensor's messages.
+
+    ``operator`` and ``tensor`` (-1: its work) stand for those at the same place of equal blocks.
+    """
+
+    operator: int
+    tensor: int
+    purpose: str
+    seconds: float
+
+
+def improve(
+    context: Context,
+    verdict: Judged,
+    limit: float,
+    num_moves: int,
+    *,
+    evaluate: Evaluate | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Judged:
+    """Return the fastest strategy within a memory limit that so many simulated moves reach.
+
+    First what may relieve the bottlenecks, one after the other, then random changes that begin
+    there; half of the moves on the meshes as they are, the others on finer ones, where operators can
+    be split at more degrees. Deterministic. ``evaluate`` judges strategies, by default as
+    ``Incremental`` does.
+    """
+    climb = _Climb(context, limit, num_moves, evaluate or Incremental(context).judge, stop)
+    best = climb.to_the_top(verdict, num_moves - num_moves // 2)
+    fine = refine(best.strategy, context.cluster)
+    begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
+    if begin is None or begin.bytes > limit or begin.seconds > best.seconds * (1 + SLACK):
+        return climb.to_the_top(best, num_moves)
+    found = climb.to_the_top(begin, num_moves)
+    return found if found.seconds < best.seconds * (1 - GAIN) else best
+
+
+class _Climb:
+    """Steps from strategy to better strategy, so many simulated in all; none is tried twice."""
+
+    def __init__(
+        self,
+        context: Context,
+        limit: float,
+        num_moves: int,
+        evaluate: Evaluate,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.context, self.limit, self._left = context, limit, num_moves
+        self._evaluate, self._stop = evaluate, stop
+        self._space = Space(context)
+        self._drawing = Proposals(self._space, Random(0))
+        self._tried: set[Strategy] = set()
+
+    def to_the_top(self, best: Judged, most: int) -> Judged:
+        """Take every better step, until none is known or ``most`` more were simulated."""
+        last = max(0, self._left - most)
+        while self._left > last and not self._stop():
+            better = self._step(best, last)
+            if better is None:
+                return best
+            best = better
+        return best
+
+    def judged(self, strategy: Strategy) -> Judged | None:
+        """Simulate a strategy that was not yet, while moves are left; None if illegal."""
+        if self._left <= 0 or strategy in self._tried:
+            return None
+        self._tried.add(strategy)
+        self._left -= 1
+        try:
+            return self._evaluate(strategy)
+        except ValueError:
+            return None
+
+    def _step(self, best: Judged, last: int) -> Judged | None:
+        program, timeline, _ = run(self.context, best.strategy, best.least_seconds)
+        found = bottlenecks(self.context, program, timeline)
+        self._tried.add(best.strategy)
+        for changed in itertools.chain(
+            _moves(self._space, best.strategy, found),
+            _drawn(self._drawing, best.strategy, found),
+        ):
+            if self._left <= last or self._stop():
+                return None
+            verdict = self.judged(changed)
+            if verdict is None or verdict.bytes > self.limit:
+                continue
+            if verdict.seconds < best.seconds * (1 - GAIN):
+                label = _refined(best.strategy.label)
+                return replace(verdict, strategy=replace(changed, label=label))
+        return None
+
+
+def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
+    """Yield random changes that begin on the critical chain, so many that a budget ends first."""
+    operators = sorted({one.operator for one in found})
+    for _ in range(MOST_DRAWS):
+        try:
+            changed = drawing.draw(strategy, operators)
+        except ValueError:
+            continue
+        if changed != strategy:
+            yield changed
+
+
+def _refined(label: str) -> str:
+    return label if label.endswith(REFINED) else label + REFINED
+
+
+def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[Bottleneck]:
+    """Return what the critical chain spends its time on, most first."""
+    found: dict[tuple[int, int, str], tuple[int, int, float]] = {}
+
+    def add(operator: int, tensor: int, purpose: str, seconds: float) -> None:
+        place = context.graph.operators[operator].outputs
+        output = place.index(tensor) if tensor in place else tensor
+        key = (context.ties.root[operator], output, purpose)
+        first = found.get(key, (operator, tensor, 0.0))
+        found[key] = (first[0], first[1], first[2] + seconds)
+
+    for index in timeline.critical:
+        seconds = float(timeline.end[index] - timeline.start[index])
+        kind, item = Kind(program.kind[index]), int(program.item[index])
+        if kind in COMPUTES:
+            for operator, share in _shares(context, program, item):
+                add(operator, -1, "compute", seconds * share)
+        elif kind == Kind.UPDATE:
+            for tensor, share in _updates(context, program, int(program.group[index])):
+                add(_owner(context, tensor), tensor, "parameter", seconds * share)
+        elif item >= 0:
+            message = program.messages[item]
+            for source in message.sources:
+                tensor = program.values[source].tensor
+                operator = _owner(context, tensor)
+                if operator >= 0:
+                    add(operator, tensor, message.purpose, seconds / len(message.sources))
+    listed = [
+        Bottleneck(operator=operator, tensor=tensor, purpose=key[2], seconds=seconds)
+        for key, (operator, tensor, seconds) in found.items()
+        if seconds > 0
+    ]
+    return sorted(listed, key=lambda one: (-one.seconds, one.operator, one.tensor))
+
+
+def _shares(context: Context, program: Program, item: int) -> list[tuple[int, float]]:
+    """Return the operators of a segment, each with its share of the seconds."""
+    calls = program.segments[item].calls
+    costs: list[float] = []
+    for call in calls:
+        shapes = tuple(program.values[value].shape for value in call.operands)
+        cost = context.seconds(call.operator, shapes, call.result_shapes)
+        costs.append(cost.forward + cost.backward)
+    total = sum(costs) or math.inf
+    return [(call.operator, cost / total) for call, cost in zip(calls, costs, strict=True)]
+
+
+def _updates(context: Context, program: Program, mesh: int) -> list[tuple[int, float]]:
+    """Return the parameters that one mesh updates, each with its share of the bytes."""
+    graph, strategy = context.graph, program.strategy
+    home = {value.tensor for value in program.values if value.mesh == mesh and value.resident}
+    sizes: dict[int, int] = {}
+    for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
+        spec = graph.tensors[tensor]
+        if tensor in home and spec.needs_gradient and graph.consumers[tensor]:
+            axes = strategy.meshes[mesh].sizes
+            sizes[tensor] = local_bytes(spec.shape, spec.dtype, config.optimizer, axes)
+    total = sum(sizes.values()) or 1
+    return [(tensor, size / total) for tensor, size in sizes.items()]
+
+
+def _owner(context: Context, tensor: int) -> int:
+    """Return who makes a tensor, else who reads it first; -1 for nobody."""
+    spec = context.graph.tensors[tensor]
+    readers = context.graph.consumers[tensor]
+    return spec.producer if spec.producer >= 0 else next(iter(readers), -1)
+
+
+def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
+    """Yield changes that may relieve the bottlenecks, then changes of the whole."""
+    # Work is most of every chain, and mostly cannot be relieved; the rest must not drown in it.
+    work = [one for one in found if one.tensor < 0][:MOST_BOTTLENECKS]
+    rest = [one for one in found if one.tensor >= 0][:MOST_BOTTLENECKS]
+    by_place = [_relieved(space, strategy, one) for one in (*rest, *work)]
+    whole = _whole(space, strategy)
+    # In turns, so that no one sort of move uses up the budget.
+    for round_ in itertools.zip_longest(whole, *by_place):
+        yield from (changed for changed in round_ if changed is not None)
+
+
+def _relieved(space: Space, strategy: Strategy, one: Bottleneck) -> Iterator[Strategy]:
+    if one.purpose in ("synchronise", "parameter"):
+        yield from _parameter_moves(space, strategy, one.tensor)
+    elif one.tensor >= 0:
+        yield from _message_moves(space, strategy, one.tensor)
+    else:
+        # Work that is split evenly already takes as long in any other way.
+        own = strategy.configs[one.operator]
+        most = LESS * space.seconds(strategy, one.operator, own.dims)
+        legal = space.legal(strategy, one.operator, own.mesh)
+        less = [dims for dims in legal if space.seconds(strategy, one.operator, dims) < most]
+        yield from itertools.islice(_splits(space, strategy, {one.operator: less}), 2 * MOST_SPLITS)
+
+
+def _message_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[Strategy]:
+    """Split the readers as the tensor is made, or make it as one of them reads it."""
+    context = space.context
+    maker = context.graph.tensors[tensor].producer
+    if maker < 0:
+        return
+    config = strategy.configs[maker]
+    made = space.layout(maker, config.dims, tensor)
+    wanted: set[tuple[int, ...]] = set()
+    for reader in context.graph.consumers[tensor]:
+        if strategy.configs[reader].mesh != config.mesh:
+            continue
+        read = space.layout(reader, strategy.configs[reader].dims, tensor)
+        if read == made:
+            continue
+        wanted.add(read)
+        options = space.legal(strategy, reader, config.mesh)
+        fitting = [dims for dims in options if space.layout(reader, dims, tensor) == made]
+        yield from itertools.islice(_splits(space, strategy, {reader: fitting}), MOST_SPLITS)
+    for layout in sorted(wanted):
+        options = space.legal(strategy, maker, config.mesh)
+        fitting = [dims for dims in options if space.layout(maker, dims, tensor) == layout]
+        yield from itertools.islice(_splits(space, strategy, {maker: fitting}), MOST_SPLITS)
+
+
+def _splits(space: Space, strategy: Strategy, options: dict[int, list[Dims]]) -> Iterator[Strategy]:
+    """Yield the strategy with an operator, and its equals, split otherwise; cheapest work first.
+
+    Each comes with its neighbours split to fit, too, where that is another strategy.
+    """
+    for index, listed in options.items():
+        own = strategy.configs[index]
+        others = [dims for dims in listed if dims != own.dims]
+        for dims in sorted(others, key=lambda dims: (space.seconds(strategy, index, dims), dims)):
+            alone = _split_equals(space, strategy, {index: dims})
+            yield alone
+            around = {index: dims} | _fitting(space, strategy, index, dims)
+            if len(around) > 1:
+                yield _split_equals(space, strategy, around)
+
+
+def _fitting(space: Space, strategy: Strategy, index: int, dims: Dims) -> dict[int, Dims]:
+    """Return splits of the neighbours for which nothing moves between them and the operator."""
+    graph, found = space.context.graph, dict[int, Dims]()
+    mesh, operator = strategy.configs[index].mesh, graph.operators[index]
+    makers = [(t, graph.tensors[t].producer) for t in operator.inputs]
+    readers = [(t, reader) for t in operator.outputs for reader in graph.consumers[t]]
+    for tensor, other in (*makers, *readers):
+        if other < 0 or strategy.configs[other].mesh != mesh or other in found:
+            continue
+        wanted = space.layout(index, dims, tensor)
+        own = strategy.configs[other].dims
+        if space.layout(other, own, tensor) == wanted:
+            continue
+        options = [
+            one
+            for one in space.splits(
+                other, strategy.meshes[mesh].sizes, strategy.pipeline.num_microbatches
+            )
+            if space.layout(other, one, tensor) == wanted
+        ]
+        if options:
+            found[other] = min(options, key=lambda one: (space.seconds(strategy, other, one), one))
+    return found
+
+
+def _split_equals(space: Space, strategy: Strategy, changes: dict[int, Dims]) -> Strategy:
+    every: dict[int, Dims] = {}
+    for index, dims in changes.items():
+        sizes = strategy.meshes[strategy.configs[index].mesh].sizes
+        for other in space.equals(index):
+            if strategy.meshes[strategy.configs[other].mesh].sizes == sizes:
+                every[other] = dims
+    return mend(space, resplit(space, strategy, every), every)
+
+
+def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[Strategy]:
+    """Keep a parameter, and its equals or not, sharded further or less, summed rarely or often."""
+    reader = space.context.graph.consumers[tensor][0]
+    position = space.context.graph.operators[reader].inputs.index(tensor)
+    tensors = {space.context.graph.operators[one].inputs[position] for one in space.equals(reader)}
+    every = [one for one in sorted(tensors) if one in space.number]
+    ways = itertools.product(
+        ((False, False), (False, True), (True, True)), ("step", "microbatch"), (False, True)
+    )
+    for (finer, sync, keeps), known in itertools.product(ways, (every, [tensor])):
+        if keeps and not finer[0]:
+            continue
+        parameters = list(strategy.parameters)
+        for one in known:
+            how = replace(parameters[space.number[one]], sync=sync, keeps=keeps)
+            parameters[space.number[one]] = lay(space, strategy, one, how, finer)
+        if tuple(parameters) != strategy.parameters:
+            yield replace(strategy, parameters=tuple(parameters))
+
+
+def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
+    """Yield changes of the whole: less recomputation, other cuts, microbatches, order."""
+    if strategy.recompute and space.context.training.recompute == "auto":
+        yield replace(strategy, recompute=strategy.recompute[:-1])
+        yield replace(strategy, recompute=strategy.recompute[1:])
+    if strategy.recompute_operators and space.context.training.recompute == "auto":
+        half = strategy.recompute_operators[: len(strategy.recompute_operators) // 2]
+        yield replace(strategy, recompute_operators=half)
+        yield replace(strategy, recompute_operators=())
+    if strategy.reshard_again:
+        yield replace(strategy, reshard_again=())
+    yield from _other_cuts(space, strategy)
+    count = strategy.pipeline.num_microbatches
+    pieces = strategy.meshes[0].sizes[0]
+    for other in microbatch_counts(space.context, pieces, len(strategy.meshes)):
+        if other in (2 * count, count // 2):
+            yield replace(strategy, pipeline=replace(strategy.pipeline, num_microbatches=other))
+    if len(strategy.meshes) > 1:
+        schedule = "gpipe" if strategy.pipeline.schedule == "1f1b" else "1f1b"
+        yield replace(strategy, pipeline=replace(strategy.pipeline, schedule=schedule))
+
+
+def _other_cuts(space: Space, strategy: Strategy) -> Iterator[Strategy]:
+    """Give a block at the edge of a stage to the stage beside it."""
+    ranges, configs = space.context.ties.ranges, strategy.configs
+    for left, right in itertools.pairwise(ranges):
+        here, there = configs[left[1] - 1].mesh, configs[right[0]].mesh
+        if there != here + 1 or strategy.meshes[here].sizes != strategy.meshes[there].sizes:
+            continue
+        for block, mesh in ((left, there), (right, here)):
+            moved = list(configs)
+            for index in range(*block):
+                moved[index] = OperatorConfig(mesh=mesh, dims=configs[index].dims)
+            if len({config.mesh for config in moved}) == len(strategy.meshes):
+                yield replace(strategy, configs=tuple(moved))

@@ -1,0 +1,82 @@
+"""Why a plan: its decisions with their runners-up, and the shadow prices of what it is short of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.explanation import Decision, Reasons, ShadowPrice
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.errors import InputError
+from shardwright.planner.lower import lower
+from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.search.reasons.rivals import Rivalry
+from shardwright.planner.search.reasons.runners_up import price_choices, runners_up
+from shardwright.planner.search.reasons.shadow import hardware_prices
+from shardwright.planner.search.reasons.standing import Standing, standing
+
+SIMULATED = 6
+
+
+def _nothing(text: str, fraction: float) -> None:
+    del text, fraction
+
+
+def explain(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    plan: Plan,
+    *,
+    training: Training,
+    limit: float,
+    tell: Callable[[str, float], None] = _nothing,
+) -> Reasons:
+    """Return the reasons for a plan, which may use ``limit`` bytes per device.
+
+    Deterministic. ``tell`` hears what is being done and how much of it is (0 to 1).
+    """
+    context = Context(graph, cluster, table, training).on(len(plan.strategy.devices))
+    place = standing(context, plan.strategy)
+    decisions: tuple[Decision, ...] = ()
+    prices: tuple[ShadowPrice, ...] = ()
+    byte_seconds, notes = math.nan, list[str]()
+    if place is None:
+        notes.append(
+            f"{plan.strategy.label} is no point of the additive model (its meshes have other axes or "
+            "sizes than data x tensor), so its choices have no runners-up here; `why-not` compares"
+        )
+    else:
+        decisions, prices, byte_seconds, more = _inside(context, place, plan, limit, tell)
+        notes += more
+    tell("shadow prices", 0.95)
+    program = lower(graph, plan.strategy, context.samples)
+    prices += hardware_prices(program, graph, cluster, table)
+    return Reasons(
+        decisions=decisions, prices=prices, byte_seconds=byte_seconds, notes=tuple(notes)
+    )
+
+
+def _inside(
+    context: Context,
+    place: Standing,
+    plan: Plan,
+    limit: float,
+    tell: Callable[[str, float], None],
+) -> tuple[tuple[Decision, ...], tuple[ShadowPrice, ...], float, list[str]]:
+    """Return decisions, prices of memory, the worth of a byte, and what could not be priced."""
+    merged = plan.strategy.gradient_sync.method == "optimal"
+    rivalry = Rivalry(context, place.arrangement, limit, merged)
+    decisions = rivalry.decisions(lambda text, share: tell(text, 0.6 * share))
+    predicted = plan.predicted
+    prices = rivalry.more_memory(predicted.step_seconds, predicted.peak_bytes)
+    tell("pricing every choice", 0.7)
+    try:
+        priced = price_choices(place, plan.strategy, predicted.peak_bytes, limit)
+    except InputError as error:
+        return decisions, prices, math.nan, [str(error)]
+    decisions += runners_up(context, priced, SIMULATED)
+    return decisions, prices, priced.byte_seconds, []

@@ -1,0 +1,181 @@
+"""The plan's neighbours in the outer choices, and faster plans beyond its memory.
+
+One step from the plan's arrangement in every direction: devices, pipeline stages, tensor degree,
+microbatches, schedule. Each is solved as the search would, and its best plan simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from shardwright.core.explanation import Decision, ShadowPrice
+from shardwright.errors import InputError
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.arrangements import Arrangement, microbatch_counts
+from shardwright.planner.search.candidates import Candidate, explore, to_strategy
+from shardwright.planner.search.judge import Judged, judge, merge
+
+GIB = 2**30
+# So many candidates of a neighbour, and of those beyond the memory, are simulated.
+TRIED, BEYOND = 2, 3
+# A plan is faster if it saves more than this share of the step.
+WORTH = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """An arrangement one step away, and the step in words."""
+
+    what: str
+    chosen: str
+    other: str
+    arrangement: Arrangement
+
+
+def neighbours(context: Context, home: Arrangement) -> Iterator[Neighbour]:
+    """Yield every legal arrangement one step from ``home``."""
+    p, d, t = home.stages, home.data, home.tensor
+    steps = (
+        ("devices", home.num_devices, (p, d / 2, t), (p, d, t / 2), (p / 2, d, t)),
+        ("pipeline stages", p, (2 * p, d / 2, t), (2 * p, d, t / 2)),
+        ("pipeline stages", p, (p / 2, 2 * d, t), (p / 2, d, 2 * t)),
+        ("tensor parallel degree", t, (p, d / 2, 2 * t)),
+        ("tensor parallel degree", t, (p, 2 * d, t / 2)),
+    )
+    for what, chosen, *options in steps:
+        for option in options:
+            degrees = [int(degree) for degree in option]
+            if degrees == list(option):
+                other = {
+                    "devices": math.prod(degrees), "pipeline stages": degrees[0],
+                }.get(what, degrees[2])  # fmt: skip
+                for arrangement in _filled(context, home, *degrees):
+                    yield Neighbour(
+                        what=what, chosen=str(chosen), other=str(other), arrangement=arrangement
+                    )
+    counts = microbatch_counts(context, d, p)
+    m = home.microbatches
+    for other in (m * 2, m // 2):
+        if other in counts and other != m:
+            moved = replace(home, microbatches=other)
+            yield Neighbour(what="microbatches", chosen=str(m), other=str(other), arrangement=moved)
+    if p > 1:
+        schedule = "gpipe" if home.schedule == "1f1b" else "1f1b"
+        moved = replace(home, schedule=schedule)
+        yield Neighbour(what="schedule", chosen=home.schedule, other=schedule, arrangement=moved)
+
+
+def _filled(
+    context: Context, home: Arrangement, stages: int, data: int, tensor: int
+) -> list[Arrangement]:
+    """Return the arrangement of these degrees with as many microbatches as now, and as fill it."""
+    if stages > len(context.ties.ranges):
+        return []
+    counts = microbatch_counts(context, data, stages)
+    if not counts:
+        return []
+    wanted = {home.microbatches} if stages == 1 else {home.microbatches, 4 * stages}
+    found = dict.fromkeys(min(counts, key=lambda c: (abs(c - w), c)) for w in sorted(wanted))
+    return [
+        Arrangement(
+            stages=stages, data=data, tensor=tensor, microbatches=count, schedule=home.schedule
+        )
+        for count in found
+    ]
+
+
+class Rivalry:
+    """Explored neighbours of one plan: their candidates, and what was simulated of them."""
+
+    def __init__(self, context: Context, home: Arrangement, limit: float, is_merged: bool) -> None:
+        self.context, self.home, self.limit, self.is_merged = context, home, limit, is_merged
+        fixed = context.table.overhead_map.get("process_bytes", 0.0)
+        self.room = max(limit - fixed, 0.0)
+        self._candidates: dict[Arrangement, tuple[Candidate, ...]] = {}
+        self._verdicts: dict[tuple[object, ...], Judged | None] = {}
+
+    def decisions(self, tell: Callable[[str, float], None]) -> tuple[Decision, ...]:
+        """Return, per outer choice, the best neighbour that fits (else the smallest)."""
+        found: dict[str, tuple[Neighbour, Judged]] = {}
+        options = list(neighbours(self.context, self.home))
+        for number, option in enumerate(options):
+            tell(f"{option.what} {option.other}", number / len(options))
+            verdict = self._best(option.arrangement)
+            if verdict is None:
+                continue
+            known = found.get(option.what)
+            if known is None or self._order(verdict) < self._order(known[1]):
+                found[option.what] = option, verdict
+        return tuple(
+            Decision(
+                what=what, chosen=option.chosen, runner_up=option.other,
+                added_seconds=math.nan, added_bytes=math.nan,
+                step_seconds=verdict.seconds, peak_bytes=verdict.bytes,
+            )
+            for what, (option, verdict) in found.items()
+        )  # fmt: skip
+
+    def more_memory(self, step_seconds: float, peak_bytes: float) -> tuple[ShadowPrice, ...]:
+        """Return faster plans that need more memory than there is, the least memory first."""
+        self._explore(self.home)
+        beyond = sorted(
+            (c for found in self._candidates.values() for c in found if c.bytes > self.room),
+            key=lambda c: (c.bytes, c.seconds),
+        )
+        edge: list[Candidate] = []
+        for candidate in beyond:
+            if not edge or candidate.seconds < edge[-1].seconds * (1 - WORTH):
+                edge.append(candidate)
+        edge = [c for c in edge if c.least_seconds < step_seconds]
+        chosen = [*edge[: BEYOND - 1], *edge[-1:]] if len(edge) > BEYOND else edge
+        verdicts = [verdict for c in chosen if (verdict := self._judged(c)) is not None]
+        best, prices = step_seconds, list[ShadowPrice]()
+        for verdict in sorted(verdicts, key=lambda j: (j.bytes, j.seconds)):
+            if verdict.bytes > self.limit and verdict.seconds < best * (1 - WORTH):
+                best = verdict.seconds
+                more = (verdict.bytes - max(self.limit, peak_bytes)) / GIB
+                prices.append(
+                    ShadowPrice(
+                        what=f"{more:.3g} GiB more memory per device",
+                        step_seconds=verdict.seconds,
+                        label=verdict.strategy.label,
+                    )
+                )
+        return tuple(prices)
+
+    def _order(self, verdict: Judged) -> tuple[bool, float]:
+        fits = verdict.bytes <= self.limit
+        return not fits, verdict.seconds if fits else verdict.bytes
+
+    def _explore(self, arrangement: Arrangement) -> tuple[Candidate, ...]:
+        if arrangement not in self._candidates:
+            try:
+                found = explore(self.context, arrangement, self.room, math.inf, 0.0).candidates
+            except (InputError, ValueError):  # too wide for the exact search, or illegal
+                found = ()
+            self._candidates[arrangement] = found
+        return self._candidates[arrangement]
+
+    def _best(self, arrangement: Arrangement) -> Judged | None:
+        """Simulate the fastest candidates that should fit, else the smallest."""
+        found = self._explore(arrangement)
+        fits = sorted((c for c in found if c.bytes <= self.room), key=lambda c: c.seconds)
+        small = sorted(found, key=lambda c: c.bytes)
+        verdicts = [self._judged(candidate) for candidate in (fits or small)[:TRIED]]
+        known = [verdict for verdict in verdicts if verdict is not None]
+        if fits and all(verdict.bytes > self.limit for verdict in known) and small:
+            known += [verdict for verdict in [self._judged(small[0])] if verdict is not None]
+        return min(known, key=self._order, default=None)
+
+    def _judged(self, candidate: Candidate) -> Judged | None:
+        key = candidate.identity
+        if key not in self._verdicts:
+            try:
+                verdict = judge(self.context, to_strategy(self.context, candidate))
+                verdict = merge(self.context, verdict) if self.is_merged else verdict
+            except ValueError:
+                verdict = None
+            self._verdicts[key] = verdict
+        return self._verdicts[key]

@@ -1,0 +1,106 @@
+"""Refinement: never worse, within memory, deterministic, and it does find what is wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.strategy import ParameterConfig, Strategy
+from shardwright.planner.lower import lower
+from shardwright.planner.lower.check import check
+from shardwright.planner.search import Limits, Training, search
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.judge import judge, run
+from shardwright.planner.search.local.moves import Space, resplit
+from shardwright.planner.search.local.refinement import bottlenecks, improve
+from shardwright.planner.search.named import as_strategy
+from shardwright.planner.space import Seed
+from tests.planner.search.models import cluster, mlp, residual
+
+SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
+HERE = Context(
+    residual(batch=16, width=64, depth=3), cluster(2, 2, **SLOW), CostTable(), Training()
+)
+
+
+def data_parallel(**seed: int) -> Strategy:
+    return as_strategy(HERE, Seed(data=4, **seed))
+
+
+@pytest.mark.parametrize("seed", [{}, {"zero": 3}, {"zero": 2, "num_microbatches": 2}])
+def test_refinement_is_never_worse_and_its_plans_are_sound(seed: dict[str, int]) -> None:
+    before = judge(HERE, data_parallel(**seed))
+    after = improve(HERE, before, math.inf, 30)
+    assert after.seconds <= before.seconds
+    check(lower(HERE.graph, after.strategy))
+    assert judge(HERE, after.strategy).objective == after.objective
+
+
+def test_refinement_keeps_the_memory_limit() -> None:
+    before = judge(HERE, data_parallel(zero=3))
+    after = improve(HERE, before, before.bytes, 30)
+    assert after.bytes <= before.bytes
+    free = improve(HERE, before, math.inf, 30)
+    assert free.seconds < before.seconds
+
+
+def test_an_operator_that_every_device_repeats_is_found_and_split() -> None:
+    whole = data_parallel()
+    index = next(i for i, o in enumerate(HERE.graph.operators) if "gelu" in o.kind)
+    spoilt = resplit(Space(HERE), whole, {index: ("",) * len(whole.meshes[0].sizes)})
+    before = judge(HERE, spoilt)
+    assert before.seconds > judge(HERE, whole).seconds
+    program, timeline, _ = run(HERE, spoilt, math.nan)
+    assert bottlenecks(HERE, program, timeline)
+    after = improve(HERE, before, math.inf, 40)
+    assert after.seconds <= judge(HERE, whole).seconds * (1 + 1e-9)
+    assert after.strategy.label.endswith("refined")
+
+
+def test_what_needs_no_recomputation_stops_recomputing() -> None:
+    spoilt = replace(data_parallel(), recompute=tuple(range(len(HERE.graph.blocks) - 1)))
+    after = improve(HERE, judge(HERE, spoilt), math.inf, 40)
+    assert len(after.strategy.recompute) < len(spoilt.recompute)
+
+
+def test_a_parameter_gathered_in_vain_is_kept_whole() -> None:
+    whole = data_parallel()
+    sharded = as_strategy(HERE, Seed(data=4, zero=3)).parameters
+    largest = max(range(len(sharded)), key=lambda n: sharded[n].rest != whole.parameters[n].rest)
+    spoilt: tuple[ParameterConfig, ...] = tuple(
+        sharded[n] if n == largest else one for n, one in enumerate(whole.parameters)
+    )
+    before = judge(HERE, replace(whole, parameters=spoilt))
+    after = improve(HERE, before, math.inf, 60)
+    assert after.seconds <= judge(HERE, whole).seconds * (1 + 1e-9)
+
+
+def test_equal_questions_get_equal_refinements() -> None:
+    before = judge(HERE, data_parallel(zero=1))
+    assert (
+        improve(HERE, before, math.inf, 25).strategy == improve(HERE, before, math.inf, 25).strategy
+    )
+
+
+def test_no_more_moves_are_simulated_than_allowed() -> None:
+    seen: list[Strategy] = []
+
+    def counted(strategy: Strategy):
+        seen.append(strategy)
+        return judge(HERE, strategy)
+
+    improve(HERE, judge(HERE, data_parallel()), math.inf, 7, evaluate=counted)
+    assert len(seen) == 7
+    assert len(set(seen)) == 7
+
+
+def test_the_search_is_never_worse_with_refinement_than_without(monkeypatch) -> None:
+    graph, where = mlp(batch=8, width=64), cluster(2, 2, **SLOW)
+    refined = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
+    monkeypatch.setattr(Hunt, "refine", lambda self: None)
+    plain = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
+    assert refined.predicted.step_seconds <= plain.predicted.step_seconds
