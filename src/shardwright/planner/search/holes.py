@@ -2,8 +2,8 @@
 
 The hunt simulates a selection, so between two neighbouring plans of the frontier others may lie that
 nobody looked at. Where neighbours are far apart in time and in memory, candidates of the additive model
-between them are simulated: those that the hunt left aside, then points of the arrangements' whole
-frontiers between the corners of their hulls.
+between them are simulated: those that the hunt left aside, and on demand points of the
+arrangements' whole frontiers between the corners of their hulls.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def fill_holes(hunt: Hunt, spacing: float | None = None) -> None:
     """Simulate candidates in the widest holes of the frontier, one after another.
 
     A hole is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
-    by ``SPACING``, and in large graphs nothing is filled). One that candidates miss ``MISSES`` times
-    is left as it is.
+    by ``SPACING``, from known candidates only, and in large graphs nothing). One that candidates miss
+    ``MISSES`` times is left as it is.
     """
     if spacing is None and not hunt.is_small:
         return
@@ -86,7 +86,7 @@ def fill_holes(hunt: Hunt, spacing: float | None = None) -> None:
             return
         widest = max(holes, key=lambda hole: hole.width)
         candidate = _between(hunt, widest, shift, wide)
-        if candidate is None:
+        if candidate is None and spacing is not None:
             for arrangement in sorted(_arrangements(hunt, widest) - filled):
                 filled.add(arrangement)
                 hunt.candidates += _more(hunt, arrangement, min(EPSILON, math.expm1(wide)))

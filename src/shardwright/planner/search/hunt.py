@@ -45,7 +45,8 @@ from shardwright.planner.space.seeds import block_buckets
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# So many of the fastest plans are refined, each by moves that simulate about so many operators.
+# So many of the fastest plans are refined, each by moves that simulate about so many operators; not
+# at all where those would be too few to find anything.
 REFINED, MOVED, LEAST_MOVES, MOST_MOVES = 2, 10_000, 4, 120
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
@@ -382,7 +383,9 @@ class Hunt:
         """Let the simulator have the last word: small changes of the fastest plans, where they
         help."""
         operators = len(self.context.graph.operators)
-        moves = min(max(LEAST_MOVES, MOVED // operators), MOST_MOVES)
+        moves = min(MOVED // operators, MOST_MOVES)
+        if moves < LEAST_MOVES:
+            return
         for verdict in self.fitting[:REFINED]:
             if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
                 return
