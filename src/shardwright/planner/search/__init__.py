@@ -1,8 +1,10 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``elimination``, ``frontier`` and ``partition`` are exact solvers of
-additive problems, ``problem`` states those problems, ``candidates`` and ``judge`` bring them
-before the simulator. Nothing here knows torch, the clock or the disk.
+``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``hunt`` goes through the
+arrangements: ``additive`` states and solves each as a problem whose costs add up, ``candidates`` and
+``judge`` bring the answers before the simulator, ``local`` changes the best of them decision by
+decision (so do Markov chains), ``reasons`` explains. ``pipelines`` plans profiles of layers, ``wide``
+solves problems too wide to eliminate. Nothing here knows torch, the clock or the disk.
 """
 
 from shardwright.planner.search.additive.context import Training
