@@ -117,9 +117,9 @@ def planned(graph: OperatorGraph, cluster: Cluster, training: Training) -> tuple
     """Return our plan, and the step's seconds before it was refined."""
     refine, before = Hunt.refine, [float("nan")]
 
-    def noting(hunt: Hunt, most: int) -> None:
+    def noting(hunt: Hunt) -> None:
         before[0] = hunt.fitting[0].seconds
-        refine(hunt, most)
+        refine(hunt)
 
     Hunt.refine = noting  # type: ignore[method-assign]
     try:
