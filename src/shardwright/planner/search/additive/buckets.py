@@ -43,13 +43,13 @@ class Buckets:
     def minimise(self, cells: Floats, picks: NDArray[np.int32]) -> float:
         """Return the least sum of the tables; write each variable's choice into ``picks``.
 
-        Ties go to the lower choice of the variable eliminated later.
+        ``cells`` are the tables, and behind them room for ``num_messages`` more, which is written
+        to. Ties go to the lower choice of the variable eliminated later.
         """
         from shardwright.planner.search.additive.kernels import eliminate
 
-        room = np.concatenate([cells, np.empty(self.num_messages)])
         choices = np.empty(self.num_messages, np.int16)
-        return eliminate(room, self.steps, self.tables, self.dims, picks, choices)
+        return eliminate(cells, self.steps, self.tables, self.dims, picks, choices)
 
 
 def plan(

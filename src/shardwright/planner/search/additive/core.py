@@ -208,13 +208,13 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     for turn in range(TURNS):
         for _ in range(SWEEPS):
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
-        for proposal in [*dual.propose(SETTLE)][-1:]:
-            descent = Descent(own, net, room, proposal, dual.prices(), turn)
-            for _ in range(ROUNDS):
-                descent.round(0.0, REGION_NODES, REGION_CELLS)
-            cost = capped_cost(own, descent.choice)
-            if cost < best:
-                best, choice = cost, descent.choice.copy()
+        *_, proposal = dual.propose(SETTLE)  # the one on which the messages have settled
+        descent = Descent(own, net, room, proposal, dual.prices(), turn)
+        for _ in range(ROUNDS):
+            descent.round(0.0, REGION_NODES, REGION_CELLS)
+        cost = capped_cost(own, descent.choice)
+        if cost < best:
+            best, choice = cost, descent.choice.copy()
         least = min(best, limit)
         if dual.bound >= least * (1 - ENOUGH):
             break
@@ -249,7 +249,7 @@ def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
     if buckets is None:
         return None
     picks = np.zeros(problem.num_nodes, np.int32)
-    buckets.minimise(np.concatenate(parts), picks)
+    buckets.minimise(np.concatenate([*parts, np.empty(buckets.num_messages)]), picks)
     return np.array([one[pick] for one, pick in zip(options, picks, strict=True)], np.int64)
 
 

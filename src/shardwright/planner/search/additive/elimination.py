@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shardwright.planner.search.additive.buckets import Floats
 from shardwright.planner.search.additive.factors import FactorGraph
-from shardwright.planner.search.additive.network import Network
+from shardwright.planner.search.additive.network import Minima, Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +43,13 @@ class Elimination:
         time; ``values`` are its seconds. None if none is.
         """
         found = self._network.exchange(assignment, self._views, limit)
-        if found is None:
-            return None
-        totals = self._views @ self._network.totals(found.tolist())
-        return Solutions(totals[:1], found[None], totals[:1], totals[1:])
+        return None if found is None else self._seen(found)
 
     def solve(self, weights: Floats) -> Solutions:
         """Minimise ``weights[i, 0] * seconds + weights[i, 1] * bytes`` for every i, exactly."""
-        found = self._network.solve(weights @ self._views)
+        return self._seen(self._network.solve(weights @ self._views))
+
+    def _seen(self, found: Minima) -> Solutions:
         infinite = np.isinf(found.totals[:, 0])
         totals = np.where(infinite[:, None], 0.0, found.totals) @ self._views.T
         seconds = np.where(infinite, np.inf, totals[:, 0])

@@ -1,6 +1,6 @@
 """A network of decisions with several kinds of cost, prepared for repeated exact minimisation.
 
-By bucket elimination; where its tables would be too large, between certified bounds (``wide.core``).
+By bucket elimination; where its tables would be too large, between certified bounds (``core``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.search.additive.buckets import Floats, Ints, Scope, plan, strides
+from shardwright.planner.search.additive.buckets import Floats, Ints, Scope, strides
+from shardwright.planner.search.additive.buckets import plan as planned
 from shardwright.planner.search.additive.core import Core
 from shardwright.planner.search.additive.exchange import Exchange
 
@@ -56,7 +57,7 @@ class Network:
         self._columns[0, self._forbidden] = 0.0
         self._scopes = [table.scope for table in kept]
         self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
-        self._plan = plan(self._sizes, self._scopes, self._base, self._columns.shape[1])
+        self._plan = planned(self._sizes, self._scopes, self._base, self._columns.shape[1])
 
     @property
     def is_wide(self) -> bool:
@@ -74,49 +75,41 @@ class Network:
         deterministic. Raises InputError where a wide network has no choice that is known to be
         allowed.
         """
-        if self._plan is None:
-            return self._bracket(mixes)
         picks = np.zeros((len(mixes), len(self._sizes)), np.int32)
         values = np.zeros(len(mixes))
+        base, plan = self._columns.shape[1], self._plan
+        cells = np.empty(base + (plan.num_messages if plan else 0))
         for row, mix in enumerate(mixes):
-            cells = mix @ self._columns
+            np.dot(mix, self._columns, out=cells[:base])
             cells[self._forbidden] = np.inf
-            values[row] = cells[self._fixed].sum() + self._plan.minimise(cells, picks[row])
+            if plan is None:
+                found = self._core.minimise(self._shaped(cells))
+                picks[row], values[row] = found.picks, found.bound
+            else:
+                values[row] = cells[self._fixed].sum() + plan.minimise(cells, picks[row])
         return Minima(values, self._spelled_out(picks), self._totals(picks))
 
-    def exchange(
-        self, assignment: Sequence[int], views: Floats, limit: float
-    ) -> NDArray[np.int32] | None:
+    def exchange(self, assignment: Sequence[int], views: Floats, limit: float) -> Minima | None:
         """Return a choice near another one that keeps the second view within a limit and makes the
-        first small, changing one variable at a time; None if that leads nowhere.
+        first small, changing one variable at a time; None if that leads nowhere. ``values`` are its
+        first view's, which others may be below.
         """
         seconds, memory = views @ self._columns
         seconds[self._forbidden] = np.inf
         tables = Exchange(self._sizes, self._scopes, self._shaped(seconds), self._shaped(memory))
         picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
         found = tables.within(np.array(picks, np.int64), limit)
-        return None if found is None else self._spelled_out(found[None].astype(np.int32))[0]
+        if found is None:
+            return None
+        chosen = found[None].astype(np.int32)
+        totals = self._totals(chosen)
+        return Minima(totals @ views[0], self._spelled_out(chosen), totals)
 
     def _shaped(self, cells: Floats) -> list[Floats]:
         return [
             cells[self._base[n] : self._base[n + 1]].reshape([self._sizes[v] for v in scope])
             for n, scope in enumerate(self._scopes)
         ]
-
-    def totals(self, assignment: Sequence[int]) -> Floats:
-        """Return the cost of a choice of every variable in every kind."""
-        picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
-        return self._totals(np.array([picks], np.int32))[0]
-
-    def _bracket(self, mixes: Floats) -> Minima:
-        picks = np.zeros((len(mixes), len(self._sizes)), np.int32)
-        values = np.zeros(len(mixes))
-        for row, mix in enumerate(mixes):
-            cells = mix @ self._columns
-            cells[self._forbidden] = np.inf
-            found = self._core.minimise(self._shaped(cells))
-            picks[row], values[row] = found.picks, found.bound
-        return Minima(values, self._spelled_out(picks), self._totals(picks))
 
     def _totals(self, picks: NDArray[np.int32]) -> Floats:
         """Return the cost of choices in every kind, infinite in kind 0 where they are forbidden."""
