@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.additive.domains import takes_at_least
 from shardwright.planner.search.additive.frontier import Hull, Point, hull, nearest_within
 from shardwright.planner.search.additive.modes import KEEP, in_modes
 from shardwright.planner.search.additive.problem import Problem
@@ -108,6 +109,12 @@ def explore(
     """
     return solve(Problem(context, arrangement.mesh(0), arrangement.microbatches), arrangement,
                  limit, (best, best), bound)  # fmt: skip
+
+
+def is_outdone(context: Context, arrangement: Arrangement, seconds: float) -> bool:
+    """Whether the operators' seconds alone make an arrangement take so long, or longer."""
+    rounds = least_rounds(arrangement.stages, arrangement.microbatches)
+    return takes_at_least(context, arrangement.mesh(0), arrangement.microbatches, rounds, seconds)
 
 
 def least_work(problem: Problem, arrangement: Arrangement) -> float:

@@ -29,7 +29,7 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import Judged, judge
+from shardwright.planner.search.judge import Judged
 
 # Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
 SPACING = 0.15
@@ -101,7 +101,7 @@ def _simulate(hunt: Hunt, hole: _Hole, candidate: Candidate) -> bool:
     """Simulate a candidate; tell whether it narrows the hole."""
     verdict = None
     try:
-        verdict = judge(hunt.context, to_strategy(hunt.context, candidate))
+        verdict = hunt.judging.judge(to_strategy(hunt.context, candidate))
         hunt.judged.append(verdict)
     except ValueError as error:
         hunt.refused.append(str(error))

@@ -22,12 +22,13 @@ from shardwright.planner.search.candidates import (
     HOPELESS,
     Candidate,
     explore,
+    is_outdone,
     least_rounds,
-    least_work,
     solve,
     to_strategy,
 )
-from shardwright.planner.search.judge import STARTING, Judged, judge
+from shardwright.planner.search.incremental import Incremental
+from shardwright.planner.search.judge import STARTING, Judged
 from shardwright.planner.search.local.refinement import improve
 from shardwright.planner.search.merging import CLOSE, merge_fastest, send_earlier
 from shardwright.planner.search.named import (
@@ -38,7 +39,7 @@ from shardwright.planner.search.named import (
     named_strategies,
 )
 from shardwright.planner.search.progress import Progress
-from shardwright.planner.search.selection import decade, edge, leads
+from shardwright.planner.search.selection import decade, edge, leads, unlike
 from shardwright.planner.space import Placement, Seed
 from shardwright.planner.space.seeds import block_buckets
 
@@ -76,6 +77,7 @@ class Hunt:
         stop: Callable[[], bool] | None,
     ) -> None:
         self.context, self.limit, self.max_candidates = context, limit, max_candidates
+        self.judging = Incremental(context)
         self._progress, self._stop = progress, stop
         fixed = context.table.overhead_map.get("process_bytes", 0.0)
         self.room = max(limit - fixed, 0.0)
@@ -200,9 +202,9 @@ class Hunt:
             shape = (arrangement.stages, arrangement.data, arrangement.tensor)
             if rough >= slack * self.fastest or smallest.get(shape) == math.inf:
                 continue
-            problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
-            if least_work(problem, arrangement) >= slack * self.fastest:
+            if is_outdone(self.context, arrangement, slack * self.fastest):
                 continue
+            problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
             smallest[shape] = self._solve(problem, arrangement, smallest.get(shape, 0.0))
             share = (part[0] + (number + 1) / len(queue)) / part[1]
             count = arrangement.num_devices
@@ -386,10 +388,17 @@ class Hunt:
         moves = min(MOVED // operators, MOST_MOVES)
         if moves < LEAST_MOVES:
             return
-        for verdict in self.fitting[:REFINED]:
+        for verdict in unlike(self.fitting)[:REFINED]:
             if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
                 return
-            better = improve(self.context, verdict, self.limit, moves, stop=self.stopped)
+            better = improve(
+                self.context,
+                verdict,
+                self.limit,
+                moves,
+                judging=self.judging.run,
+                stop=self.stopped,
+            )
             if better is not verdict:
                 self.judged.append(better)
             self.tell(1.0, "refining")
@@ -401,7 +410,7 @@ class Hunt:
     def verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
         """Simulate a strategy and keep the verdict; None where it is illegal."""
         try:
-            verdict = judge(self.context, strategy, least_seconds)
+            verdict = self.judging.judge(strategy, least_seconds)
         except ValueError as error:
             self.refused.append(f"{strategy.label}: {error}")
             return None

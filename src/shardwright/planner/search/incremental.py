@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
+from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.price import Tariff
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.search.additive.context import Context
@@ -17,7 +19,7 @@ from shardwright.planner.simulate import Traits
 
 # Strategies on so many lists of meshes (or with so many counts of microbatches) are remembered: a
 # search that tries another and comes back goes on where it was.
-MOST_FRAMES = 3
+MOST_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,16 @@ class Incremental:
 
     def judge(self, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
         """Return what ``judge`` returns: every field is equal."""
+        return self.run(strategy, least_seconds)[2]
+
+    def run(self, strategy: Strategy, least_seconds: float) -> tuple[Program, Timeline, Judged]:
+        """Return what ``judge.run`` returns, the Program with other numbers of values, segments and
+        messages (``IncrementalLowering``)."""
         frame = self._frame(strategy)
         program = frame.lowering.lower(strategy)
         prices = frame.tariff.price(program)
-        traits = frame.traits
-        return judge_program(self.context, program, prices, least_seconds, traits)[1]
+        timeline, judged = judge_program(self.context, program, prices, least_seconds, frame.traits)
+        return program, timeline, judged
 
     def _frame(self, strategy: Strategy) -> _Frame:
         context, frames = self.context, self._frames

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,17 +49,23 @@ class Judged:
         return self.objective.step_seconds
 
 
+# Judges a strategy, given the least seconds known of it; returns its Program and timeline too.
+Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
+
+
 def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
     """Lower, price and simulate a strategy as it stands."""
     return run(context, strategy, least_seconds)[2]
 
 
-def merge(context: Context, judged: Judged) -> Judged:
+def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:
     """Merge gradients into the buckets that finish first, given when each is ready; keep the
     better.
 
-    The gradients' ready times come from simulating the strategy with every gradient alone.
+    The gradients' ready times come from simulating the strategy with every gradient alone, by
+    ``judging`` if given.
     """
+    judging = judging or partial(run, context)
     parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
     if pipeline.num_microbatches > 1:
         # Of those sent with every microbatch merging would hold all back.
@@ -66,12 +73,12 @@ def merge(context: Context, judged: Judged) -> Judged:
         if count * STARTING < WORTHWHILE * judged.seconds:
             return judged
     alone = replace(judged.strategy, gradient_sync=GradientSync())
-    program, timeline, _ = run(context, alone, judged.least_seconds)
+    program, timeline, _ = judging(alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
     if not any(len(bucket) > 1 for bucket in buckets):
         return judged
     sync = replace(alone.gradient_sync, method="optimal", buckets=buckets)
-    merged = run(context, replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+    merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
     return merged if merged.seconds < judged.seconds else judged
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.planner.search.judge import merge
-from shardwright.planner.search.selection import promise
+from shardwright.planner.search.selection import promise, unlike
 
 if TYPE_CHECKING:
     from shardwright.planner.search.hunt import Hunt
@@ -18,18 +18,14 @@ MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
 
 def merge_fastest(hunt: Hunt) -> None:
     """Choose gradient buckets for the plans that promise most; their order may change."""
-    close = {  # of plans that are the same on another mesh, one
-        (f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"): one
-        for one in reversed(hunt.fitting)
-        if one.seconds <= CLOSE * hunt.fastest
-    }
+    close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE * hunt.fastest]
     most = MERGED_SMALL if hunt.is_small else MERGED
-    for verdict in sorted(close.values(), key=promise)[:most]:
+    for verdict in sorted(close, key=promise)[:most]:
         if hunt.stopped():
             return
         if verdict.least_seconds >= hunt.fastest:
             continue
-        merged = merge(hunt.context, verdict)
+        merged = merge(hunt.context, verdict, hunt.judging.run)
         hunt.judged = [merged if known is verdict else known for known in hunt.judged]
         hunt.tell(1.0, "merging gradients")
 
@@ -50,4 +46,4 @@ def send_earlier(hunt: Hunt) -> None:
         shorter = replace(strategy, recompute_operators=again, label=label)
         verdict = hunt.verdict(shorter, best.least_seconds)
         if verdict is not None:
-            hunt.judged[-1] = merge(hunt.context, verdict)
+            hunt.judged[-1] = merge(hunt.context, verdict, hunt.judging.run)

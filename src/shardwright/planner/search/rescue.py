@@ -14,7 +14,6 @@ from shardwright.errors import InputError
 from shardwright.planner.search.arrangements import Arrangement, shapes
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import judge
 
 # So many of the smallest plans of the additive model are simulated.
 SMALLEST, FEW = 6, 3
@@ -101,7 +100,7 @@ def _judge(candidates: Sequence[Candidate], hunt: Hunt) -> None:
         if hunt.fitting or hunt.stopped():
             return
         with contextlib.suppress(ValueError):  # illegal after all
-            hunt.judged.append(judge(hunt.context, to_strategy(hunt.context, candidate)))
+            hunt.judged.append(hunt.judging.judge(to_strategy(hunt.context, candidate)))
 
 
 def _ends(hunt: Hunt, arrangement: Arrangement) -> tuple[Candidate, ...]:

@@ -67,6 +67,14 @@ def decade(seconds: float) -> int:
     return round(math.log(seconds) / math.log(1.1)) if seconds > 0 else 0
 
 
+def unlike(verdicts: list[Judged]) -> list[Judged]:
+    """Keep, of plans that are the same on another mesh, the first."""
+    found: dict[tuple[str, str], Judged] = {}
+    for one in verdicts:
+        found.setdefault((f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"), one)
+    return list(found.values())
+
+
 def promise(verdict: Judged) -> tuple[float, float]:
     """Order verdicts by what they could take at best, where that is known."""
     least = verdict.least_seconds

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from shardwright.core.costs import CostTable
+from shardwright.core.program import Program
 from shardwright.core.strategy import ParameterConfig, Strategy
+from shardwright.core.timeline import Timeline
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import judge, run
+from shardwright.planner.search.judge import Judged, judge, run
 from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import bottlenecks, improve
 from shardwright.planner.search.named import as_strategy
@@ -89,13 +91,14 @@ def test_equal_questions_get_equal_refinements() -> None:
 def test_no_more_moves_are_simulated_than_allowed() -> None:
     seen: list[Strategy] = []
 
-    def counted(strategy: Strategy):
-        seen.append(strategy)
-        return judge(HERE, strategy)
+    def counted(strategy: Strategy, least: float) -> tuple[Program, Timeline, Judged]:
+        seen.append(replace(strategy, label=""))
+        return run(HERE, strategy, least)
 
-    improve(HERE, judge(HERE, data_parallel()), math.inf, 7, evaluate=counted)
-    assert len(seen) == 7
-    assert len(set(seen)) == 7
+    begin = data_parallel()
+    improve(HERE, judge(HERE, begin), math.inf, 7, judging=counted)
+    # Those it goes on from are simulated once more, for their critical chains.
+    assert len({*seen} - {replace(begin, label="")}) == 7
 
 
 def test_the_search_is_never_worse_with_refinement_than_without(monkeypatch) -> None:

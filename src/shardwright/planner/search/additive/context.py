@@ -176,16 +176,21 @@ class Context:
         return found
 
     @cached_property
-    def serial_seconds(self) -> float:
-        """The seconds of all operators on one device, unsplit."""
-        graph = self.graph
-        total = 0.0
-        for index, operator in enumerate(graph.operators):
+    def serial_work(self) -> dict[int, float]:
+        """The seconds of every (root) operator on one device, unsplit."""
+        graph, found = self.graph, dict[int, float]()
+        for index in dict.fromkeys(self.ties.root):
+            operator = graph.operators[index]
             inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
             outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
             cost = self.seconds(index, inputs, outputs)
-            total += cost.forward + cost.backward
-        return total
+            found[index] = cost.forward + cost.backward
+        return found
+
+    @cached_property
+    def serial_seconds(self) -> float:
+        """The seconds of all operators on one device, unsplit."""
+        return sum(self.serial_work[root] for root in self.ties.root)
 
     @cached_property
     def hands_on(self) -> tuple[bool, ...]:

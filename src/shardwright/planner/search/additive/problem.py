@@ -7,7 +7,6 @@ exist (one copy serves all readers that want the same layouts, as in lowering).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,7 +14,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Mesh, ParameterConfig
 from shardwright.planner.search.additive.activations import activation_terms
 from shardwright.planner.search.additive.context import (
@@ -27,6 +25,7 @@ from shardwright.planner.search.additive.context import (
     num_bytes,
 )
 from shardwright.planner.search.additive.crossings import Crossing, find_crossings
+from shardwright.planner.search.additive.domains import Dims, domain, least_seconds
 from shardwright.planner.search.additive.elimination import Elimination
 from shardwright.planner.search.additive.factors import FactorGraph
 from shardwright.planner.search.additive.modes import KEEP, Mode, find_modes
@@ -44,10 +43,6 @@ from shardwright.planner.search.additive.terms import (
     network,
     per_block,
 )
-from shardwright.planner.space import choices
-from shardwright.planner.space.iteration import PLUS
-
-Dims = tuple[str, ...]
 
 WORKING_COPIES = 2
 
@@ -62,7 +57,9 @@ class Problem:
         self.sizes: list[int] = []
         ties = context.ties
         self.roots = tuple(i for i, root in enumerate(ties.root) if root == i)
-        self.domains: dict[int, tuple[Dims, ...]] = {i: self._domain(i) for i in self.roots}
+        self.domains: dict[int, tuple[Dims, ...]] = {
+            i: domain(context, mesh, num_microbatches, i) for i in self.roots
+        }
         self.config_of = {i: self.variable(len(self.domains[i])) for i in self.roots}
         self.modes = find_modes(context, mesh)
         self.mode_of = {
@@ -102,10 +99,8 @@ class Problem:
         """
         context, each, once = self.context, 0.0, 0.0
         for index in self.roots:
-            least = math.inf
-            for dims in self.domains[index]:
-                cost = context.seconds(index, *self.local(index, dims))
-                least = min(least, cost.forward + cost.backward)
+            options = self.domains[index]
+            least = least_seconds(context, index, options, self.mesh.sizes, self.num_microbatches)
             block = context.ties.block[index]
             total = least * len(context.ties.classes[context.ties.class_of(block)])
             if context.is_once(index):
@@ -130,27 +125,6 @@ class Problem:
         """Add a variable and return its index."""
         self.sizes.append(size)
         return len(self.sizes) - 1
-
-    def _domain(self, index: int) -> tuple[Dims, ...]:
-        """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
-        context = self.context
-        sample = context.samples.operator_dim[index]
-        options = choices(context.iteration(index), self.mesh.sizes, sample, self.num_microbatches)
-        options = tuple(dims for dims in options if not self._wants_outside_sums(index, dims))
-        if self.mesh.axes[0] != "data" or self.mesh.sizes[0] == 1:
-            return options
-        name = context.sample_names[index]
-        split = tuple(dims for dims in options if name and dims[0] == name)
-        return split or tuple(dims for dims in options if dims[0] in ("", PLUS))
-
-    def _wants_outside_sums(self, index: int, dims: Dims) -> bool:
-        """Whether a tensor that enters from outside would have to be a partial sum."""
-        tensors = self.context.graph.tensors
-        pairs = self.context.placements(index, dims).inputs
-        return any(
-            PARTIAL in pair.value and tensors[tensor].producer < 0
-            for tensor, pair in zip(self.context.graph.operators[index].inputs, pairs, strict=True)
-        )
 
     def shape(self, tensor: int, reader: int) -> Shape:
         """Return a tensor's shape before sharding as ``reader`` (or its maker) sees it."""

@@ -21,11 +21,10 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import microbatch_counts
 from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, run
+from shardwright.planner.search.judge import Judged, Run
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, refine, resplit
 from shardwright.planner.search.local.proposals import Proposals
 
-Evaluate = Callable[[Strategy], Judged]
 # Less than this is no gain, but rounding.
 GAIN = 1e-5
 # What a finer mesh may cost before operators are split on it: its messages have more parts.
@@ -57,17 +56,17 @@ def improve(
     limit: float,
     num_moves: int,
     *,
-    evaluate: Evaluate | None = None,
+    judging: Run | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Judged:
     """Return the fastest strategy within a memory limit that so many simulated moves reach.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
     there; half of the moves on the meshes as they are, the others on finer ones, where operators can
-    be split at more degrees. Deterministic. ``evaluate`` judges strategies, by default as
+    be split at more degrees. Deterministic. ``judging`` judges strategies, by default as
     ``Incremental`` does.
     """
-    climb = _Climb(context, limit, num_moves, evaluate or Incremental(context).judge, stop)
+    climb = _Climb(context, limit, num_moves, judging or Incremental(context).run, stop)
     best = climb.to_the_top(verdict, num_moves - num_moves // 2)
     fine = refine(best.strategy, context.cluster)
     begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
@@ -85,11 +84,11 @@ class _Climb:
         context: Context,
         limit: float,
         num_moves: int,
-        evaluate: Evaluate,
+        judging: Run,
         stop: Callable[[], bool],
     ) -> None:
         self.context, self.limit, self._left = context, limit, num_moves
-        self._evaluate, self._stop = evaluate, stop
+        self._judging, self._stop = judging, stop
         self._space = Space(context)
         self._drawing = Proposals(self._space, Random(0))
         self._tried: set[Strategy] = set()
@@ -111,12 +110,12 @@ class _Climb:
         self._tried.add(strategy)
         self._left -= 1
         try:
-            return self._evaluate(strategy)
+            return self._judging(strategy, math.nan)[2]
         except ValueError:
             return None
 
     def _step(self, best: Judged, last: int) -> Judged | None:
-        program, timeline, _ = run(self.context, best.strategy, best.least_seconds)
+        program, timeline, _ = self._judging(best.strategy, best.least_seconds)
         found = bottlenecks(self.context, program, timeline)
         self._tried.add(best.strategy)
         for changed in itertools.chain(
@@ -200,11 +199,11 @@ def _shares(context: Context, program: Program, item: int) -> list[tuple[int, fl
 def _updates(context: Context, program: Program, mesh: int) -> list[tuple[int, float]]:
     """Return the parameters that one mesh updates, each with its share of the bytes."""
     graph, strategy = context.graph, program.strategy
-    home = {value.tensor for value in program.values if value.mesh == mesh and value.resident}
     sizes: dict[int, int] = {}
     for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
-        spec = graph.tensors[tensor]
-        if tensor in home and spec.needs_gradient and graph.consumers[tensor]:
+        spec, readers = graph.tensors[tensor], graph.consumers[tensor]
+        home = min((strategy.configs[reader].mesh for reader in readers), default=-1)
+        if home == mesh and spec.needs_gradient:
             axes = strategy.meshes[mesh].sizes
             sizes[tensor] = local_bytes(spec.shape, spec.dtype, config.optimizer, axes)
     total = sum(sizes.values()) or 1
@@ -232,7 +231,11 @@ def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterato
 
 def _relieved(space: Space, strategy: Strategy, one: Bottleneck) -> Iterator[Strategy]:
     if one.purpose in ("synchronise", "parameter"):
-        yield from _parameter_moves(space, strategy, one.tensor)
+        pairs = itertools.zip_longest(
+            _parameter_moves(space, strategy, one.tensor),
+            _reader_moves(space, strategy, one.tensor),
+        )
+        yield from (changed for pair in pairs for changed in pair if changed is not None)
     elif one.tensor >= 0:
         yield from _message_moves(space, strategy, one.tensor)
     else:
@@ -338,6 +341,28 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
             parameters[space.number[one]] = lay(space, strategy, one, how, finer)
         if tuple(parameters) != strategy.parameters:
             yield replace(strategy, parameters=tuple(parameters))
+
+
+def _reader_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[Strategy]:
+    """Split a reader of a parameter so that a device holds less of it, and of its gradient.
+
+    Of a parameter with several readers (tied embeddings) each one's share of the gradient may then
+    travel by itself, as soon as it is known.
+    """
+    if tensor not in space.number:
+        return
+    spec = space.context.graph.tensors[tensor]
+
+    def held(reader: int, dims: Dims) -> int:
+        sizes = strategy.meshes[strategy.configs[reader].mesh].sizes
+        return local_bytes(spec.shape, spec.dtype, space.layout(reader, dims, tensor), sizes)
+
+    for reader in space.context.graph.consumers[tensor]:
+        own = strategy.configs[reader]
+        most = held(reader, own.dims)
+        legal = space.legal(strategy, reader, own.mesh)
+        less = [dims for dims in legal if held(reader, dims) < most]
+        yield from itertools.islice(_splits(space, strategy, {reader: less}), 2 * MOST_SPLITS)
 
 
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:

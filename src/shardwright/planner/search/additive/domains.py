@@ -1,0 +1,81 @@
+"""The configs that operators choose from on one mesh, and the least work that any choice leaves."""
+
+from __future__ import annotations
+
+import math
+
+from shardwright.core.layout import PARTIAL
+from shardwright.core.strategy import Mesh
+from shardwright.planner.search.additive.context import Context, local_shapes
+from shardwright.planner.space import choices
+from shardwright.planner.space.iteration import PLUS
+
+Dims = tuple[str, ...]
+
+
+def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> tuple[Dims, ...]:
+    """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
+    sample = context.samples.operator_dim[index]
+    options = choices(context.iteration(index), mesh.sizes, sample, num_microbatches)
+    options = tuple(dims for dims in options if not _wants_outside_sums(context, index, dims))
+    if mesh.axes[0] != "data" or mesh.sizes[0] == 1:
+        return options
+    name = context.sample_names[index]
+    split = tuple(dims for dims in options if name and dims[0] == name)
+    return split or tuple(dims for dims in options if dims[0] in ("", PLUS))
+
+
+def _wants_outside_sums(context: Context, index: int, dims: Dims) -> bool:
+    """Whether a tensor that enters from outside would have to be a partial sum."""
+    tensors = context.graph.tensors
+    return any(
+        PARTIAL in pair.value and tensors[tensor].producer < 0
+        for tensor, pair in zip(
+            context.graph.operators[index].inputs,
+            context.placements(index, dims).inputs,
+            strict=True,
+        )
+    )
+
+
+def least_seconds(
+    context: Context, index: int, options: tuple[Dims, ...], sizes: tuple[int, ...], pieces: int
+) -> float:
+    """Return the seconds of an operator, forward and backward in one of so many microbatches, split
+    as well as it can be over axes of these sizes."""
+    count = 1 if context.is_once(index) else pieces
+    costs = (
+        context.seconds(index, *local_shapes(context, index, dims, sizes, count))
+        for dims in options
+    )
+    return min(cost.forward + cost.backward for cost in costs)
+
+
+def takes_at_least(
+    context: Context, mesh: Mesh, pieces: int, rounds: tuple[float, float], seconds: float
+) -> bool:
+    """Whether a step on a mesh must take at least so many seconds, by the operators' work alone.
+
+    ``rounds``: how often a microbatch's work and the step's own count. Work that divides evenly is
+    replaced by what the operators' domains really allow, the longest operators first, until the sum
+    says so: mostly after a few.
+    """
+    if seconds == math.inf:
+        return False
+    ties, each = context.ties, dict[int, tuple[float, float]]()
+    total = 0.0
+    for index, whole in context.serial_work.items():
+        is_once = context.is_once(index)
+        count = len(ties.classes[ties.class_of(ties.block[index])])
+        weight = count * (rounds[1] if is_once else rounds[0])
+        even = whole / len(mesh.devices) / (1 if is_once else pieces)
+        each[index] = (weight, even)
+        total += weight * even
+    for index in sorted(each, key=lambda index: -each[index][0] * each[index][1]):
+        if total >= seconds:
+            return True
+        weight, even = each[index]
+        if weight > 0:
+            options = domain(context, mesh, pieces, index)
+            total += weight * (least_seconds(context, index, options, mesh.sizes, pieces) - even)
+    return total >= seconds
