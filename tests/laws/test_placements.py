@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import check, lower
 from shardwright.planner.space import Part, Seed, place_parts
@@ -67,6 +70,51 @@ def test_every_placement_trains_as_one_process(name: str) -> None:
     @given(seed=st.integers(0, 2**30))
     def law(seed: int) -> None:
         holds(name, seed)
+
+    law()
+
+
+def assert_updates_wait(graph: OperatorGraph, program: Program) -> None:
+    """An update comes after all that is done to the gradients it reads: by what waits for what, and by
+    the order on every resource."""
+
+    def home(tensor: int) -> int:
+        return min(program.strategy.configs[reader].mesh for reader in graph.consumers[tensor])
+
+    last, queued = dict[int, int](), list[set[int]]()
+    for index, resource in enumerate(program.resource.tolist()):
+        queued.append({last[resource]} if resource in last else set())
+        last[resource] = index
+    for update in np.flatnonzero(program.kind == Kind.UPDATE):
+        before, left = set[int](), [int(update)]
+        while left:
+            index = left.pop()
+            rows = slice(program.offset[index], program.offset[index + 1])
+            fresh = (set(program.predecessor[rows].tolist()) | queued[index]) - before
+            before |= fresh
+            left += fresh
+        for index in np.flatnonzero(np.isin(program.kind, (Kind.MESSAGE, Kind.RECEIVE))):
+            message = program.messages[program.item[index]]
+            results = [program.values[value] for value in message.results]
+            read = any(one.mesh == home(one.tensor) == program.group[update] for one in results)
+            if message.purpose == "synchronise" and read:
+                assert int(index) in before, f"update {update} does not wait for {index}"
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "lstm_translation", "mixtral"])
+def test_updates_wait_for_all_that_is_added_to_gradients(name: str) -> None:
+    @settings(
+        max_examples=round(20 * FACTOR),
+        derandomize=WANTED == 0,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+    )
+    @given(seed=st.integers(0, 2**30))
+    def law(seed: int) -> None:
+        one = model(name)
+        graph = one.captured.graph
+        assert_updates_wait(graph, lower(graph, random_parts(one, seed), one.samples))
 
     law()
 

@@ -390,8 +390,13 @@ class Draft:
         self.external.add(source)
         item = len(self.messages) - 1
         send = Step(kind=Kind.SEND, item=item, resource=f"send:{here}-{there}", reads=(source,))
+        # What arrives of a gradient is added to it: after all that was done to it here.
         receive = Step(
-            kind=Kind.RECEIVE, item=item, resource=f"receive:{here}-{there}", writes=(result,)
+            kind=Kind.RECEIVE,
+            item=item,
+            resource=f"receive:{here}-{there}",
+            reads=(result,) if purpose == "synchronise" else (),
+            writes=(result,),
         )
         return send, receive
 
