@@ -30,7 +30,7 @@ from shardwright.planner.search.candidates import (
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import STARTING, Judged
 from shardwright.planner.search.local.refinement import improve
-from shardwright.planner.search.merging import CLOSE, merge_fastest, send_earlier
+from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
     as_strategy,
     asked_for,
@@ -39,16 +39,16 @@ from shardwright.planner.search.named import (
     named_strategies,
 )
 from shardwright.planner.search.progress import Progress
-from shardwright.planner.search.selection import decade, edge, leads, unlike
+from shardwright.planner.search.selection import decade, edge, leads
 from shardwright.planner.space import Placement, Seed
 from shardwright.planner.space.seeds import block_buckets
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# So many of the fastest plans are refined, each by moves that simulate about so many operators; not
-# at all where those would be too few to find anything.
-REFINED, MOVED, LEAST_MOVES, MOST_MOVES = 2, 10_000, 4, 120
+# The fastest plan is refined by moves that simulate about so many operators; not at all where those
+# would be too few to find anything.
+MOVED, LEAST_MOVES, MOST_MOVES = 30_000, 12, 400
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
@@ -203,6 +203,8 @@ class Hunt:
             if rough >= slack * self.fastest or smallest.get(shape) == math.inf:
                 continue
             if is_outdone(self.context, arrangement, slack * self.fastest):
+                if arrangement.stages == 1:
+                    smallest[shape] = math.inf  # more microbatches are no less work
                 continue
             problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
             smallest[shape] = self._solve(problem, arrangement, smallest.get(shape, 0.0))
@@ -382,23 +384,16 @@ class Hunt:
             self.tried[candidate.identity] = candidate, verdict
 
     def refine(self) -> None:
-        """Let the simulator have the last word: small changes of the fastest plans, where they
-        help."""
+        """Let the simulator have the last word: small changes of the fastest plan, where they help."""
         operators = len(self.context.graph.operators)
         moves = min(MOVED // operators, MOST_MOVES)
         if moves < LEAST_MOVES:
             return
-        for verdict in unlike(self.fitting)[:REFINED]:
-            if self.stopped() or verdict.seconds > CLOSE * self.fitting[0].seconds:
-                return
+        for verdict in self.fitting[:1]:
             better = improve(
-                self.context,
-                verdict,
-                self.limit,
-                moves,
-                judging=self.judging.run,
-                stop=self.stopped,
-            )
+                self.context, verdict, self.limit, moves,
+                judging=self.judging.run, stop=self.stopped,
+            )  # fmt: skip
             if better is not verdict:
                 self.judged.append(better)
             self.tell(1.0, "refining")

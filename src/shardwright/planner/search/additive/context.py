@@ -134,6 +134,13 @@ class Context:
             self._seconds[key] = Seconds(forward=cost[0], backward=cost[1])
         return self._seconds[key]
 
+    def sort(self, index: int) -> tuple[object, ...]:
+        """Return all that decides what configs an operator may have and how long each takes."""
+        tensors, operator = self.graph.tensors, self.graph.operators[index]
+        outside = tuple(tensors[tensor].producer < 0 for tensor in operator.inputs)
+        sample = (self.samples.operator_dim[index], self.sample_names[index])
+        return self._sort(index), self.is_once(index), outside, *sample
+
     def _sort(self, index: int) -> int:
         """Number operators by everything but local shapes that decides their duration."""
         if index not in self._sort_of:

@@ -71,11 +71,15 @@ def takes_at_least(
         even = whole / len(mesh.devices) / (1 if is_once else pieces)
         each[index] = (weight, even)
         total += weight * even
+    known: dict[object, float] = {}
     for index in sorted(each, key=lambda index: -each[index][0] * each[index][1]):
         if total >= seconds:
             return True
         weight, even = each[index]
         if weight > 0:
-            options = domain(context, mesh, pieces, index)
-            total += weight * (least_seconds(context, index, options, mesh.sizes, pieces) - even)
+            sort = context.sort(index)
+            if sort not in known:
+                options = domain(context, mesh, pieces, index)
+                known[sort] = least_seconds(context, index, options, mesh.sizes, pieces)
+            total += weight * (known[sort] - even)
     return total >= seconds

@@ -31,6 +31,8 @@ GAIN = 1e-5
 SLACK = 1e-3
 # So many bottlenecks are looked at before those of the next chain, and so many ways to split each.
 MOST_BOTTLENECKS, MOST_SPLITS, MOST_DRAWS = 12, 2, 1000
+# So many moves in vain end a climb.
+PATIENCE = 50
 # An operator is split otherwise for less work only where there is this much less.
 LESS = 0.98
 REFINED = ", refined"
@@ -94,10 +96,10 @@ class _Climb:
         self._tried: set[Strategy] = set()
 
     def to_the_top(self, best: Judged, most: int) -> Judged:
-        """Take every better step, until none is known or ``most`` more were simulated."""
+        """Take every better step, until none is found in ``PATIENCE`` moves or ``most`` were made."""
         last = max(0, self._left - most)
         while self._left > last and not self._stop():
-            better = self._step(best, last)
+            better = self._step(best, max(last, self._left - PATIENCE))
             if better is None:
                 return best
             best = better
@@ -231,11 +233,7 @@ def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterato
 
 def _relieved(space: Space, strategy: Strategy, one: Bottleneck) -> Iterator[Strategy]:
     if one.purpose in ("synchronise", "parameter"):
-        pairs = itertools.zip_longest(
-            _parameter_moves(space, strategy, one.tensor),
-            _reader_moves(space, strategy, one.tensor),
-        )
-        yield from (changed for pair in pairs for changed in pair if changed is not None)
+        yield from _parameter_moves(space, strategy, one.tensor)
     elif one.tensor >= 0:
         yield from _message_moves(space, strategy, one.tensor)
     else:
@@ -341,28 +339,6 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
             parameters[space.number[one]] = lay(space, strategy, one, how, finer)
         if tuple(parameters) != strategy.parameters:
             yield replace(strategy, parameters=tuple(parameters))
-
-
-def _reader_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[Strategy]:
-    """Split a reader of a parameter so that a device holds less of it, and of its gradient.
-
-    Of a parameter with several readers (tied embeddings) each one's share of the gradient may then
-    travel by itself, as soon as it is known.
-    """
-    if tensor not in space.number:
-        return
-    spec = space.context.graph.tensors[tensor]
-
-    def held(reader: int, dims: Dims) -> int:
-        sizes = strategy.meshes[strategy.configs[reader].mesh].sizes
-        return local_bytes(spec.shape, spec.dtype, space.layout(reader, dims, tensor), sizes)
-
-    for reader in space.context.graph.consumers[tensor]:
-        own = strategy.configs[reader]
-        most = held(reader, own.dims)
-        legal = space.legal(strategy, reader, own.mesh)
-        less = [dims for dims in legal if held(reader, dims) < most]
-        yield from itertools.islice(_splits(space, strategy, {reader: less}), 2 * MOST_SPLITS)
 
 
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
