@@ -37,6 +37,7 @@ from shardwright.planner.search.hunt import Hunt
 from shardwright.runtime.capture import capture, load_model
 from shardwright.verbs.study import natural_precision
 
+HERE = Path(__file__).resolve().parent
 BAR_SECONDS = 60.0
 LEAST_SECONDS = 2.0
 # Simulated times nearer than this are equal: a hundredth of what predictions are good for.
@@ -62,7 +63,8 @@ class Case:
     @property
     def name(self) -> str:
         """What the table calls it."""
-        return f"{self.model.removeprefix('hf:')}, batch {self.batch}"
+        name = self.model.removeprefix("hf:").rpartition(":")[2]
+        return f"{name}, batch {self.batch}"
 
 
 SUITE = (
@@ -80,6 +82,13 @@ SUITE = (
     Case("hf:gpt2-xl", 64, "4x8xV100", 1024),
     Case("hf:t5-small", 256, "4x8xA100", 128),
     Case("hf:llama3-8b", 32, "2x8xH100", 4096),
+    # What `planning.py` times: models that take many devices.
+    Case("hf:gpt2", 64, "1x8xH100", 1024),
+    Case("hf:bart-base", 1024, "8x8xH100", 512, seconds=BAR_SECONDS),
+    Case("hf:llama3-8b", 512, "8x8xH100", 4096),
+    Case(f"{HERE / 'planning_models.py'}:bert_32", 4096, "256x8xH100", 512),
+    Case("hf:llama3-70b", 1024, "64x8xH100", 4096),
+    Case("hf:llama3.1-405b", 2048, "2048x8xH100", 8192),
 )
 
 

@@ -1,7 +1,15 @@
 """Settings for every test."""
 
+import pytest
 from hypothesis import settings
 
 # No time limit per example: the first one may compile a kernel, and machines differ.
 settings.register_profile("shardwright", deadline=None)
 settings.load_profile("shardwright")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files whose tests take long, so that no worker is left with one of them alone."""
+    marked = ("ranks", "slow")
+    long = {item.path for item in items if any(item.get_closest_marker(one) for one in marked)}
+    items.sort(key=lambda item: item.path not in long)

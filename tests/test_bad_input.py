@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_cli import MODEL, shardwright
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 BAD = """
 import torch
 from torch import nn

@@ -12,6 +12,8 @@ import pytest
 
 from shardwright.cli import app
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = (
     "doctor",
     "init",

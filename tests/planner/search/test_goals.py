@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search import Goal, Limits, best_of, curve, search
 from shardwright.planner.search.goals import device_numbers
 from tests.planner.search.models import cluster, residual
+
+pytestmark = pytest.mark.slow
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 
@@ -21,6 +25,12 @@ SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 def problem(hosts: int, devices: int) -> tuple[OperatorGraph, Cluster, CostTable]:
     graph = residual(batch=64, width=64, depth=3, classes=16)
     return graph, cluster(hosts, devices, **SLOW), CostTable()
+
+
+@lru_cache
+def points(hosts: int, devices: int) -> tuple[Plan, ...]:
+    """The curve of that problem."""
+    return curve(*problem(hosts, devices))
 
 
 def unpriced(one: Cluster) -> Cluster:
@@ -44,8 +54,8 @@ def test_small_numbers_rounds_and_whole_hosts_are_tried(
 
 
 def test_a_point_of_the_curve_is_the_fastest_plan_of_so_many_devices() -> None:
-    graph, machine, table = problem(1, 4)
-    plans = curve(graph, machine, table)
+    graph, _, table = problem(1, 4)
+    plans = points(1, 4)
     assert [len(plan.strategy.devices) for plan in plans] == [1, 2, 3, 4]
     for count in (2, 4):
         alone = search(graph, cluster(1, count, **SLOW), table).plans
@@ -54,7 +64,7 @@ def test_a_point_of_the_curve_is_the_fastest_plan_of_so_many_devices() -> None:
 
 
 def test_the_frontier_of_a_curve_holds_what_no_other_beats() -> None:
-    plans = curve(*problem(1, 4))
+    plans = points(1, 4)
     frontier = best_of(plans)
     objectives = [plan.predicted for plan in plans]
     kept = [one for one in objectives if not any(o.dominates(one) for o in objectives)]
@@ -64,10 +74,8 @@ def test_the_frontier_of_a_curve_holds_what_no_other_beats() -> None:
 
 
 def test_fewest_devices_meet_the_deadline_and_no_fewer_do() -> None:
-    graph, machine, table = problem(1, 8)
-    times = {
-        len(p.strategy.devices): p.predicted.step_seconds for p in curve(graph, machine, table)
-    }
+    graph, machine, table = problem(1, 4)
+    times = {len(p.strategy.devices): p.predicted.step_seconds for p in points(1, 4)}
     for deadline in (times[1] * 1.01, times[2] * 1.01, times[4] * 1.01):
         chosen = search(
             graph, machine, table, goal=Goal(mode="min-devices", deadline=deadline)
@@ -81,12 +89,12 @@ def test_fewest_devices_meet_the_deadline_and_no_fewer_do() -> None:
 
 
 def test_fewest_devices_fit_a_memory_limit() -> None:
-    graph, machine, table = problem(1, 8)
-    one = curve(graph, machine, table)[0].predicted.peak_bytes
-    limits = Limits(memory_bytes=one / 8)
+    graph, machine, table = problem(1, 4)
+    one = points(1, 4)[0].predicted.peak_bytes
+    limits = Limits(memory_bytes=one / 3)
     chosen = search(graph, machine, table, limits=limits, goal=Goal(mode="min-devices")).best
     assert len(chosen.strategy.devices) > 1
-    assert chosen.predicted.peak_bytes <= one / 8
+    assert chosen.predicted.peak_bytes <= one / 3
     with pytest.raises(NoPlan, match="too much"):
         search(
             graph, machine, table, limits=Limits(memory_bytes=1e3), goal=Goal(mode="min-devices")
@@ -102,10 +110,9 @@ def test_least_money_is_the_cheapest_that_meets_the_deadline() -> None:
     graph, machine, table = problem(2, 2)
     goal = Goal(mode="min-money")
     chosen = search(graph, machine, table, goal=goal).best
-    points = curve(graph, machine, table)
-    assert chosen.predicted.dollars <= min(plan.predicted.dollars for plan in points)
+    assert chosen.predicted.dollars <= min(plan.predicted.dollars for plan in points(2, 2))
     assert "is the cheapest of" in chosen.reason
-    deadline = min(plan.predicted.step_seconds for plan in points) * 1.001
+    deadline = min(plan.predicted.step_seconds for plan in points(2, 2)) * 1.001
     hurried = search(graph, machine, table, goal=replace(goal, deadline=deadline)).best
     assert hurried.predicted.step_seconds <= deadline
     assert hurried.predicted.dollars >= chosen.predicted.dollars
