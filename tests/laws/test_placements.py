@@ -27,6 +27,17 @@ EXAMPLES = {
 }  # fmt: skip
 
 
+def examples(count: int) -> settings:
+    """So many examples, the same ones in every run unless a number was asked for."""
+    return settings(
+        max_examples=round(count * FACTOR),
+        derandomize=WANTED == 0,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+    )
+
+
 def random_parts(one: Model, seed: int) -> Strategy:
     """Cut the operators into ranges, each on random devices of up to six, which may be shared."""
     random, graph = Random(seed), one.captured.graph
@@ -60,13 +71,7 @@ def holds(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_placement_trains_as_one_process(name: str) -> None:
-    @settings(
-        max_examples=round(EXAMPLES[name] * FACTOR),
-        derandomize=WANTED == 0,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-    )
+    @examples(EXAMPLES[name])
     @given(seed=st.integers(0, 2**30))
     def law(seed: int) -> None:
         holds(name, seed)
@@ -103,13 +108,7 @@ def assert_updates_wait(graph: OperatorGraph, program: Program) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "lstm_translation", "mixtral"])
 def test_updates_wait_for_all_that_is_added_to_gradients(name: str) -> None:
-    @settings(
-        max_examples=round(20 * FACTOR),
-        derandomize=WANTED == 0,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-    )
+    @examples(20)
     @given(seed=st.integers(0, 2**30))
     def law(seed: int) -> None:
         one = model(name)
