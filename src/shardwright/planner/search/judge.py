@@ -176,6 +176,7 @@ def _message_cost(context: Context, program: Program, message: Message) -> Calla
     mesh = program.meshes[message.mesh]
     routes = peer_groups(context.cluster, mesh, message.axes)
     known: dict[int, float] = {}
+    lines: dict[int, tuple[float, float]] = {}  # seconds of no bytes, and per byte
 
     def exactly(power: int) -> float:
         if power not in known:
@@ -190,7 +191,10 @@ def _message_cost(context: Context, program: Program, message: Message) -> Calla
 
     def cost(num_bytes: float) -> float:
         power = max(int(num_bytes), 1).bit_length() - 1
-        low, high = exactly(power), exactly(power + 1)
-        return low + (high - low) * (num_bytes / 2**power - 1)
+        line = lines.get(power)
+        if line is None:
+            low, high = exactly(power), exactly(power + 1)
+            line = lines[power] = 2 * low - high, (high - low) / 2**power
+        return line[0] + line[1] * num_bytes
 
     return cost
