@@ -12,6 +12,7 @@ modelled from published hardware numbers, nothing is measured here.
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import sys
 import time
@@ -31,6 +32,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
+from shardwright.errors import NoPlan
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.search import Chain, Training, sample, search
 from shardwright.planner.search.hunt import Hunt
@@ -101,12 +103,19 @@ class Outcome:
     ours: Plan
     unrefined: float
     ours_seconds: float
-    chains: dict[str, Plan]
+    chains: dict[str, Plan | None]
     chain_seconds: float
 
     def ratio(self, name: str) -> float:
-        """Return a chain's step over ours."""
-        return self.chains[name].predicted.step_seconds / self.ours.predicted.step_seconds
+        """Return a chain's step over ours; infinite where it found nothing within the memory."""
+        plan = self.chains[name]
+        seconds = plan.predicted.step_seconds if plan else math.inf
+        return seconds / self.ours.predicted.step_seconds
+
+    def said(self, name: str) -> str:
+        """What the chains say of themselves."""
+        plan = self.chains[name]
+        return plan.reason if plan else "no plan within the memory"
 
 
 def graph_of(case: Case, precision: str) -> OperatorGraph:
@@ -139,15 +148,18 @@ def planned(graph: OperatorGraph, cluster: Cluster, training: Training) -> tuple
 
 def walked(
     graph: OperatorGraph, cluster: Cluster, training: Training, chain: Chain, seconds: float
-) -> Plan:
-    """Plan by chains within CPU seconds."""
+) -> Plan | None:
+    """Plan by chains within CPU seconds; None where nothing they tried fits the memory."""
     begin = time.process_time()
 
     def spent(proposals: int) -> float:
         del proposals
         return (time.process_time() - begin) / seconds
 
-    return sample(graph, cluster, CostTable(), chain, spent, training=training).best
+    try:
+        return sample(graph, cluster, CostTable(), chain, spent, training=training).best
+    except NoPlan:
+        return None
 
 
 def outcome(case: Case, seed: int) -> Outcome:
@@ -185,7 +197,7 @@ def table_of(outcomes: list[Outcome]) -> Table:
             f"{one.ours_seconds:.1f}",
             f"{one.chain_seconds:.1f}",
             f"{one.ratio('paper'):.4f}",
-            one.chains["paper"].reason.split(" proposals")[0].split()[-1],
+            one.said("paper").split(" proposals")[0].split()[-1] if one.chains["paper"] else "-",
             f"{one.ratio('named'):.4f}",
         )
     return table
@@ -227,7 +239,7 @@ def main() -> int:
             f"{one.ours_seconds:.1f} s, {one.ours.strategy.label} (before refinement "
             f"{one.unrefined:.6f} s); chains' ratios {one.ratio('paper'):.5f}, "
             f"{one.ratio('named'):.5f} after {one.chain_seconds:.1f} s\n"
-            f"  MCMC: {one.chains['paper'].reason}\n  with named starts: {one.chains['named'].reason}"
+            f"  MCMC: {one.said('paper')}\n  with named starts: {one.said('named')}"
         )
     console.print(table_of(outcomes))
     passed = True

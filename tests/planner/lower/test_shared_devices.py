@@ -37,6 +37,31 @@ def test_a_shared_device_computes_one_instruction_at_a_time(data):
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
+@given(st.data())
+def test_equal_meshes_share_their_links(data):
+    graph = transformer_like()
+    half = len(graph.operators) // 2
+    parts = [
+        Part(devices=(0, 1), operators=tuple(range(half)), seed=Seed(data=2)),
+        Part(devices=(0, 1), operators=tuple(range(half, len(graph.operators))), seed=Seed(data=2)),
+    ]
+    program = lower(graph, place_parts(graph, parts, Seed()))
+    count = program.num_instructions
+    # Longer than all else, so that many messages wait to be sent at the same time.
+    seconds = np.array(data.draw(st.lists(st.floats(5, 9), min_size=count, max_size=count)))
+    seconds[program.kind != Kind.MESSAGE] = 0.01
+    timeline = simulate(program, seconds, plain=True)
+    sent = [
+        i
+        for i in range(count)
+        if program.kind[i] == Kind.MESSAGE
+        and program.messages[program.item[i]].primitive not in ("slice", "copy")
+    ]
+    assert {int(program.group[i]) for i in sent} == {0, 1}
+    spans = sorted((timeline.start[i], timeline.end[i]) for i in sent)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
 def test_a_shared_device_holds_what_both_meshes_hold():
     program = shared()
     seconds = np.ones(program.num_instructions)

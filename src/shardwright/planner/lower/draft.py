@@ -95,6 +95,8 @@ class Draft:
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
         self.resources: dict[str, int] = {}
+        # Messages of equal meshes take the same links, one after the other.
+        self.links = [strategy.meshes.index(mesh) for mesh in strategy.meshes]
         # Of every parameter, how it was kept last: config, mesh and what ``Parameters`` made of it.
         self.last_kept: dict[int, tuple[ParameterConfig, int, object]] = {}
         self.begin(strategy)
@@ -360,12 +362,12 @@ class Draft:
         self.messages.append(message)
         is_local = message.primitive in ("slice", "copy")
         axes = ".".join(self.mesh(message.mesh).axes[axis] for axis in message.axes)
-        resource = f"compute:{message.mesh}" if is_local else f"link:{message.mesh}:{axes}"
+        link = f"link:{self.links[message.mesh]}:{axes}"
         self.external.update(message.sources)
         return Step(
             kind=Kind.MESSAGE,
             item=len(self.messages) - 1,
-            resource=resource,
+            resource=f"compute:{message.mesh}" if is_local else link,
             reads=message.sources,
             writes=message.results,
             last_only=last_only,
