@@ -35,6 +35,8 @@ from shardwright.planner.lower.waits import NAMES, Waits
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
 
 _PREVIOUS = "previous compute"
+# By number of a template that is waited for: what its instance is called.
+_INSTANCES = (*(name.removesuffix(" backward") for name in NAMES), _PREVIOUS)
 
 
 @dataclass(slots=True)
@@ -81,7 +83,8 @@ class Templates:
 
 @dataclass(slots=True)
 class _Compiled:
-    """A template as arrays; predecessors as (instance name, position) references."""
+    """A template as arrays. Predecessors are ``targets`` in instances of templates, which
+    ``references`` say: (number in ``writers``, name, stage)."""
 
     stage: int
     kind: NDArray[np.int8]
@@ -90,7 +93,8 @@ class _Compiled:
     last_compute: int
     lifetimes: Lifetimes
     places: Ints
-    references: dict[tuple[str, int], Ints]
+    writers: Ints
+    references: list[tuple[int, str, int]]
     targets: Ints
 
     @classmethod
@@ -105,7 +109,8 @@ class _Compiled:
             last_compute=-1,
             lifetimes=lifetimes,
             places=nothing,
-            references={},
+            writers=nothing,
+            references=[],
             targets=nothing,
         )
 
@@ -129,9 +134,10 @@ class _Layout:
         """Append an instance, which adds to the gradients of so many microbatches ``before``."""
         base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
         self.begin[name, stage, microbatch] = base
-        targets = compiled.targets.copy()
-        for (instance, other), chosen in compiled.references.items():
-            targets[chosen] += self._base(instance, other, microbatch, base, stage)
+        bases = np.zeros(len(_INSTANCES) + len(compiled.references), dtype=np.int64)
+        for number, instance, other in compiled.references:
+            bases[number] = self._base(instance, other, microbatch, base, stage)
+        targets = compiled.targets + bases[compiled.writers]
         allocated = lifetimes.allocated
         temporary = lifetimes.temporary
         if before:
@@ -244,42 +250,43 @@ class _Compiler:
         count = len(template)
         if not count:
             return _Compiled.empty(stage, lifetimes)
-        places, writers, targets = waits.of(name, template)
-        references: dict[tuple[str, int], Ints] = {}
-        for writer in np.flatnonzero(np.bincount(writers)).tolist():
-            own = NAMES[writer] == name
-            instance = "self" if own else NAMES[writer].removesuffix(" backward")
-            references[instance, stage] = np.flatnonzero(writers == writer)
-        turns = np.arange(count)
-        computes = COMPUTES[template.kind]
-        before = np.maximum.accumulate(np.where(computes, turns, -1))
-        sending = np.flatnonzero(SENDS[template.kind])
-        arrivals = np.flatnonzero(template.kind == Kind.RECEIVE)
-        source = "exchange" if name == "receive" else name
-        senders = [self.senders[source, item] for item in template.item[arrivals].tolist()]
-        behind = before[sending] >= 0
-        joined = len(places)
-        first = joined + int(behind.sum())
-        more = [(("self", stage), joined + np.arange(first - joined))]
-        more.append(((_PREVIOUS, stage), first + np.arange(len(sending) - (first - joined))))
-        for number, (instance, other, _) in enumerate(senders):
-            more.append(((instance, other), np.array([joined + len(sending) + number])))
-        for key, rows in more:
-            if len(rows):
-                references[key] = np.concatenate([references.get(key, rows[:0]), rows])
-        idle = sending[~behind]
-        arrived = np.array([place for _, _, place in senders], dtype=np.int64)
-        return _Compiled(
+        needed = waits.of(name, template)
+        own = NAMES.index(name)
+        references = [
+            (writer, "self" if writer == own else _INSTANCES[writer], stage)
+            for writer in np.flatnonzero(np.bincount(needed.writer)).tolist()
+        ]
+        compiled = _Compiled(
             stage=stage,
             kind=template.kind,
             item=template.item.astype(np.int32),
             resource=self._resources(template),
-            last_compute=int(before[-1]),
+            last_compute=needed.last_compute,
             lifetimes=lifetimes,
-            places=np.concatenate([places, sending[behind], idle, arrivals]),
+            places=needed.place,
+            writers=needed.writer,
             references=references,
-            targets=np.concatenate([targets, before[sending[behind]], 0 * idle, arrived]),
+            targets=needed.target,
         )
+        self._await_senders(name, template, compiled)
+        return compiled
+
+    def _await_senders(self, name: str, template: Template, compiled: _Compiled) -> None:
+        """Let what is received wait until it is sent."""
+        arrivals = np.flatnonzero(template.kind == Kind.RECEIVE)
+        if not len(arrivals):
+            return
+        source = "exchange" if name == "receive" else name
+        senders = [self.senders[source, item] for item in template.item[arrivals].tolist()]
+        numbers = len(_INSTANCES) + np.arange(len(senders))
+        compiled.references += [
+            (number, instance, other)
+            for number, (instance, other, _) in zip(numbers.tolist(), senders, strict=True)
+        ]
+        sent = np.array([place for _, _, place in senders], dtype=np.int64)
+        compiled.places = np.concatenate([compiled.places, arrivals])
+        compiled.writers = np.concatenate([compiled.writers, numbers])
+        compiled.targets = np.concatenate([compiled.targets, sent])
 
     def _resources(self, template: Template) -> NDArray[np.int32]:
         """Number resources in the order in which the Program meets them."""

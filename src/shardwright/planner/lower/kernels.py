@@ -14,10 +14,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.compiled import compiled
+from shardwright.planner.compiled import compiled, inner
+from shardwright.planner.lower.template import COMPUTES, SENDS
+from shardwright.planner.lower.waits import PREVIOUS
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+@compiled
+def columns(rows: Ints, value: Ints) -> tuple[Ints, Flags, Ints, Ints, Ints]:
+    """Return ``place``, ``writes``, ``written``, ``written_at`` and ``read_at`` of a
+    ``template.Template``."""
+    place, writes = np.empty_like(value), np.empty(len(value), dtype=np.bool_)
+    written, written_at = np.empty_like(value), np.empty_like(value)
+    read_at = np.empty(rows[:, 10].sum(), dtype=np.int64)
+    entry = made = read = 0
+    for step in range(len(rows)):
+        held = entry + rows[step, 8]
+        for touch in range(entry, held + rows[step, 9]):
+            place[touch], writes[touch] = step, touch >= held
+            if touch >= held:
+                written[made], written_at[made] = value[touch], step
+                made += 1
+        entry = held + rows[step, 9]
+        read_at[read : read + rows[step, 10]] = step
+        read += rows[step, 10]
+    return place, writes, written[:made].copy(), written_at[:made].copy(), read_at
 
 
 class Touched(NamedTuple):
@@ -151,48 +174,58 @@ class Written(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What the steps of one template read, as roots, and write; both by ascending place."""
+    """The steps of one template, what they read and write by ascending place, and of every value
+    whose data it is and whether it adds up."""
 
+    kind: NDArray[np.int8]
     read_at: Ints
     read: Ints
     written_at: Ints
     written: Ints
+    root: Ints
+    is_gradient: Flags
 
 
 @compiled
-def wait(
-    needs: Needs, known: Written, is_gradient: Flags, number: int, begin: int
-) -> tuple[Ints, Ints, Ints]:
-    """Note from entry ``begin`` on what a template writes; return columns (place, number of the
-    template waited for, place there) of what it waits for, each once. See ``waits.Waits``."""
+def wait(needs: Needs, known: Written, number: int, begin: int) -> tuple[Ints, Ints, Ints, int]:
+    """Note from entry ``begin`` on what template ``number`` writes, and return what it needs: see
+    ``waits.Waits.of``."""
     newest, before, template, place, first = known
-    capacity = 2 * len(needs.read) + 16
-    found = np.empty((3, capacity), dtype=np.int64)
+    found = np.empty((3, 2 * len(needs.read) + len(needs.kind) + 16), dtype=np.int64)
     seen = np.full(begin + len(needs.written), -1, dtype=np.int64)
-    size, entry = 0, begin
-    for turn in range(len(needs.read) + 1):
-        # Whatever steps before this one wrote is written before it reads.
-        until = needs.read_at[turn] if turn < len(needs.read) else np.iinfo(np.int64).max
-        while entry - begin < len(needs.written) and needs.written_at[entry - begin] < until:
-            at, value = needs.written_at[entry - begin], needs.written[entry - begin]
+    size, entry, turn, computed = 0, begin, 0, -1
+    for at in range(len(needs.kind)):
+        while turn < len(needs.read) and needs.read_at[turn] == at:
+            value = needs.root[needs.read[turn]]
+            one, turn = newest[value], turn + 1
+            while one >= 0:
+                if seen[first[one]] != at:
+                    seen[first[one]] = at
+                    found = _noted(found, size, at, template[one], place[one])
+                    size += 1
+                one = before[one] if needs.is_gradient[value] else -1
+        if SENDS[needs.kind[at]]:
+            writer = number if computed >= 0 else PREVIOUS
+            found = _noted(found, size, at, writer, max(computed, 0))
+            size += 1
+        elif COMPUTES[needs.kind[at]]:
+            computed = at
+        begun = entry
+        while entry - begin < len(needs.written) and needs.written_at[entry - begin] == at:
+            value = needs.written[entry - begin]
             before[entry] = newest[value] if newest[value] >= begin else -1
-            template[entry], place[entry] = number, at
-            goes_on = entry > begin and place[entry - 1] == at
-            first[entry] = first[entry - 1] if goes_on else entry
+            template[entry], place[entry], first[entry] = number, at, begun
             newest[value] = entry
             entry += 1
-        if turn == len(needs.read):
-            break
-        one = newest[needs.read[turn]]
-        while one >= 0:
-            if seen[first[one]] != until:
-                seen[first[one]] = until
-                if size == capacity:
-                    capacity *= 2
-                    larger = np.empty((3, capacity), dtype=np.int64)
-                    larger[:, :size] = found
-                    found = larger
-                found[0, size], found[1, size], found[2, size] = until, template[one], place[one]
-                size += 1
-            one = before[one] if is_gradient[needs.read[turn]] else -1
-    return found[0, :size], found[1, :size], found[2, :size]
+    return found[0, :size], found[1, :size], found[2, :size], computed
+
+
+@inner
+def _noted(found: Ints, size: int, at: int, writer: int, target: int) -> Ints:
+    """Write a column, in a larger array where this one is full."""
+    if size == found.shape[1]:
+        larger = np.empty((3, 2 * size), dtype=np.int64)
+        larger[:, :size] = found
+        found = larger
+    found[0, size], found[1, size], found[2, size] = at, writer, target
+    return found

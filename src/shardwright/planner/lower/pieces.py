@@ -65,7 +65,7 @@ def joined(pieces: Sequence[Piece]) -> Template:
     """Return the template that pieces make, one behind the other."""
     late = [piece.late for piece in pieces if piece.late is not None]
     if not any(piece.ahead for piece in pieces):
-        return Template([*[piece.whole for piece in pieces], *late])
+        return Template([*[piece.whole for piece in pieces], *late], compiled=True)
     issued: dict[int, list[tuple[int, Rows]]] = {}
     before = -1  # the last piece with segments
     for number, piece in enumerate(pieces):
@@ -80,7 +80,7 @@ def joined(pieces: Sequence[Piece]) -> Template:
     parts = [
         part for number, piece in enumerate(pieces) for part in piece.woven(issued.get(number, ()))
     ]
-    return Template([*parts, *late])
+    return Template([*parts, *late], compiled=True)
 
 
 @dataclass(frozen=True, slots=True)

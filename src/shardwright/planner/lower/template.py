@@ -137,7 +137,7 @@ class Template:
     that synchronise gradients.
     """
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
+    def __init__(self, parts: Sequence[Rows], *, compiled: bool = False) -> None:
         """Take the steps of several parts, one behind the other."""
         rows, self.value, self.read = parts[0]
         if len(parts) > 1:
@@ -149,6 +149,12 @@ class Template:
         self.item, self.resource = columns[1], columns[2]
         self.last_only, self.syncs = columns[3] > 0, columns[4] > 0
         self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
+        if compiled:
+            from shardwright.planner.lower import kernels
+
+            found = kernels.columns(rows, self.value)
+            self.place, self.writes, self.written, self.written_at, self.read_at = found
+            return
         turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
         self.place, self.writes = turn >> 1, (turn & 1) == 1
         self.written = self.value[self.writes]
@@ -161,7 +167,7 @@ class Template:
     @classmethod
     def of(cls, draft: Draft, steps: Sequence[Step]) -> Template:
         """Look at steps of a draft whose segments are finished."""
-        return cls([Rows.of(draft, steps)])
+        return cls([Rows.of(draft, steps)], compiled=draft.compiled)
 
     def chosen(self, flags: Flags) -> tuple[Ints, Ints]:
         """Return what the steps so flagged read: columns (place, value)."""

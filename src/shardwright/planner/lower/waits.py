@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from shardwright.planner.lower.template import Facts, Ints, Template
+from shardwright.planner.lower.template import COMPUTES, SENDS, Facts, Ints, Template
 
 # Templates in the order in which they are looked at; a reference names one by its number.
 NAMES = ("prologue", "forward", "backward", "last backward", "send", "receive", "epilogue")
+# Stands for the number of a template where the last compute before this template is waited for.
+PREVIOUS = len(NAMES)
+
+
+class Needed(NamedTuple):
+    """What the steps at ``place`` wait for: the number of a template, and the place there. Also the
+    place of the last compute (-1)."""
+
+    place: Ints
+    writer: Ints
+    target: Ints
+    last_compute: int
 
 
 class Waits:
@@ -33,12 +47,10 @@ class Waits:
         other.entries, other.size = self.entries, self.size
         return other
 
-    def of(self, name: str, template: Template) -> tuple[Ints, Ints, Ints]:
-        """Return columns (place, number of the template waited for, place there), each once."""
+    def of(self, name: str, template: Template) -> Needed:
+        """Return what each step waits for, once each: for what it reads and, where it sends something,
+        for the compute before it."""
         number, count = NAMES.index(name), len(template)
-        if not count:
-            nothing = np.zeros(0, dtype=np.int64)
-            return nothing, nothing, nothing
         if self.facts.compiled:
             return self._of_compiled(number, template)
         keys = np.sort(template.written * count + template.written_at)
@@ -65,9 +77,18 @@ class Waits:
         once = np.unique((places * len(NAMES) + writers) * most + targets)
         rest, targets = np.divmod(once, most)
         places, writers = np.divmod(rest, len(NAMES))
-        return places, writers, targets
+        computed = np.where(COMPUTES[template.kind], np.arange(count), -1)
+        computed = np.maximum.accumulate(computed)
+        sending = np.flatnonzero(SENDS[template.kind])
+        before = computed[sending]
+        return Needed(
+            np.concatenate([places, sending]),
+            np.concatenate([writers, np.where(before >= 0, number, PREVIOUS)]),
+            np.concatenate([targets, np.maximum(before, 0)]),
+            int(computed[-1]),
+        )
 
-    def _of_compiled(self, number: int, template: Template) -> tuple[Ints, Ints, Ints]:
+    def _of_compiled(self, number: int, template: Template) -> Needed:
         from shardwright.planner.lower import kernels
 
         size, more = self.size, len(template.written)
@@ -75,13 +96,13 @@ class Waits:
             self.entries = np.concatenate(
                 [self.entries, np.empty((4, size + more), dtype=np.int64)], axis=1
             )
-        places, values = template.read_at, template.read
+        facts, known = self.facts, kernels.Written(self.last, *self.entries)
         needs = kernels.Needs(
-            places, self.facts.root[values], template.written_at, template.written
-        )
+            template.kind, template.read_at, template.read, template.written_at,
+            template.written, facts.root, facts.is_gradient,
+        )  # fmt: skip
         self.size = size + more
-        known = kernels.Written(self.last, *self.entries)
-        return kernels.wait(needs, known, self.facts.is_gradient, number, size)
+        return Needed(*kernels.wait(needs, known, number, size))
 
     def _writes(self, number: int, values: Ints, places: Ints) -> Ints:
         """Return which of a template's writes of values lie before places: (first, stop) rows."""
