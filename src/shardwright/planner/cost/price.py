@@ -167,11 +167,13 @@ class Tariff:
     def messages(self) -> NDArray[np.int64]:
         """Return which of ``rows`` price every message."""
         known, items = self.known, self.program.messages
-        keys = list(map(id, items))
-        for number, key in enumerate(keys):
-            if key not in known:
-                known[key] = self._keep(items[number], _row(self._message(number)))
-        return np.array([known[key] for key in keys], dtype=np.int64)
+        numbers = list(map(known.get, map(id, items)))
+        if None in numbers:
+            for number, item in enumerate(items):
+                if numbers[number] is None:
+                    known[id(item)] = self._keep(item, _row(self._message(number)))
+            numbers = [known[id(item)] for item in items]
+        return np.array(numbers, dtype=np.int64)
 
     def _keep(self, item: Segment | Message, row: Row) -> int:
         """Remember a price, and what it is of: no other may have its id."""

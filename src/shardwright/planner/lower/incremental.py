@@ -48,6 +48,7 @@ class IncrementalLowering:
             for i in reversed(range(len(graph.operators)))
             if samples.operator_dim[i] == ""
         ]
+        self._deciding = frozenset[int]().union(*(readers for _, readers in self._free))
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
         self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
@@ -75,20 +76,20 @@ class IncrementalLowering:
     def _place(self, strategy: Strategy) -> list[Placements]:
         """Return the placements of every operator's tensors, as ``gradients.place`` does."""
         changed = self._changed  # also by a strategy that was refused half way
-        for index, config in enumerate(strategy.configs):
-            if config is not self._configs[index]:
-                key = (index, config.dims)
-                if key not in self._placements:
-                    found = placements(self._iterations[index], config.dims)
-                    self._placements[key] = found
-                self._configs[index] = config
-                self._alone[index] = self._placements[key]
-                changed.add(index)
+        before = zip(strategy.configs, self._configs, strict=True)
+        for index in [i for i, (one, other) in enumerate(before) if one is not other]:
+            config = strategy.configs[index]
+            key = (index, config.dims)
+            if key not in self._placements:
+                self._placements[key] = placements(self._iterations[index], config.dims)
+            self._configs[index] = config
+            self._alone[index] = self._placements[key]
+            changed.add(index)
         placed = self._placed
         for index in changed:
             placed[index] = self._alone[index]
         # What is let through depends on the readers, which come later.
-        for index, readers in self._free:
+        for index, readers in () if changed.isdisjoint(self._deciding) else self._free:
             if changed.isdisjoint(readers):
                 continue
             before, placed[index] = placed[index], self._alone[index]
@@ -190,32 +191,32 @@ class _Replay(Lowering):
         return draft.once(key, lambda: Template.of(draft, self.epilogue(stage)))
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
-        draft, parameters = self.draft, self.parameters
-        strategy, tensors = draft.strategy, self.draft.graph.tensors
+        draft, parameters, stages = self.draft, self.parameters, self.stages
+        strategy, recomputed = draft.strategy, draft.recomputed
         start, stop = around.start, around.stop
-        recomputed = draft.recomputed
         found: list[object] = [
             strategy.configs[start:stop],
             self.placed[start:stop],
             self.where[start:stop],
-            [stage.opened() for stage in self.stages],
-            [stage.block for stage in self.stages],  # what is sent from there belongs to it
+            [stage.opened() for stage in stages],
+            [stage.block for stage in stages],  # what is sent from there belongs to it
             [index for index in range(start, stop) if index in recomputed] if recomputed else [],
+            *map(parameters.kept.get, around.parameters),
         ]
-        found += [parameters.kept.get(tensor) for tensor in around.parameters]
+        if len(stages) > 1:
+            found += [strategy.configs[producer].mesh for producer in around.producers]
         for tensor in around.finds:
-            producer = tensors[tensor].producer
-            found.append(strategy.configs[producer].mesh if producer >= 0 else -1)
             found.append(draft.cut_dim.get(tensor))
-            found += [stage.state(tensor) for stage in self.stages]
-        found += [self._readers(tensor) for tensor in around.parameters]
+            found += [stage.state(tensor) for stage in stages]
+        if parameters.often:
+            found += [self._readers(tensor) for tensor in around.parameters]
         found += [self._shared(tensor) for tensor in around.shared]
         return tuple(found)
 
     def _readers(self, tensor: int) -> object:
         """Return what decides where and how often a parameter's gradient is summed up."""
         graph, strategy = self.draft.graph, self.draft.strategy
-        if self.parameters.every[tensor] == "step":
+        if tensor not in self.parameters.often:
             return None
         return {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
 

@@ -77,8 +77,8 @@ class Lowering:
         once, graph = draft.once, draft.graph
         self.writes = once("writes", lambda: _writes_or_reads_written(graph))
         self.trained = once("trained", lambda: _depends_on_parameters(graph))
-        meshes = tuple([config.mesh for config in draft.strategy.configs])
-        self.where = once(("where", meshes), self._meshes_of_operators)
+        meshes = [config.mesh for config in draft.strategy.configs] if len(self.stages) > 1 else []
+        self.where = once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
 
     def run(self) -> Program:
@@ -200,7 +200,7 @@ class Lowering:
         """
         draft = self.draft
         draft.make_for("moved parameters")
-        for use in list(self.parameters.uses.values()):
+        for use in list(self.parameters.uses.values()) if len(self.stages) > 1 else ():
             kept, value = self.parameters.kept[use.tensor], draft.values[use.value]
             if use.mesh == kept.mesh:
                 continue

@@ -25,18 +25,15 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One parameter between its uses: its home mesh, values at rest and master, reduced gradient."""
+    """One parameter between its uses: its home mesh, values at rest and master, reduced gradient;
+    ``resident`` values are there all the time."""
 
     tensor: int
     mesh: int
     rest: int
     master: int
     reduced: int
-
-    @property
-    def resident(self) -> tuple[int, ...]:
-        """The values that are there all the time."""
-        return (self.rest,) if self.rest == self.master else (self.rest, self.master)
+    resident: tuple[int, ...]
 
 
 FirstKey = tuple[int, int, Layout]  # mesh, tensor, layout of value
@@ -53,33 +50,28 @@ class Parameters:
         self.first_uses: dict[FirstKey, Use] = {}
         self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
         self.taken: set[int] = set()  # values at rest which are some use's own
-        configs, strategy = draft.strategy.parameters, draft.strategy
-        self.every = {t: c.sync for t, c in zip(draft.graph.parameters, configs, strict=True)}
+        strategy, known = draft.strategy, draft.last_kept
+        self.often = set[int]()  # whose gradients are synchronised with every microbatch
         is_alone = len(strategy.meshes) == 1
-        for tensor, config in zip(draft.graph.parameters, configs, strict=True):
+        for tensor, config in zip(draft.graph.parameters, strategy.parameters, strict=True):
+            if config.sync == "microbatch":
+                self.often.add(tensor)
             readers = draft.graph.consumers[tensor]
             if readers:
                 mesh = 0 if is_alone else min([strategy.configs[one].mesh for one in readers])
-                self.kept[tensor] = kept = self._kept(tensor, mesh, config)
+                like = known.get(tensor)  # configs that stay are mostly the same objects
+                if like is None or like[0] is not config or like[1] != mesh:
+                    said = (tensor, mesh, config.rest, config.optimizer)
+                    kept = draft.once(("keep", *said), partial(self._keep, *said))
+                    like = known[tensor] = (config, mesh, kept)
+                self.kept[tensor] = kept = cast(Kept, like[2])
                 draft.lasting += kept.resident
-
-    def _kept(self, tensor: int, mesh: int, config: ParameterConfig) -> Kept:
-        """Return a parameter between its uses; configs that stay are mostly the same objects."""
-        draft = self.draft
-        if tensor in draft.last_kept:
-            like, where, kept = draft.last_kept[tensor]
-            if like is config and where == mesh:
-                return cast(Kept, kept)
-        said = (tensor, mesh, config.rest, config.optimizer)
-        kept = draft.once(("keep", *said), partial(self._keep, *said))
-        draft.last_kept[tensor] = (config, mesh, kept)
-        return kept
 
     def _keep(self, tensor: int, mesh: int, rest_layout: Layout, optimizer: Layout) -> Kept:
         draft, spec = self.draft, self.draft.graph.tensors[tensor]
         if not spec.needs_gradient:
             rest = draft.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
-            return Kept(tensor, mesh, rest, rest, -1)
+            return Kept(tensor, mesh, rest, rest, -1, (rest,))
         dtype = draft.master_dtype or spec.dtype
         same = rest_layout == optimizer and dtype == spec.dtype
         reduced = draft.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
@@ -92,7 +84,7 @@ class Parameters:
                 tensor, mesh, optimizer, "step", "master", dtype=dtype, resident=True,
                 gradient=reduced,
             )  # fmt: skip
-        return Kept(tensor, mesh, rest, master, reduced)
+        return Kept(tensor, mesh, rest, master, reduced, tuple(dict.fromkeys((rest, master))))
 
     def use(self, mesh: int, tensor: int, pair: Pair) -> Use:
         """Return a parameter at the layouts of a use on a mesh, home or abroad."""
@@ -171,7 +163,7 @@ class Parameters:
         meshes = {
             draft.strategy.configs[reader].mesh for reader in draft.graph.consumers[kept.tensor]
         }
-        is_often = self.every[kept.tensor] == "microbatch" and meshes == {kept.mesh}
+        is_often = kept.tensor in self.often and meshes == {kept.mesh}
         scope: Scope = "microbatch" if is_often else "step"
         gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient")
         if mesh == kept.mesh:

@@ -25,6 +25,7 @@ class Surroundings:
     parameters: tuple[int, ...]
     shared: tuple[int, ...]  # parameters that others read too
     finds: tuple[int, ...]
+    producers: tuple[int, ...]  # that make what it finds
     leaves: tuple[int, ...]
 
 
@@ -87,13 +88,15 @@ def _surroundings(graph: OperatorGraph, ranges: Sequence[tuple[int, int]]) -> li
         }
         inner = {t for t in alone if t in made or graph.tensors[t].role != "activation"}
         others = [t for t in (*read, *made) if t not in parameters]
+        finds = tuple([t for t in others if t not in inner and t not in made])
         result.append(
             Surroundings(
                 start=start,
                 stop=stop,
                 parameters=parameters,
                 shared=tuple(t for t in parameters if t not in alone),
-                finds=tuple(t for t in others if t not in inner and t not in made),
+                finds=finds,
+                producers=tuple([p for t in finds if (p := graph.tensors[t].producer) >= 0]),
                 leaves=tuple(t for t in dict.fromkeys(others) if t not in inner or t in reported),
             )
         )

@@ -34,15 +34,16 @@ class Traits:
         if len(self._known) > MOST_KNOWN:
             self._forget()
         known = self._known
-        keys = list(map(id, messages))
-        new = [place for place, key in enumerate(keys) if key not in known]
-        if new:
-            rows = [_traits(messages[place]) for place in new]
-            for place in new:
-                known[keys[place]] = len(self._messages)
-                self._messages.append(messages[place])
+        numbers = list(map(known.get, map(id, messages)))
+        if None in numbers:
+            new = [message for message in messages if id(message) not in known]
+            rows = [_traits(message) for message in new]
+            for message in new:
+                known[id(message)] = len(self._messages)
+                self._messages.append(message)
             self._rows = np.concatenate([self._rows, np.array(rows, dtype=np.int64)])
-        return self._rows[[known[key] for key in keys]].T
+            numbers = [known[id(message)] for message in messages]
+        return self._rows[numbers].T
 
 
 def _traits(message: Message) -> tuple[int, int, int, int]:
@@ -93,7 +94,8 @@ def memory_over_time(
     result: list[NDArray[np.float64]] = []
     for kinds in device_kinds(program):
         for meshes in kinds - rows.keys():
-            mine = np.flatnonzero(touches & np.isin(program.group, list(meshes)))
+            belongs = np.array([mesh in meshes for mesh in range(len(program.meshes))])
+            mine = np.flatnonzero(touches & belongs[program.group])
             base = sum(program.base_bytes[mesh] for mesh in meshes)
             clock = _host_times(*times, local, mine)
             rows[meshes] = _device_memory(bytes_, clock, mine, base)
@@ -155,8 +157,9 @@ def _device_memory(
     np.add.at(changes, completed, copied)
     gone = np.where(own, 4 * np.arange(count) + 3, completed + 1)
     np.subtract.at(changes, gone, held + copied + np.where(lent, freed, 0))
-    last = ends.max(initial=0.0)
-    moments = np.append(np.column_stack([begins, begins, begins, ends]).reshape(-1), [last, last])
+    moments = np.full(len(changes), ends.max(initial=0.0))
+    moments[:-2].reshape(-1, 4)[:, :3] = begins[:, None]
+    moments[3:-2:4] = ends
     seen = np.flatnonzero(changes)
     rows = np.empty((len(seen) + 1, 2))
     rows[0] = 0.0, base
