@@ -26,7 +26,6 @@ from shardwright.planner.lower.template import (
     COMPUTES,
     MOVES,
     RUNS_SEGMENT,
-    SENDS,
     Facts,
     Ints,
     Template,

@@ -8,7 +8,6 @@ from typing import cast
 
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
-from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.space.configs import Pair
 
