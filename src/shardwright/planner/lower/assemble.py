@@ -7,111 +7,22 @@ that a Program of 100,000 instructions costs little more than its distinct templ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program
-from shardwright.planner.lower.draft import Draft, Step
-from shardwright.planner.lower.lifetimes import (
-    Lifetimes,
-    backward_lifetimes,
-    base_bytes,
-    forward_lifetimes,
-    free_at_update,
-    once_lifetimes,
+from shardwright.core.program import Program
+from shardwright.planner.lower.compile import (
+    INSTANCES,
+    PREVIOUS_COMPUTE,
+    Compiled,
+    Compiler,
+    Templates,
 )
-from shardwright.planner.lower.template import (
-    COMPUTES,
-    MOVES,
-    RUNS_SEGMENT,
-    Facts,
-    Ints,
-    Template,
-)
-from shardwright.planner.lower.waits import NAMES, Waits
+from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.lifetimes import base_bytes
+from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Ints
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
-
-_PREVIOUS = "previous compute"
-# By number of a template that is waited for: what its instance is called.
-_INSTANCES = (*(name.removesuffix(" backward") for name in NAMES), _PREVIOUS)
-
-
-@dataclass(slots=True)
-class Steps:
-    """The five lists of steps of one stage."""
-
-    prologue: list[Step]
-    forward: list[Step]
-    backward: list[Step]
-    exchange: list[Step]
-    epilogue: list[Step]
-
-
-@dataclass(frozen=True, slots=True)
-class Templates:
-    """The templates of one stage. ``middle`` is the backward of all microbatches but the last;
-    ``sends`` and ``receives`` follow the last."""
-
-    prologue: Template
-    forward: Template
-    middle: Template
-    last: Template
-    sends: Template
-    receives: Template
-    epilogue: Template
-
-    @classmethod
-    def of(cls, draft: Draft, steps: Steps) -> Templates:
-        """Look at the steps of a draft whose segments are finished."""
-        several = draft.strategy.pipeline.num_microbatches > 1
-        last = Template.of(draft, steps.backward)
-        middle = [step for step in steps.backward if not step.last_only]
-        is_same = not several or len(middle) == len(last)
-        return cls(
-            prologue=Template.of(draft, steps.prologue),
-            forward=Template.of(draft, steps.forward),
-            middle=last if is_same else Template.of(draft, middle),
-            last=last,
-            sends=Template.of(draft, [s for s in steps.exchange if s.kind is Kind.SEND]),
-            receives=Template.of(draft, [s for s in steps.exchange if s.kind is Kind.RECEIVE]),
-            epilogue=Template.of(draft, steps.epilogue),
-        )
-
-
-@dataclass(slots=True)
-class _Compiled:
-    """A template as arrays. Predecessors are ``targets`` in instances of templates, which
-    ``references`` say: (number in ``writers``, name, stage)."""
-
-    stage: int
-    kind: NDArray[np.int8]
-    item: NDArray[np.int32]
-    resource: NDArray[np.int32]
-    last_compute: int
-    lifetimes: Lifetimes
-    places: Ints
-    writers: Ints
-    references: list[tuple[int, str, int]]
-    targets: Ints
-
-    @classmethod
-    def empty(cls, stage: int, lifetimes: Lifetimes) -> _Compiled:
-        """Return a template without steps."""
-        nothing = np.zeros(0, dtype=np.int64)
-        return cls(
-            stage=stage,
-            kind=nothing.astype(np.int8),
-            item=nothing.astype(np.int32),
-            resource=nothing.astype(np.int32),
-            last_compute=-1,
-            lifetimes=lifetimes,
-            places=nothing,
-            writers=nothing,
-            references=[],
-            targets=nothing,
-        )
 
 
 class _Layout:
@@ -123,20 +34,18 @@ class _Layout:
         self.size = 0
         self.begin: dict[tuple[str, int, int], int] = {}
         self.previous = [-1] * len(draft.strategy.meshes)
-        self.parts: list[tuple[_Compiled, int, Ints, Ints]] = []
+        self.parts: list[tuple[Compiled, int, Ints, Ints]] = []
         self.predecessors: list[tuple[Ints, Ints]] = []
 
-    def resource(self, name: str) -> int:
-        return self.resources.setdefault(name, len(self.resources))
-
-    def append(self, name: str, compiled: _Compiled, microbatch: int, *, before: int = 0) -> None:
+    def append(self, name: str, compiled: Compiled, microbatch: int, *, before: int = 0) -> None:
         """Append an instance, which adds to the gradients of so many microbatches ``before``."""
         base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
+        needed = compiled.needed
         self.begin[name, stage, microbatch] = base
-        bases = np.zeros(len(_INSTANCES) + len(compiled.references), dtype=np.int64)
+        bases = np.zeros(len(INSTANCES) + len(compiled.references), dtype=np.int64)
         for number, instance, other in compiled.references:
             bases[number] = self._base(instance, other, microbatch, base, stage)
-        targets = compiled.targets + bases[compiled.writers]
+        targets = needed.target + bases[needed.writer]
         allocated = lifetimes.allocated
         temporary = lifetimes.temporary
         if before:
@@ -144,16 +53,16 @@ class _Layout:
         elif len(lifetimes.first):
             allocated = allocated + lifetimes.first
         keep = targets >= 0
-        self.predecessors.append((compiled.places[keep] + base, targets[keep]))
+        self.predecessors.append((needed.place[keep] + base, targets[keep]))
         self.parts.append((compiled, microbatch, allocated, temporary))
         self.size += len(compiled.kind)
-        if compiled.last_compute >= 0:
-            self.previous[stage] = base + compiled.last_compute
+        if needed.last_compute >= 0:
+            self.previous[stage] = base + needed.last_compute
 
     def _base(self, instance: str, other: int, microbatch: int, base: int, stage: int) -> int:
         if instance == "self":
             return base
-        if instance == _PREVIOUS:
+        if instance == PREVIOUS_COMPUTE:
             return self.previous[stage]
         if instance == "last":
             return self.begin["backward", other, self._last_microbatch(other)]
@@ -172,8 +81,7 @@ def assemble(draft: Draft, templates: Sequence[Templates], loss: int) -> Program
     """Return the Program of every stage's templates; instruction order is topological and each stage's own order."""
     count = len(draft.strategy.meshes)
     layout = _Layout(draft)
-    compiler = _Compiler(draft, templates, layout)
-    compiled = [compiler.stage(stage) for stage in range(count)]
+    compiled = Compiler(draft, layout.resources).stages(templates)
     for stage in range(count):
         layout.append("prologue", compiled[stage]["prologue"], -1)
     pipeline = draft.strategy.pipeline
@@ -191,109 +99,6 @@ def assemble(draft: Draft, templates: Sequence[Templates], loss: int) -> Program
         for stage in range(count):
             layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
     return _program(draft, layout, loss)
-
-
-class _Compiler:
-    """Adds to templates what they wait for and when values live."""
-
-    def __init__(self, draft: Draft, templates: Sequence[Templates], layout: _Layout) -> None:
-        self.draft = draft
-        self.facts = Facts.of(draft)
-        self.templates = templates
-        self.layout = layout
-        self.names = list(draft.resources)
-        self.senders: dict[tuple[str, int], tuple[str, int, int]] = {}
-        for stage, one in enumerate(templates if len(templates) > 1 else ()):
-            self._note_senders("forward", stage, one.forward)
-            self._note_senders("prologue", stage, one.prologue)
-            # Every schedule runs backward by ascending microbatch, so stages agree on the last.
-            self._note_senders("last backward", stage, one.last)
-            self._note_senders("backward", stage, one.middle)
-            self._note_senders("exchange", stage, one.sends)
-
-    def _note_senders(self, name: str, stage: int, template: Template) -> None:
-        for place in np.flatnonzero(template.kind == Kind.SEND).tolist():
-            item = int(template.item[place])
-            self.senders[name, item] = (name.removeprefix("last "), stage, place)
-
-    def stage(self, stage: int) -> dict[str, _Compiled]:
-        """Compile all templates of one stage."""
-        draft, facts, own = self.draft, self.facts, self.templates[stage]
-        waits, result = Waits(facts), dict[str, _Compiled]()
-
-        def add(name: str, template: Template, lifetimes: Lifetimes, known: Waits) -> None:
-            result[name] = self._compile(name, stage, template, lifetimes, known)
-
-        nothing = np.zeros(0, dtype=np.int64)
-        lifetimes = once_lifetimes(facts, own.prologue, nothing, ends_step=False)
-        add("prologue", own.prologue, lifetimes, waits)
-        lifetimes, alive = forward_lifetimes(draft, facts, own.forward, own.last)
-        add("forward", own.forward, lifetimes, waits)
-        if draft.strategy.pipeline.num_microbatches > 1:
-            lifetimes = backward_lifetimes(draft, facts, own.middle, alive)
-            add("backward", own.middle, lifetimes, waits.copy())
-        add("last backward", own.last, backward_lifetimes(draft, facts, own.last, alive), waits)
-        for name, template in (("send", own.sends), ("receive", own.receives)):
-            lifetimes = once_lifetimes(facts, template, own.last.written, ends_step=True)
-            add(name, template, lifetimes, waits)
-        before = np.concatenate([own.last.written, own.receives.written])
-        lifetimes = once_lifetimes(facts, own.epilogue, before, ends_step=True)
-        others = (own.sends, own.receives, own.epilogue)
-        free_at_update(draft, facts, stage, lifetimes, (own.prologue, own.last, others))
-        add("epilogue", own.epilogue, lifetimes, waits)
-        return result
-
-    def _compile(
-        self, name: str, stage: int, template: Template, lifetimes: Lifetimes, waits: Waits
-    ) -> _Compiled:
-        count = len(template)
-        if not count:
-            return _Compiled.empty(stage, lifetimes)
-        needed = waits.of(name, template)
-        own = NAMES.index(name)
-        references = [
-            (writer, "self" if writer == own else _INSTANCES[writer], stage)
-            for writer in np.flatnonzero(np.bincount(needed.writer)).tolist()
-        ]
-        compiled = _Compiled(
-            stage=stage,
-            kind=template.kind,
-            item=template.item.astype(np.int32),
-            resource=self._resources(template),
-            last_compute=needed.last_compute,
-            lifetimes=lifetimes,
-            places=needed.place,
-            writers=needed.writer,
-            references=references,
-            targets=needed.target,
-        )
-        self._await_senders(name, template, compiled)
-        return compiled
-
-    def _await_senders(self, name: str, template: Template, compiled: _Compiled) -> None:
-        """Let what is received wait until it is sent."""
-        arrivals = np.flatnonzero(template.kind == Kind.RECEIVE)
-        if not len(arrivals):
-            return
-        source = "exchange" if name == "receive" else name
-        senders = [self.senders[source, item] for item in template.item[arrivals].tolist()]
-        numbers = len(_INSTANCES) + np.arange(len(senders))
-        compiled.references += [
-            (number, instance, other)
-            for number, (instance, other, _) in zip(numbers.tolist(), senders, strict=True)
-        ]
-        sent = np.array([place for _, _, place in senders], dtype=np.int64)
-        compiled.places = np.concatenate([compiled.places, arrivals])
-        compiled.writers = np.concatenate([compiled.writers, numbers])
-        compiled.targets = np.concatenate([compiled.targets, sent])
-
-    def _resources(self, template: Template) -> NDArray[np.int32]:
-        """Number resources in the order in which the Program meets them."""
-        table = np.zeros(len(self.names), dtype=np.int32)
-        met: list[int] = template.resource.tolist()
-        for known in dict.fromkeys(met):
-            table[known] = self.layout.resource(self.names[known])
-        return table[template.resource]
 
 
 def _turns(
@@ -383,7 +188,7 @@ def _frees(layout: _Layout) -> tuple[Ints, Ints]:
 
 
 def _repeat(
-    parts: Sequence[tuple[_Compiled, int, Ints, Ints]],
+    parts: Sequence[tuple[Compiled, int, Ints, Ints]],
     numbers: Sequence[int],
 ) -> NDArray[np.int32]:
     lengths = [len(part.kind) for part, _, _, _ in parts]

@@ -19,13 +19,13 @@ from functools import partial
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.lower.assemble import Templates
+from shardwright.planner.lower.compile import Templates
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lasting import LastingDraft
 from shardwright.planner.lower.lower import Lowering, check_legal
 from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
 from shardwright.planner.lower.records import Record, Records, Surroundings
-from shardwright.planner.lower.template import Template
+from shardwright.planner.lower.template import Rows
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
@@ -176,19 +176,19 @@ class _Replay(Lowering):
                 Templates(
                     prologue=joined([*[share.prologue for share in own], more]),
                     forward=joined([share.forward for share in own]),
-                    middle=joined([share.middle for share in reversed(own)]) if several else last,
+                    middle=joined([share.middle for share in reversed(own)]) if several else (),
                     last=last,
-                    sends=Template.of(draft, [s for s in exchange if s.kind is Kind.SEND]),
-                    receives=Template.of(draft, [s for s in exchange if s.kind is Kind.RECEIVE]),
-                    epilogue=self._epilogue_template(stage),
+                    sends=[Rows.of(draft, [s for s in exchange if s.kind is Kind.SEND])],
+                    receives=[Rows.of(draft, [s for s in exchange if s.kind is Kind.RECEIVE])],
+                    epilogue=[self._epilogue_rows(stage)],
                 )
             )
         return found
 
-    def _epilogue_template(self, stage: int) -> Template:
+    def _epilogue_rows(self, stage: int) -> Rows:
         draft, kept = self.draft, self.parameters.kept
         key = ("epilogue", stage, draft.strategy.clips, *map(id, kept.values()))
-        return draft.once(key, lambda: Template.of(draft, self.epilogue(stage)))
+        return draft.once(key, lambda: Rows.of(draft, self.epilogue(stage)))
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
         draft, parameters, stages = self.draft, self.parameters, self.stages

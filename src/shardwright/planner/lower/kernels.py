@@ -1,4 +1,4 @@
-"""Waits and lifetimes step by step, compiled: what ``waits`` and ``lifetimes`` say with NumPy.
+"""A stage's waits and lifetimes step by step, compiled: what ``waits`` and ``lifetimes`` say with NumPy.
 
 For whoever lowers thousands of strategies (``incremental``); the results are equal. Import this
 module late: importing Numba takes longer than lowering one.
@@ -14,218 +14,358 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.program import Kind
 from shardwright.planner.compiled import compiled, inner
+from shardwright.planner.lower.draft import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT
 from shardwright.planner.lower.template import COMPUTES, SENDS
-from shardwright.planner.lower.waits import PREVIOUS
+from shardwright.planner.lower.waits import NAMES, PREVIOUS
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+PROLOGUE, FORWARD, BACKWARD, LAST_BACKWARD, SEND, RECEIVE, EPILOGUE = range(len(NAMES))
+UPDATE, RUNS_BACKWARD = int(Kind.UPDATE), int(Kind.BACKWARD)
 
 
-@compiled
-def columns(rows: Ints, value: Ints) -> tuple[Ints, Flags, Ints, Ints, Ints]:
-    """Return ``place``, ``writes``, ``written``, ``written_at`` and ``read_at`` of a
-    ``template.Template``."""
-    place, writes = np.empty_like(value), np.empty(len(value), dtype=np.bool_)
-    written, written_at = np.empty_like(value), np.empty_like(value)
-    read_at = np.empty(rows[:, 10].sum(), dtype=np.int64)
-    entry = made = read = 0
-    for step in range(len(rows)):
-        held = entry + rows[step, 8]
-        for touch in range(entry, held + rows[step, 9]):
-            place[touch], writes[touch] = step, touch >= held
-            if touch >= held:
-                written[made], written_at[made] = value[touch], step
-                made += 1
-        entry = held + rows[step, 9]
-        read_at[read : read + rows[step, 10]] = step
-        read += rows[step, 10]
-    return place, writes, written[:made].copy(), written_at[:made].copy(), read_at
+class Values(NamedTuple):
+    """Columns of all values: see ``template.Facts``; ``marks`` as in ``draft``. ``reported`` live until
+    the end of the step."""
 
-
-class Touched(NamedTuple):
-    """Columns of what steps hold and write, step by step: see ``template.Template``."""
-
-    place: Ints
-    value: Ints
-    writes: Flags
+    bytes: Ints
+    root: Ints
     storage: Ints
-    is_gradient: Flags
+    mesh: Ints
+    marks: Ints
+    reported: Flags
+
+
+class Steps(NamedTuple):
+    """The steps of a stage's templates, one template of ``waits.NAMES`` behind the other: see
+    ``template.Rows``. Template n ends before step ``stops[n]``. Of every step, its first touch, its
+    first write and its first read."""
+
+    rows: Ints
+    value: Ints
+    read: Ints
+    stops: Ints
+    touch: Ints
+    write: Ints
+    reads: Ints
+
+
+class Found(NamedTuple):
+    """What there is to say of the steps of a stage.
+
+    ``sizes``: rows allocated, freed, temporary, first, second and onward of ``Lifetimes``. ``frees``:
+    rows place and value; ``needed``: rows of ``waits.Needed``. ``ends``: per template where it ends in
+    these two, its last compute, and in bits which templates it waits for.
+    """
+
+    sizes: Ints
+    frees: Ints
+    needed: Ints
+    ends: Ints
 
 
 class Sets(NamedTuple):
-    """The values that die here, those that are made here, those alive before; bytes of each."""
+    """The values that die in a template, those that are made there, and those alive, which is kept up
+    to date."""
 
     dying: Flags
     returning: Flags
     alive: Flags
-    bytes: Ints
 
 
 @compiled
-def play(touched: Touched, sets: Sets, allocated: Ints, freed: Ints) -> tuple[Ints, Ints, Flags]:
-    """Add to the bytes that steps allocate and free; return (place, value) of all that is freed, and
-    what is alive afterwards. See ``lifetimes._walk``."""
-    count, num_values = len(touched.place), len(sets.bytes)
-    latest = np.full(num_values, -1, dtype=np.int64)  # pair of (value, place) that touched it last
-    value, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    before = np.empty(count, dtype=np.int64)
-    is_own, made = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-    held, is_last = np.zeros(count, dtype=np.bool_), np.ones(count, dtype=np.bool_)
-    pairs = 0
-    for entry in range(count):
-        stored = touched.storage[entry]
-        pair = latest[stored]
-        if pair < 0 or place[pair] != touched.place[entry]:
-            value[pairs], place[pairs], before[pairs] = stored, touched.place[entry], pair
-            pair, pairs = pairs, pairs + 1
-            latest[stored] = pair
-        if not touched.writes[entry]:
-            held[pair] = True
+def look_over(
+    rows: Ints, touched: tuple[Ints, Ints], stops: Ints, values: Values, mesh: int, many: int
+) -> Found:
+    """Find waits and lifetimes of all templates of one mesh; ``touched`` are values held and written,
+    and values read, ``many`` the number of microbatches."""
+    steps = _steps(rows, touched, stops)
+    count = len(rows)
+    sizes = np.zeros((6, count), dtype=np.int64)
+    sizes[:3] = rows[:, 5:8].T
+    frees = np.empty((2, len(touched[0]) + 2 * len(values.bytes)), dtype=np.int64)
+    ends = np.zeros((len(stops), 4), dtype=np.int64)
+    written = _written_by(steps, values)
+    alive = np.zeros(len(values.bytes), dtype=np.bool_)
+    size = 0
+    for number in range(len(stops)):
+        begin, stop = _span(steps, number)
+        ends[number, 0] = size
+        if begin == stop:
             continue
-        if touched.value[entry] == stored:
-            is_own[pair] = True
-        if not touched.is_gradient[entry]:
-            made[pair] = True
-    for pair in range(pairs):
-        if before[pair] >= 0 and not (made[pair] and not held[pair]):
-            is_last[before[pair]] = False
-    living = np.zeros(num_values, dtype=np.bool_)
-    alive = sets.alive.copy()
-    num_freed = 0
-    for pair in range(pairs):
-        one, where = value[pair], place[pair]
-        if before[pair] < 0:
-            living[one] = sets.alive[one]
-        if is_own[pair] and sets.returning[one] and not living[one]:
-            allocated[where] += sets.bytes[one]
-            living[one] = True
-        if is_last[pair] and sets.dying[one]:
-            if living[one]:
-                freed[where] += sets.bytes[one]
-                living[one] = False
-            place[num_freed], value[num_freed] = where, one
-            num_freed += 1
-        alive[one] = living[one]
-    return place[:num_freed].copy(), value[:num_freed].copy(), alive
-
-
-class Sums(NamedTuple):
-    """Columns of what backward steps write, and of the steps: see ``lifetimes._add_up``."""
-
-    place: Ints
-    value: Ints
-    is_sum: Flags
-    by_microbatch: Flags
-    bytes: Ints
-    last_only: Flags
-    computes: Flags
-    saved: Ints
-    alone: Ints
-
-
-@compiled
-def add_up(sums: Sums, num_values: int, allocated: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Add to ``allocated``; return ``first``, ``temporary``, ``second`` and ``onward`` of
-    ``Lifetimes``. See ``lifetimes._add_up``."""
-    count = len(sums.alone)
-    seen = np.zeros(num_values, dtype=np.bool_)
-    first = np.zeros(count, dtype=np.int64)
-    again, later = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    most_again, most_later = np.full(count, -1), np.full(count, -1)
-    for entry in range(len(sums.value)):
-        value, at, size = sums.value[entry], sums.place[entry], sums.bytes[entry]
-        is_first = not seen[value]
-        seen[value] = True
-        if not sums.is_sum[entry]:
-            continue
-        if not is_first:
-            again[at] += size
-            most_again[at] = max(most_again[at], size)
-        elif sums.by_microbatch[entry]:
-            continue
-        elif sums.last_only[at]:
-            allocated[at] += size
-            continue
-        else:
-            first[at] += size
-        later[at] += size
-        most_later[at] = max(most_later[at], size)
-    temporary, second = again.copy(), later.copy()
-    for at in range(count):
-        alone, saved = sums.alone[at], sums.saved[at]
-        adds = sums.computes[at] and most_again[at] >= 0
-        temporary[at] += max(alone, most_again[at] - saved) if adds else alone
-        adds = sums.computes[at] and most_later[at] >= 0
-        second[at] += max(alone, most_later[at] - saved) if adds else alone
-    return first, temporary, second, sums.alone + later
-
-
-class Written(NamedTuple):
-    """All that templates wrote, entry by entry: the one before of the same value in the same template
-    (-1), its template, its place there, and the first entry of that place. ``newest`` is the last
-    entry of every value (-1)."""
-
-    newest: Ints
-    before: Ints
-    template: Ints
-    place: Ints
-    first: Ints
-
-
-class Needs(NamedTuple):
-    """The steps of one template, what they read and write by ascending place, and of every value
-    whose data it is and whether it adds up."""
-
-    kind: NDArray[np.int8]
-    read_at: Ints
-    read: Ints
-    written_at: Ints
-    written: Ints
-    root: Ints
-    is_gradient: Flags
-
-
-@compiled
-def wait(needs: Needs, known: Written, number: int, begin: int) -> tuple[Ints, Ints, Ints, int]:
-    """Note from entry ``begin`` on what template ``number`` writes, and return what it needs: see
-    ``waits.Waits.of``."""
-    newest, before, template, place, first = known
-    found = np.empty((3, 2 * len(needs.read) + len(needs.kind) + 16), dtype=np.int64)
-    seen = np.full(begin + len(needs.written), -1, dtype=np.int64)
-    size, entry, turn, computed = 0, begin, 0, -1
-    for at in range(len(needs.kind)):
-        while turn < len(needs.read) and needs.read_at[turn] == at:
-            value = needs.root[needs.read[turn]]
-            one, turn = newest[value], turn + 1
-            while one >= 0:
-                if seen[first[one]] != at:
-                    seen[first[one]] = at
-                    found = _noted(found, size, at, template[one], place[one])
-                    size += 1
-                one = before[one] if needs.is_gradient[value] else -1
-        if SENDS[needs.kind[at]]:
-            writer = number if computed >= 0 else PREVIOUS
-            found = _noted(found, size, at, writer, max(computed, 0))
-            size += 1
-        elif COMPUTES[needs.kind[at]]:
-            computed = at
-        begun = entry
-        while entry - begin < len(needs.written) and needs.written_at[entry - begin] == at:
-            value = needs.written[entry - begin]
-            before[entry] = newest[value] if newest[value] >= begin else -1
-            template[entry], place[entry], first[entry] = number, at, begun
-            newest[value] = entry
-            entry += 1
-    return found[0, :size], found[1, :size], found[2, :size], computed
+        sets = _sets(steps, values, number, written, alive)
+        size = _walk(steps, values, number, sets, (sizes, frees, size))
+        if number == FORWARD:
+            alive = sets.alive
+        if number in (BACKWARD, LAST_BACKWARD):
+            _add_up(steps, values, number, sizes)
+            _let_go(steps, values, number, sizes)
+        if number == EPILOGUE:
+            size = _free_at_update(steps, values, written, (mesh, many), (sizes, frees, size))
+        ends[number, 0] = size
+    needed = _wait(steps, values, ends)
+    return Found(sizes, frees[:, :size], needed, ends)
 
 
 @inner
-def _noted(found: Ints, size: int, at: int, writer: int, target: int) -> Ints:
-    """Write a column, in a larger array where this one is full."""
-    if size == found.shape[1]:
-        larger = np.empty((3, 2 * size), dtype=np.int64)
-        larger[:, :size] = found
-        found = larger
-    found[0, size], found[1, size], found[2, size] = at, writer, target
+def _steps(rows: Ints, touched: tuple[Ints, Ints], stops: Ints) -> Steps:
+    count = len(rows)
+    touch, write = np.zeros(count + 1, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    reads = np.zeros(count + 1, dtype=np.int64)
+    for step in range(count):
+        write[step] = touch[step] + rows[step, 8]
+        touch[step + 1] = write[step] + rows[step, 9]
+        reads[step + 1] = reads[step] + rows[step, 10]
+    return Steps(rows, touched[0], touched[1], stops, touch, write, reads)
+
+
+@inner
+def _span(steps: Steps, number: int) -> tuple[int, int]:
+    return (steps.stops[number - 1] if number else 0), steps.stops[number]
+
+
+@inner
+def _written_by(steps: Steps, values: Values) -> Flags:
+    """Return, per template, the set of values that it writes."""
+    written = np.zeros((len(steps.stops), len(values.bytes)), dtype=np.bool_)
+    for number in range(len(steps.stops)):
+        begin, stop = _span(steps, number)
+        for step in range(begin, stop):
+            for touch in range(steps.write[step], steps.touch[step + 1]):
+                written[number, steps.value[touch]] = True
+    return written
+
+
+@inner
+def _read_where(steps: Steps, values: Values, number: int, column: int) -> Flags:
+    """Return what the steps of a template read that are flagged in a column of ``rows``."""
+    found = np.zeros(len(values.bytes), dtype=np.bool_)
+    begin, stop = _span(steps, number)
+    for step in range(begin, stop):
+        if steps.rows[step, column]:
+            for read in range(steps.reads[step], steps.reads[step + 1]):
+                found[steps.read[read]] = True
     return found
+
+
+@inner
+def _sets(steps: Steps, values: Values, number: int, written: Flags, alive: Flags) -> Sets:
+    """Return a template's sets: see ``lifetimes``. ``alive`` is what forward left."""
+    nothing = np.zeros(len(values.bytes), dtype=np.bool_)
+    made = written[number]
+    if number == PROLOGUE:
+        return Sets(nothing, made, alive.copy())
+    if number > LAST_BACKWARD:
+        before = written[LAST_BACKWARD].copy()
+        if number == EPILOGUE:
+            before |= written[RECEIVE]
+        return Sets(made & ((values.marks & ACTIVATION) > 0), made, before)
+    returning = (values.marks & BY_MICROBATCH) > 0
+    for value in np.flatnonzero(made & ((values.marks & GATHERED) > 0)):
+        returning[values.storage[value]] = True
+    if number == FORWARD:
+        return Sets(returning & ~_survives(steps, values) & ~values.reported, returning, nothing)
+    returning |= alive
+    synced = _read_where(steps, values, number, 4)
+    return Sets((returning | synced) & ~values.reported, returning, alive.copy())
+
+
+@inner
+def _survives(steps: Steps, values: Values) -> Flags:
+    """Return what the last backward holds before it writes."""
+    held = np.zeros(len(values.bytes), dtype=np.bool_)
+    seen = np.zeros(len(values.bytes), dtype=np.bool_)
+    begin, stop = _span(steps, LAST_BACKWARD)
+    for step in range(begin, stop):
+        for touch in range(steps.touch[step], steps.touch[step + 1]):
+            stored = values.storage[steps.value[touch]]
+            if not seen[stored]:
+                seen[stored] = True
+                held[stored] = touch < steps.write[step]
+    return held
+
+
+@inner
+def _walk(
+    steps: Steps, values: Values, number: int, sets: Sets, found: tuple[Ints, Ints, int]
+) -> int:
+    """Play the steps of a template: add to the bytes that they allocate and free, and list what is
+    freed; return how long that list is. See ``lifetimes._walk``."""
+    sizes, frees, size = found
+    begin, stop = _span(steps, number)
+    most = steps.touch[stop] - steps.touch[begin]
+    latest = np.full(len(values.bytes), -1, dtype=np.int64)  # pair (value, step), touched last
+    value, place = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    before = np.empty(most, dtype=np.int64)
+    is_own, made = np.zeros(most, dtype=np.bool_), np.zeros(most, dtype=np.bool_)
+    held, is_last = np.zeros(most, dtype=np.bool_), np.ones(most, dtype=np.bool_)
+    pairs = 0
+    for step in range(begin, stop):
+        for touch in range(steps.touch[step], steps.touch[step + 1]):
+            touched = steps.value[touch]
+            stored = values.storage[touched]
+            pair = latest[stored]
+            if pair < 0 or place[pair] != step:
+                value[pairs], place[pairs], before[pairs] = stored, step, pair
+                pair, pairs = pairs, pairs + 1
+                latest[stored] = pair
+            if touch < steps.write[step]:
+                held[pair] = True
+                continue
+            is_own[pair] |= touched == stored
+            made[pair] |= not values.marks[touched] & GRADIENT
+    for pair in range(pairs):
+        if before[pair] >= 0 and not (made[pair] and not held[pair]):
+            is_last[before[pair]] = False
+    alive = sets.alive
+    for pair in range(pairs):
+        one, step = value[pair], place[pair]
+        if is_own[pair] and sets.returning[one] and not alive[one]:
+            sizes[0, step] += values.bytes[one]
+            alive[one] = True
+        if is_last[pair] and sets.dying[one]:
+            if alive[one]:
+                sizes[1, step] += values.bytes[one]
+                alive[one] = False
+            frees[0, size], frees[1, size] = step - begin, one
+            size += 1
+    return size
+
+
+@inner
+def _add_up(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
+    """Count gradients that are written more than once: see ``lifetimes._add_up``."""
+    seen = np.zeros(len(values.bytes), dtype=np.bool_)
+    begin, stop = _span(steps, number)
+    for step in range(begin, stop):
+        again = later = first = 0
+        most_again = most_later = -1
+        for touch in range(steps.write[step], steps.touch[step + 1]):
+            value = steps.value[touch]
+            size, is_first = values.bytes[value], not seen[value]
+            seen[value] = True
+            if not values.marks[value] & GRADIENT:
+                continue
+            if not is_first:
+                again += size
+                most_again = max(most_again, size)
+            elif values.marks[value] & BY_MICROBATCH:
+                continue
+            elif steps.rows[step, 3]:
+                sizes[0, step] += size
+                continue
+            else:
+                first += size
+            later += size
+            most_later = max(most_later, size)
+        saved, alone = steps.rows[step, 6], steps.rows[step, 7]
+        computes = steps.rows[step, 0] == RUNS_BACKWARD
+        adds = computes and most_again >= 0
+        sizes[2, step] = again + (max(alone, most_again - saved) if adds else alone)
+        adds = computes and most_later >= 0
+        sizes[3, step] = first
+        sizes[4, step] = later + (max(alone, most_later - saved) if adds else alone)
+        sizes[5, step] = later + alone
+
+
+@inner
+def _let_go(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
+    """Free gradients kept over microbatches where they are synchronised at last."""
+    synced = _read_where(steps, values, number, 4)
+    done = np.full(len(values.bytes), -1, dtype=np.int64)
+    begin, stop = _span(steps, number)
+    for step in range(begin, stop):
+        if steps.rows[step, 3]:
+            for read in range(steps.reads[step], steps.reads[step + 1]):
+                value = steps.read[read]
+                if synced[value] and not values.marks[value] & BY_MICROBATCH and done[value] < step:
+                    done[value] = step
+                    sizes[1, step] += values.bytes[value]
+
+
+@inner
+def _free_at_update(
+    steps: Steps, values: Values, written: Flags, frame: tuple[int, int],
+    found: tuple[Ints, Ints, int],
+) -> int:  # fmt: skip
+    """Give back what lived for the whole step: see ``lifetimes.free_at_update``."""
+    sizes, frees, size = found
+    mesh, many = frame
+    update = begin = steps.stops[EPILOGUE - 1]
+    while steps.rows[update, 0] != UPDATE:
+        update += 1
+    synced = _read_where(steps, values, LAST_BACKWARD, 3)
+    late = written[LAST_BACKWARD] | written[SEND] | written[RECEIVE] | written[EPILOGUE]
+    for asked in (True, False):
+        for value in range(len(values.bytes)):
+            marks = values.marks[value]
+            ends = written[PROLOGUE, value]
+            if marks & GRADIENT and not marks & BY_MICROBATCH and not synced[value]:
+                ends |= late[value]
+            if values.mesh[value] != mesh or ends == asked:
+                continue
+            if ends or values.reported[value]:
+                lives = many if asked and marks & BY_MICROBATCH else 1
+                sizes[1, update] += lives * values.bytes[value]
+                frees[0, size], frees[1, size] = update - begin, value
+                size += 1
+    return size
+
+
+@inner
+def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
+    """Return what all steps wait for, template by template: see ``waits.Waits``; note in ``ends``.
+
+    Of every write is known: the one before of the same value in the same template (-1), its template,
+    its place there, and the first write of its step.
+    """
+    most = len(steps.value)
+    before, template = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    place, seen = np.empty(most, dtype=np.int64), np.full(most, -1, dtype=np.int64)
+    newest = np.full(len(values.bytes), -1, dtype=np.int64)
+    needed = np.empty((3, 2 * len(steps.read) + len(steps.rows) + 16), dtype=np.int64)
+    size = 0
+    for number in range(len(steps.stops)):
+        begin, stop = _span(steps, number)
+        known = newest.copy() if number == BACKWARD else newest
+        computed, writers = -1, 0
+        for step in range(begin, stop):
+            for read in range(steps.reads[step], steps.reads[step + 1]):
+                value = values.root[steps.read[read]]
+                one = known[value]
+                while one >= 0:
+                    first = steps.write[place[one]]
+                    if seen[first] != step:
+                        seen[first] = step
+                        writer = template[one]
+                        target = place[one] - _span(steps, writer)[0]
+                        needed = _noted(needed, size, step - begin, writer, target)
+                        writers, size = writers | 1 << writer, size + 1
+                    one = before[one] if values.marks[value] & GRADIENT else -1
+            if SENDS[steps.rows[step, 0]]:
+                writer = number if computed >= 0 else PREVIOUS
+                needed = _noted(needed, size, step - begin, writer, max(computed, 0))
+                writers, size = writers | 1 << writer, size + 1
+            elif COMPUTES[steps.rows[step, 0]]:
+                computed = step - begin
+            for touch in range(steps.write[step], steps.touch[step + 1]):
+                value = steps.value[touch]
+                is_here = known[value] >= steps.touch[begin]
+                before[touch] = known[value] if is_here else -1
+                template[touch], place[touch] = number, step
+                known[value] = touch
+        ends[number, 1], ends[number, 2], ends[number, 3] = size, computed, writers
+    return needed[:, :size]
+
+
+@inner
+def _noted(needed: Ints, size: int, at: int, writer: int, target: int) -> Ints:
+    """Write a column, in a larger array where this one is full."""
+    if size == needed.shape[1]:
+        larger = np.empty((3, 2 * size), dtype=np.int64)
+        larger[:, :size] = needed
+        needed = larger
+    needed[0, size], needed[1, size], needed[2, size] = at, writer, target
+    return needed

@@ -54,13 +54,13 @@ def _returns(facts: Facts, template: Template) -> Flags:
     return found
 
 
-def reported(draft: Draft, facts: Facts) -> Flags:
+def find_reported(draft: Draft, facts: Facts) -> Flags:
     """Values that live until the end of the step because somebody may ask for them."""
     return facts.set_of([draft.storage(output.value) for output in draft.outputs])
 
 
 def forward_lifetimes(
-    draft: Draft, facts: Facts, forward: Template, backward: Template
+    facts: Facts, forward: Template, backward: Template, reported: Flags
 ) -> tuple[Lifetimes, Flags]:
     """Return a forward template's lifetimes and the values alive when it ends."""
     returning = _returns(facts, forward)
@@ -69,15 +69,17 @@ def forward_lifetimes(
         moment[:] = 2 * len(backward) + 1
         order = 2 * backward.place + backward.writes
         np.minimum.at(moment, facts.storage[backward.value], order)
-    dying = returning & ((moment & 1) == 1) & ~reported(draft, facts)
+    dying = returning & ((moment & 1) == 1) & ~reported
     return _walk(facts, forward, (dying, returning, facts.none()))
 
 
-def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Flags) -> Lifetimes:
+def backward_lifetimes(
+    facts: Facts, backward: Template, alive: Flags, reported: Flags
+) -> Lifetimes:
     """Return a backward template's lifetimes, given what forward left alive."""
     returning = _returns(facts, backward) | alive
     synced = facts.set_of(backward.chosen(backward.syncs)[1])
-    dying = (returning | synced) & ~reported(draft, facts)
+    dying = (returning | synced) & ~reported
     lifetimes, _ = _walk(facts, backward, (dying, returning, alive))
     _add_up(facts, backward, lifetimes)
     places, values = backward.chosen(backward.last_only)
@@ -90,9 +92,6 @@ def backward_lifetimes(draft: Draft, facts: Facts, backward: Template, alive: Fl
 
 def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     """Count gradients that are written more than once, in a microbatch or over all of them."""
-    if facts.compiled:
-        _add_up_compiled(facts, backward, lifetimes)
-        return
     count = len(backward)
     places, values = backward.written_at, backward.written
     once = np.zeros(len(values), dtype=np.bool_)
@@ -124,25 +123,6 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
             lifetimes.onward = alone + total
 
 
-def _add_up_compiled(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
-    from shardwright.planner.lower import kernels
-
-    values = backward.written
-    sums = kernels.Sums(
-        place=backward.written_at,
-        value=values,
-        is_sum=facts.is_gradient[values],
-        by_microbatch=facts.by_microbatch[values],
-        bytes=facts.bytes[values],
-        last_only=backward.last_only,
-        computes=backward.kind == Kind.BACKWARD,
-        saved=backward.freed,
-        alone=lifetimes.temporary,
-    )
-    found = kernels.add_up(sums, len(facts.bytes), lifetimes.allocated)
-    lifetimes.first, lifetimes.temporary, lifetimes.second, lifetimes.onward = found
-
-
 def once_lifetimes(facts: Facts, template: Template, before: Ints, *, ends_step: bool) -> Lifetimes:
     """Return lifetimes of steps that run once per training step (prologue, exchange, epilogue).
 
@@ -170,8 +150,6 @@ def _walk(
     result = Lifetimes(allocated, freed, template.temporary, _NOTHING, _NOTHING)
     if not len(template.value):
         return result, alive
-    if facts.compiled:
-        return result, _play(facts, template, sets, result)
     uses = _Uses(facts, template)
     value, place, ends = uses.value, uses.place, uses.is_last & dying[uses.value]
     # A life begins with a value's first use or after its last end, and lasts to its next one.
@@ -195,23 +173,6 @@ def _walk(
     alive[value] = False
     alive[value[begins][living]] = True
     return result, alive
-
-
-def _play(
-    facts: Facts, template: Template, sets: tuple[Flags, Flags, Flags], result: Lifetimes
-) -> Flags:
-    """Do the same by compiled kernels."""
-    from shardwright.planner.lower import kernels
-
-    value = template.value
-    touched = kernels.Touched(
-        template.place, value, template.writes, facts.storage[value], facts.is_gradient[value]
-    )
-    places, values, alive = kernels.play(
-        touched, kernels.Sets(*sets, facts.bytes), result.allocated, result.freed
-    )
-    result.free_place, result.free_value = places, values
-    return alive
 
 
 class _Uses:
@@ -239,16 +200,18 @@ class _Uses:
 
 
 def free_at_update(
-    draft: Draft,
     facts: Facts,
-    mesh: int,
+    frame: tuple[int, int],
     lifetimes: Lifetimes,
     templates: tuple[Template, Template, Sequence[Template]],
+    reported: Flags,
 ) -> None:
     """At the update, give back what lived for the whole step: prologue and reduced gradients.
 
-    ``templates``: prologue, backward, and those after it, the epilogue last.
+    ``frame``: mesh and number of microbatches. ``templates``: prologue, backward, and those after it,
+    the epilogue last.
     """
+    mesh, num_microbatches = frame
     prologue, backward, others = templates
     synced = facts.set_of(backward.chosen(backward.last_only)[1])
     written = facts.set_of(np.concatenate([t.written for t in (backward, *others)]))
@@ -256,8 +219,8 @@ def free_at_update(
     values |= facts.set_of(prologue.written)
     place = int(np.flatnonzero(others[-1].kind == Kind.UPDATE)[0])
     here = facts.mesh == mesh
-    asked = np.flatnonzero(reported(draft, facts) & ~values & here)
-    lives = np.where(facts.by_microbatch[asked], draft.strategy.pipeline.num_microbatches, 1)
+    asked = np.flatnonzero(reported & ~values & here)
+    lives = np.where(facts.by_microbatch[asked], num_microbatches, 1)
     mine = np.flatnonzero(values & here)
     lifetimes.free(place, np.concatenate([asked, mine]))
     lifetimes.freed[place] += int((lives * facts.bytes[asked]).sum() + facts.bytes[mine].sum())

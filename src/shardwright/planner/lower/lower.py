@@ -16,13 +16,14 @@ from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
-from shardwright.planner.lower.assemble import Steps, Templates, assemble
+from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import (
     Transfers,
     backward_steps,
     forward_steps,
     insert_syncs,
 )
+from shardwright.planner.lower.compile import Steps, Templates
 from shardwright.planner.lower.draft import Draft, Finished, Step
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters

@@ -24,7 +24,7 @@ from shardwright.planner.lower.backward import (
 from shardwright.planner.lower.draft import Draft, Finished, Step
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry
-from shardwright.planner.lower.template import Rows, Template
+from shardwright.planner.lower.template import Rows
 
 Pair = tuple[int, int]
 Group = tuple[Pair, ...]  # gradients that are synchronised together, and where they go
@@ -61,11 +61,11 @@ class Piece:
         return [*parts, rest]
 
 
-def joined(pieces: Sequence[Piece]) -> Template:
-    """Return the template that pieces make, one behind the other."""
+def joined(pieces: Sequence[Piece]) -> list[Rows]:
+    """Return the template that pieces make, one behind the other, in parts."""
     late = [piece.late for piece in pieces if piece.late is not None]
     if not any(piece.ahead for piece in pieces):
-        return Template([*[piece.whole for piece in pieces], *late], compiled=True)
+        return [*[piece.whole for piece in pieces], *late]
     issued: dict[int, list[tuple[int, Rows]]] = {}
     before = -1  # the last piece with segments
     for number, piece in enumerate(pieces):
@@ -80,7 +80,7 @@ def joined(pieces: Sequence[Piece]) -> Template:
     parts = [
         part for number, piece in enumerate(pieces) for part in piece.woven(issued.get(number, ()))
     ]
-    return Template([*parts, *late], compiled=True)
+    return [*parts, *late]
 
 
 @dataclass(frozen=True, slots=True)

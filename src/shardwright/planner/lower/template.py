@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -37,9 +38,9 @@ MOVES = _table(Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
 SENDS = _table(Kind.MESSAGE, Kind.SEND)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Facts:
-    """Of every value of a draft: what one device allocates for it, and what it is.
+    """Of every value of a draft: what one device allocates for it, and what it is (``marks``).
 
     ``root`` is the value whose data it has under another name, ``storage`` the one in whose memory
     it lies (``Draft.storage``); itself where it has its own.
@@ -49,17 +50,13 @@ class Facts:
     root: Ints
     storage: Ints
     mesh: Ints
-    by_microbatch: Flags
-    is_gradient: Flags
-    is_activation: Flags
-    is_gathered: Flags  # a parameter that is filled by a message
-    compiled: bool = False  # whether steps are played by ``kernels``
+    marks: Ints
 
     @classmethod
     def of(cls, draft: Draft) -> Facts:
         """Read them off a draft whose values are all there."""
-        marks, sizes = np.array(draft.marks), np.array(draft.sizes)
-        roots, lying = np.array(draft.roots), np.arange(len(sizes))
+        sizes, roots = np.array(draft.sizes), np.array(draft.roots)
+        lying = np.arange(len(sizes))
         views = list(draft.views)
         lying[views] = [draft.storage(value) for value in views]
         sizes[views] = 0
@@ -68,12 +65,28 @@ class Facts:
             root=roots,
             storage=lying[roots],
             mesh=np.array(draft.meshes),
-            by_microbatch=(marks & BY_MICROBATCH) > 0,
-            is_gradient=(marks & GRADIENT) > 0,
-            is_activation=(marks & ACTIVATION) > 0,
-            is_gathered=(marks & GATHERED) > 0,
-            compiled=draft.compiled,
+            marks=np.array(draft.marks),
         )
+
+    @cached_property
+    def by_microbatch(self) -> Flags:
+        """Those that are made anew for every microbatch."""
+        return (self.marks & BY_MICROBATCH) > 0
+
+    @cached_property
+    def is_gradient(self) -> Flags:
+        """Those that add up."""
+        return (self.marks & GRADIENT) > 0
+
+    @cached_property
+    def is_activation(self) -> Flags:
+        """Those that are activations."""
+        return (self.marks & ACTIVATION) > 0
+
+    @cached_property
+    def is_gathered(self) -> Flags:
+        """Parameters that are filled by a message."""
+        return (self.marks & GATHERED) > 0
 
     def none(self) -> Flags:
         """Return the empty set of values."""
@@ -137,7 +150,7 @@ class Template:
     that synchronise gradients.
     """
 
-    def __init__(self, parts: Sequence[Rows], *, compiled: bool = False) -> None:
+    def __init__(self, parts: Sequence[Rows]) -> None:
         """Take the steps of several parts, one behind the other."""
         rows, self.value, self.read = parts[0]
         if len(parts) > 1:
@@ -149,12 +162,6 @@ class Template:
         self.item, self.resource = columns[1], columns[2]
         self.last_only, self.syncs = columns[3] > 0, columns[4] > 0
         self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
-        if compiled:
-            from shardwright.planner.lower import kernels
-
-            found = kernels.columns(rows, self.value)
-            self.place, self.writes, self.written, self.written_at, self.read_at = found
-            return
         turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
         self.place, self.writes = turn >> 1, (turn & 1) == 1
         self.written = self.value[self.writes]
@@ -163,11 +170,6 @@ class Template:
 
     def __len__(self) -> int:
         return len(self.kind)
-
-    @classmethod
-    def of(cls, draft: Draft, steps: Sequence[Step]) -> Template:
-        """Look at steps of a draft whose segments are finished."""
-        return cls([Rows.of(draft, steps)], compiled=draft.compiled)
 
     def chosen(self, flags: Flags) -> tuple[Ints, Ints]:
         """Return what the steps so flagged read: columns (place, value)."""

@@ -36,23 +36,18 @@ class Waits:
         self.last = np.full(len(facts.bytes), -1)
         self.keys: dict[int, Ints] = {}  # per template: value x steps + place, ascending
         self.lengths: dict[int, int] = {}
-        # Where compiled, ``last`` is the last entry of every value among all that was written.
-        self.entries, self.size = np.empty((4, 0), dtype=np.int64), 0
 
     def copy(self) -> Waits:
         """Return the same knowledge, to go another way from here."""
         other = Waits(self.facts)
         other.last, other.keys = self.last.copy(), dict(self.keys)
         other.lengths = dict(self.lengths)
-        other.entries, other.size = self.entries, self.size
         return other
 
     def of(self, name: str, template: Template) -> Needed:
         """Return what each step waits for, once each: for what it reads and, where it sends something,
         for the compute before it."""
         number, count = NAMES.index(name), len(template)
-        if self.facts.compiled:
-            return self._of_compiled(number, template)
         keys = np.sort(template.written * count + template.written_at)
         places, values = template.read_at, template.read
         values = self.facts.root[values]
@@ -87,22 +82,6 @@ class Waits:
             np.concatenate([targets, np.maximum(before, 0)]),
             int(computed[-1]),
         )
-
-    def _of_compiled(self, number: int, template: Template) -> Needed:
-        from shardwright.planner.lower import kernels
-
-        size, more = self.size, len(template.written)
-        if size + more > len(self.entries[0]):
-            self.entries = np.concatenate(
-                [self.entries, np.empty((4, size + more), dtype=np.int64)], axis=1
-            )
-        facts, known = self.facts, kernels.Written(self.last, *self.entries)
-        needs = kernels.Needs(
-            template.kind, template.read_at, template.read, template.written_at,
-            template.written, facts.root, facts.is_gradient,
-        )  # fmt: skip
-        self.size = size + more
-        return Needed(*kernels.wait(needs, known, number, size))
 
     def _writes(self, number: int, values: Ints, places: Ints) -> Ints:
         """Return which of a template's writes of values lie before places: (first, stop) rows."""
