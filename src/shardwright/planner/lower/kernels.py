@@ -318,35 +318,38 @@ def _free_at_update(
 def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
     """Return what all steps wait for, template by template: see ``waits.Waits``; note in ``ends``.
 
-    Of every write is known: the one before of the same value in the same template (-1), its template,
-    its place there, and the first write of its step.
+    Of every write is known: the one before of the same value in the same template (-1), its template
+    and its step. No step waits for one twice, so for fewer than there are.
     """
     most = len(steps.value)
     before, template = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
-    place, seen = np.empty(most, dtype=np.int64), np.full(most, -1, dtype=np.int64)
+    place = np.empty(most, dtype=np.int64)
+    seen = np.full(len(steps.rows), -1, dtype=np.int64)  # by whom a step was waited for last
     newest = np.full(len(values.bytes), -1, dtype=np.int64)
-    needed = np.empty((3, 2 * len(steps.read) + len(steps.rows) + 16), dtype=np.int64)
+    needed = np.empty((3, 2 * (len(steps.read) + len(steps.rows)) + 16), dtype=np.int64)
     size = 0
     for number in range(len(steps.stops)):
         begin, stop = _span(steps, number)
         known = newest.copy() if number == BACKWARD else newest
         computed, writers = -1, 0
         for step in range(begin, stop):
+            if size + len(steps.rows) >= needed.shape[1]:
+                needed = _wider(needed)
             for read in range(steps.reads[step], steps.reads[step + 1]):
                 value = values.root[steps.read[read]]
                 one = known[value]
                 while one >= 0:
-                    first = steps.write[place[one]]
-                    if seen[first] != step:
-                        seen[first] = step
-                        writer = template[one]
-                        target = place[one] - _span(steps, writer)[0]
-                        needed = _noted(needed, size, step - begin, writer, target)
+                    writer, maker = template[one], place[one]
+                    if seen[maker] != step:
+                        seen[maker] = step
+                        needed[0, size], needed[1, size] = step - begin, writer
+                        needed[2, size] = maker - (steps.stops[writer - 1] if writer else 0)
                         writers, size = writers | 1 << writer, size + 1
                     one = before[one] if values.marks[value] & GRADIENT else -1
             if SENDS[steps.rows[step, 0]]:
                 writer = number if computed >= 0 else PREVIOUS
-                needed = _noted(needed, size, step - begin, writer, max(computed, 0))
+                needed[0, size], needed[1, size] = step - begin, writer
+                needed[2, size] = max(computed, 0)
                 writers, size = writers | 1 << writer, size + 1
             elif COMPUTES[steps.rows[step, 0]]:
                 computed = step - begin
@@ -361,11 +364,7 @@ def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
 
 
 @inner
-def _noted(needed: Ints, size: int, at: int, writer: int, target: int) -> Ints:
-    """Write a column, in a larger array where this one is full."""
-    if size == needed.shape[1]:
-        larger = np.empty((3, 2 * size), dtype=np.int64)
-        larger[:, :size] = needed
-        needed = larger
-    needed[0, size], needed[1, size], needed[2, size] = at, writer, target
-    return needed
+def _wider(needed: Ints) -> Ints:
+    wider = np.empty((3, 2 * needed.shape[1]), dtype=np.int64)
+    wider[:, : needed.shape[1]] = needed
+    return wider
