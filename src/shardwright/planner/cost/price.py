@@ -26,6 +26,7 @@ from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cos
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 Row = tuple[float, float, int]
+Reads = tuple[Segment, tuple[tuple[int, int], ...], tuple[int, ...]]  # see ``Tariff._reads``
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ class Tariff:
         )
         self.known: dict[object, int] = {}  # by id, segments with what they add: a row
         self.rows, self.items = np.empty((FIRST_ROWS, 3)), list[Segment | Message]()
-        self.reads: dict[int, tuple[object, tuple[tuple[int, int], ...], tuple[int, ...]]] = {}
+        self.reads: dict[int, Reads] = {}
         self._frame: object = None
 
     def price(self, program: Program) -> Prices:
@@ -152,16 +153,20 @@ class Tariff:
 
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which of ``rows`` price every segment's forward and backward."""
-        known = self.known
-        keys = list(zip(map(id, self.program.segments), self._added(), strict=True))
-        for item, key in zip(self.program.segments, keys, strict=True):
-            if key not in known:
-                forward, backward = (
-                    _row(self._segment(item, phase, key[1])) for phase in ("forward", "backward")
-                )
-                known[key] = self._keep(item, forward)
-                self._keep(item, backward)
-        numbers = np.array([known[key] for key in keys], dtype=np.int64)
+        known, segments = self.known, self.program.segments
+        keys = list(zip(map(id, segments), self._added(), strict=True))
+        rows = list(map(known.get, keys))
+        if None in rows:
+            for item, key in zip(segments, keys, strict=True):
+                if key not in known:
+                    forward, backward = (
+                        _row(self._segment(item, phase, key[1]))
+                        for phase in ("forward", "backward")
+                    )
+                    known[key] = self._keep(item, forward)
+                    self._keep(item, backward)
+            rows = [known[key] for key in keys]
+        numbers = np.array(rows, dtype=np.int64)
         return numbers, numbers + 1
 
     def messages(self) -> NDArray[np.int64]:
@@ -229,21 +234,21 @@ class Tariff:
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
 
-    def _reads(self, segment: Segment) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-        """Return what a segment reads and others may too, inputs and outputs of its own: gradients
-        and bytes, and parameters, whose gradients other segments decide."""
-        if id(segment) not in self.reads:
-            values = self.program.values
-            operands = {value for call in segment.calls for value in call.operands}
-            read = (*segment.inputs, *(value for value in segment.outputs if value in operands))
-            parameters = tuple(v for v in read if values[v].role == "parameter")
-            others = tuple(
-                (values[v].gradient, _bytes(values[v]))
-                for v in read
-                if values[v].role != "parameter" and self._adds(values[v].gradient)
-            )
-            self.reads[id(segment)] = (segment, others, parameters)
-        return self.reads[id(segment)][1:]
+    def _reads(self, segment: Segment) -> Reads:
+        """Return what a segment with a backward reads and others may too, inputs and outputs of its
+        own: gradients and bytes, and parameters, whose gradients other segments decide."""
+        if not segment.has_backward:
+            return segment, (), ()
+        values = self.program.values
+        operands = {value for call in segment.calls for value in call.operands}
+        read = (*segment.inputs, *(value for value in segment.outputs if value in operands))
+        parameters = tuple(v for v in read if values[v].role == "parameter")
+        others = tuple(
+            (values[v].gradient, _bytes(values[v]))
+            for v in read
+            if values[v].role != "parameter" and self._adds(values[v].gradient)
+        )
+        return segment, others, parameters
 
     def _adds(self, gradient: int) -> bool:
         """Whether a gradient is summed in one microbatch; ``accumulated`` counts sums of a step."""
@@ -257,19 +262,23 @@ class Tariff:
         """
         values, segments, written = self.program.values, self.program.segments, set[int]()
         is_often = any(kept.sync == "microbatch" for kept in self.program.strategy.parameters)
-        found = [0] * len(segments)
-        for number in reversed(range(len(segments))):
-            if not segments[number].has_backward:
-                continue
-            pairs, parameters = self._reads(segments[number])
+        reads, found = self.reads, list[int]()
+        for segment in segments:
+            if id(segment) not in reads:
+                reads[id(segment)] = self._reads(segment)
+        for segment in reversed(segments):
+            _, pairs, parameters = reads[id(segment)]
             if is_often:
                 own = [(values[v].gradient, _bytes(values[v])) for v in parameters]
                 pairs += tuple(pair for pair in own if self._adds(pair[0]))
+            total = 0
             for gradient, size in pairs:
                 if gradient in written:
-                    found[number] += size
-                written.add(gradient)
-        return found
+                    total += size
+                else:
+                    written.add(gradient)
+            found.append(total)
+        return found[::-1]
 
     def accumulated(self, segment: Segment) -> float:
         """Return the seconds of adding a later microbatch's gradients to those kept."""

@@ -38,6 +38,9 @@ Made = TypeVar("Made")
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
 
 
+Said = tuple[int, int, Layout, Scope, ValueRole]  # of a value: tensor, mesh, layout, scope, role
+
+
 class Extra(TypedDict, total=False):
     """What only some values have; see ``Value``. ``dtype`` defaults to the tensor's own."""
 
@@ -161,6 +164,10 @@ class Draft:
         **extra: Unpack[Extra],
     ) -> int:
         """Append a value and return its index."""
+        return self._number((tensor, mesh, layout, scope, role), extra)
+
+    def _number(self, said: Said, extra: Extra) -> int:
+        tensor, mesh, layout, scope, role = said
         spec = self.graph.tensors[tensor]
         is_fixed = spec.role in ("parameter", "buffer", "constant")
         size_scope: Scope = "step" if is_fixed else scope

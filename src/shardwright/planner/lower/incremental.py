@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
@@ -30,6 +32,8 @@ from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
 
@@ -233,8 +237,7 @@ class _Replay(Lowering):
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
         segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
         uses, first_uses = len(parameters.uses), len(parameters.first_uses)
-        pending = len(parameters.pending)
-        taken, cuts = set(parameters.taken), set(draft.cut_dim)
+        pending, taken, cuts = len(parameters.pending), len(parameters.taken), len(draft.cut_dim)
         external, draft.external = draft.external, set()
         act()
         found, draft.external = frozenset(draft.external), external
@@ -249,20 +252,20 @@ class _Replay(Lowering):
                 ),
                 segments=tuple(index for index, _ in begun),
                 made=frozenset(value for _, segment in begun for value in segment.outputs),
-                pending=tuple(parameters.pending.items())[pending:],
+                pending=tuple(_since(parameters.pending, pending).items()),
                 known={},
             ),
             blocks=tuple(stage.block for stage in self.stages),
             opened=tuple(stage.opened() for stage in self.stages),
             segments=begun,
             leaves=tuple(stage.holdings(around.leaves) for stage in self.stages),
-            uses=dict(tuple(parameters.uses.items())[uses:]),
-            first_uses=dict(tuple(parameters.first_uses.items())[first_uses:]),
-            taken=tuple(parameters.taken - taken),
+            uses=_since(parameters.uses, uses),
+            first_uses=_since(parameters.first_uses, first_uses),
+            taken=_since(parameters.taken, taken),
             turned=tuple(draft.turned[turned:]),
             external=found,
             lasting=tuple(draft.lasting[lasting:]),
-            cuts=tuple((t, dim) for t, dim in draft.cut_dim.items() if t not in cuts),
+            cuts=_since(draft.cut_dim, cuts),
         )
 
     def _repeat(self, record: Record) -> None:
@@ -285,3 +288,9 @@ class _Replay(Lowering):
         draft.external |= record.external
         draft.lasting += record.lasting
         draft.cut_dim.update(record.cuts)
+
+
+def _since(found: dict[Key, Item], size: int) -> dict[Key, Item]:
+    """Return what came to a dict after it had a size."""
+    last = list(islice(reversed(found.items()), len(found) - size))
+    return dict(reversed(last))

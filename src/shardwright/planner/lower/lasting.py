@@ -7,14 +7,13 @@ same number, so that a change in one place does not renumber all others.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Any, Unpack, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import Layout
-from shardwright.core.program import Scope, Segment, Value, ValueRole
+from shardwright.core.program import Segment, Value
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower.draft import Draft, Extra, Made
+from shardwright.planner.lower.draft import Draft, Extra, Made, Said
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.samples import Samples
 
@@ -22,6 +21,15 @@ from shardwright.planner.space.samples import Samples
 # forgotten and begins anew.
 MOST_REMEMBERED = 60_000
 MOST_GROWTH = 8
+
+
+@dataclass(slots=True)
+class _Alike:
+    """The numbers of equal values of one maker, and how many of them are taken this ``turn``."""
+
+    numbers: list[int] = field(default_factory=list[int])
+    turn: int = 0
+    drawn: int = 0
 
 
 class LastingDraft(Draft):
@@ -40,8 +48,10 @@ class LastingDraft(Draft):
         self.remembered: dict[Hashable, Any] = {}
         self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
         self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
-        self._numbers: dict[Hashable, list[int]] = {}
-        self._drawn: dict[Hashable, int] = {}
+        # Of every maker, the values that it made, by all that they are; and how often one began.
+        self._numbers: dict[Hashable, dict[Hashable, _Alike]] = {}
+        self._known: dict[Hashable, _Alike] = {}
+        self._turn = 0
         self.first_size = 0  # values of the first strategy
         self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
         self._segment_numbers: dict[Segment, int] = {}
@@ -64,27 +74,23 @@ class LastingDraft(Draft):
     def make_for(self, maker: Hashable) -> None:
         """Number values from here on as ``maker`` did before, as far as they are alike."""
         self.maker = maker
-        self._drawn.clear()
+        self._known = self._numbers.setdefault(maker, {})
+        self._turn += 1
 
-    def add_value(
-        self,
-        tensor: int,
-        mesh: int,
-        layout: Layout,
-        scope: Scope,
-        role: ValueRole,
-        **extra: Unpack[Extra],
-    ) -> int:
+    def _number(self, said: Said, extra: Extra) -> int:
         """Return the number of a value; of equal ones the maker's first gets the first number."""
         if self.maker is None:
-            return super().add_value(tensor, mesh, layout, scope, role, **extra)
-        cut = self.cut_dim.get(tensor)
-        key = (self.maker, tensor, mesh, layout, scope, role, cut, *extra.items())
-        numbers, drawn = self._numbers.setdefault(key, []), self._drawn.get(key, 0)
-        self._drawn[key] = drawn + 1
-        if drawn == len(numbers):
-            numbers.append(super().add_value(tensor, mesh, layout, scope, role, **extra))
-        return numbers[drawn]
+            return super()._number(said, extra)
+        key = (said, self.cut_dim.get(said[0]), *extra.items())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Alike()
+        if known.turn != self._turn:
+            known.turn, known.drawn = self._turn, 0
+        known.drawn += 1
+        if known.drawn > len(known.numbers):
+            known.numbers.append(super()._number(said, extra))
+        return known.numbers[known.drawn - 1]
 
     def add_segment(self, segment: Segment) -> int:
         """Return the index of a segment; an equal one has the same."""

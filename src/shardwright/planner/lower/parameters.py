@@ -48,7 +48,7 @@ class Parameters:
         self.uses: dict[UseKey, Use] = {}
         self.first_uses: dict[FirstKey, Use] = {}
         self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
-        self.taken: set[int] = set()  # values at rest which are some use's own
+        self.taken: dict[int, None] = {}  # values at rest which are some use's own
         strategy, known = draft.strategy, draft.last_kept
         self.often = set[int]()  # whose gradients are synchronised with every microbatch
         is_alone = len(strategy.meshes) == 1
@@ -113,7 +113,7 @@ class Parameters:
                     gradient=home,
                 )  # fmt: skip
             else:
-                self.taken.add(value)
+                self.taken[value] = None
                 if draft.values[value].gradient != home:
                     draft.set_gradient(value, home)
         elif twin is not None:

@@ -41,11 +41,11 @@ class Record:
     leaves: tuple[Holdings, ...]
     uses: dict[UseKey, Use]
     first_uses: dict[FirstKey, Use]
-    taken: tuple[int, ...]
+    taken: dict[int, None]
     turned: tuple[tuple[int, int], ...]
     external: frozenset[int]
     lasting: tuple[int, ...]
-    cuts: tuple[tuple[int, int], ...]
+    cuts: dict[int, int]
 
 
 class Records:
