@@ -155,8 +155,7 @@ class Tariff:
         """Return which of ``rows`` price every segment's forward and backward."""
         known, segments = self.known, self.program.segments
         keys = list(zip(map(id, segments), self._added(), strict=True))
-        rows = list(map(known.get, keys))
-        if None in rows:
+        if not all(map(known.__contains__, keys)):
             for item, key in zip(segments, keys, strict=True):
                 if key not in known:
                     forward, backward = (
@@ -165,20 +164,18 @@ class Tariff:
                     )
                     known[key] = self._keep(item, forward)
                     self._keep(item, backward)
-            rows = [known[key] for key in keys]
-        numbers = np.array(rows, dtype=np.int64)
+        numbers = np.array([known[key] for key in keys], dtype=np.int64)
         return numbers, numbers + 1
 
     def messages(self) -> NDArray[np.int64]:
         """Return which of ``rows`` price every message."""
         known, items = self.known, self.program.messages
-        numbers = list(map(known.get, map(id, items)))
-        if None in numbers:
-            for number, item in enumerate(items):
-                if numbers[number] is None:
-                    known[id(item)] = self._keep(item, _row(self._message(number)))
-            numbers = [known[id(item)] for item in items]
-        return np.array(numbers, dtype=np.int64)
+        keys = list(map(id, items))
+        if not all(map(known.__contains__, keys)):
+            for number, key in enumerate(keys):
+                if key not in known:
+                    known[key] = self._keep(items[number], _row(self._message(number)))
+        return np.array([known[key] for key in keys], dtype=np.int64)
 
     def _keep(self, item: Segment | Message, row: Row) -> int:
         """Remember a price, and what it is of: no other may have its id."""

@@ -34,16 +34,15 @@ class Traits:
         if len(self._known) > MOST_KNOWN:
             self._forget()
         known = self._known
-        numbers = list(map(known.get, map(id, messages)))
-        if None in numbers:
+        keys = list(map(id, messages))
+        if not all(map(known.__contains__, keys)):
             new = [message for message in messages if id(message) not in known]
-            rows = [_traits(message) for message in new]
             for message in new:
                 known[id(message)] = len(self._messages)
                 self._messages.append(message)
-            self._rows = np.concatenate([self._rows, np.array(rows, dtype=np.int64)])
-            numbers = [known[id(message)] for message in messages]
-        return self._rows[numbers].T
+            rows = np.array([_traits(message) for message in new], dtype=np.int64)
+            self._rows = np.concatenate([self._rows, rows])
+        return self._rows[[known[key] for key in keys]].T
 
 
 def _traits(message: Message) -> tuple[int, int, int, int]:
