@@ -56,8 +56,9 @@ class Found(NamedTuple):
     """What there is to say of the steps of a stage.
 
     ``sizes``: rows allocated, freed, temporary, first, second and onward of ``Lifetimes``. ``frees``:
-    rows place and value; ``needed``: rows of ``waits.Needed``. ``ends``: per template where it ends in
-    these two, its last compute, and in bits which templates it waits for.
+    rows place and value; ``needed``: rows of ``waits.Needed``; both go on beyond what there is.
+    ``ends``: per template where it ends in these two, its last compute, and in bits which templates it
+    waits for.
     """
 
     sizes: Ints
@@ -84,7 +85,9 @@ def look_over(
     steps = _steps(rows, touched, stops)
     count = len(rows)
     sizes = np.zeros((6, count), dtype=np.int64)
-    sizes[:3] = rows[:, 5:8].T
+    for step in range(count):
+        for column in range(3):
+            sizes[column, step] = rows[step, 5 + column]
     frees = np.empty((2, len(touched[0]) + 2 * len(values.bytes)), dtype=np.int64)
     ends = np.zeros((len(stops), 4), dtype=np.int64)
     written = _written_by(steps, values)
@@ -106,7 +109,7 @@ def look_over(
             size = _free_at_update(steps, values, written, (mesh, many), (sizes, frees, size))
         ends[number, 0] = size
     needed = _wait(steps, values, ends)
-    return Found(sizes, frees[:, :size], needed, ends)
+    return Found(sizes, frees, needed, ends)
 
 
 @inner
@@ -153,38 +156,41 @@ def _read_where(steps: Steps, values: Values, number: int, column: int) -> Flags
 @inner
 def _sets(steps: Steps, values: Values, number: int, written: Flags, alive: Flags) -> Sets:
     """Return a template's sets: see ``lifetimes``. ``alive`` is what forward left."""
-    nothing = np.zeros(len(values.bytes), dtype=np.bool_)
-    made = written[number]
-    if number == PROLOGUE:
-        return Sets(nothing, made, alive.copy())
-    if number > LAST_BACKWARD:
-        before = written[LAST_BACKWARD].copy()
-        if number == EPILOGUE:
-            before |= written[RECEIVE]
-        return Sets(made & ((values.marks & ACTIVATION) > 0), made, before)
-    returning = (values.marks & BY_MICROBATCH) > 0
-    for value in np.flatnonzero(made & ((values.marks & GATHERED) > 0)):
-        returning[values.storage[value]] = True
-    if number == FORWARD:
-        return Sets(returning & ~_survives(steps, values) & ~values.reported, returning, nothing)
-    returning |= alive
+    count = len(values.bytes)
+    dying, returning = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+    lives = np.zeros(count, dtype=np.bool_)
+    if number == PROLOGUE or number > LAST_BACKWARD:
+        for value in range(count):
+            returning[value] = written[number, value]
+            if number != PROLOGUE:
+                dying[value] = returning[value] and values.marks[value] & ACTIVATION
+                lives[value] = written[LAST_BACKWARD, value]
+                lives[value] |= number == EPILOGUE and written[RECEIVE, value]
+        return Sets(dying, returning, lives)
+    for value in range(count):
+        lives[value] = alive[value]
+        returning[value] |= lives[value] or values.marks[value] & BY_MICROBATCH
+        if written[number, value] and values.marks[value] & GATHERED:
+            returning[values.storage[value]] = True
     synced = _read_where(steps, values, number, 4)
-    return Sets((returning | synced) & ~values.reported, returning, alive.copy())
+    for value in range(count):
+        dying[value] = (returning[value] or synced[value]) and not values.reported[value]
+    if number == FORWARD:
+        _survive(steps, values, dying)
+    return Sets(dying, returning, lives)
 
 
 @inner
-def _survives(steps: Steps, values: Values) -> Flags:
-    """Return what the last backward holds before it writes."""
-    held = np.zeros(len(values.bytes), dtype=np.bool_)
+def _survive(steps: Steps, values: Values, dying: Flags) -> None:
+    """Spare what the last backward holds before it writes it."""
     seen = np.zeros(len(values.bytes), dtype=np.bool_)
     begin, stop = _span(steps, LAST_BACKWARD)
     for step in range(begin, stop):
         for touch in range(steps.touch[step], steps.touch[step + 1]):
             stored = values.storage[steps.value[touch]]
-            if not seen[stored]:
-                seen[stored] = True
-                held[stored] = touch < steps.write[step]
-    return held
+            if not seen[stored] and touch < steps.write[step]:
+                dying[stored] = False
+            seen[stored] = True
 
 
 @inner
@@ -297,13 +303,13 @@ def _free_at_update(
     while steps.rows[update, 0] != UPDATE:
         update += 1
     synced = _read_where(steps, values, LAST_BACKWARD, 3)
-    late = written[LAST_BACKWARD] | written[SEND] | written[RECEIVE] | written[EPILOGUE]
     for asked in (True, False):
         for value in range(len(values.bytes)):
             marks = values.marks[value]
             ends = written[PROLOGUE, value]
             if marks & GRADIENT and not marks & BY_MICROBATCH and not synced[value]:
-                ends |= late[value]
+                for number in range(LAST_BACKWARD, EPILOGUE + 1):
+                    ends |= written[number, value]
             if values.mesh[value] != mesh or ends == asked:
                 continue
             if ends or values.reported[value]:
@@ -360,11 +366,14 @@ def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
                 template[touch], place[touch] = number, step
                 known[value] = touch
         ends[number, 1], ends[number, 2], ends[number, 3] = size, computed, writers
-    return needed[:, :size]
+    return needed
 
 
 @inner
 def _wider(needed: Ints) -> Ints:
-    wider = np.empty((3, 2 * needed.shape[1]), dtype=np.int64)
-    wider[:, : needed.shape[1]] = needed
+    count = needed.shape[1]
+    wider = np.empty((3, 2 * count), dtype=np.int64)
+    for column in range(count):
+        for row in range(3):
+            wider[row, column] = needed[row, column]
     return wider
