@@ -8,6 +8,7 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,14 +117,17 @@ class Tariff:
         self.reads: dict[int, tuple[object, tuple[tuple[int, int], ...], tuple[int, ...]]] = {}
         self._frame: object = None
 
-    def price(self, program: Program) -> Prices:
-        """Return the cost of every instruction of one Program."""
+    def price(self, program: Program, masters: Mapping[int, int] | None = None) -> Prices:
+        """Return the cost of every instruction of one Program.
+
+        ``masters``: per mesh, bytes that the optimizer keeps, where the Program does not tell.
+        """
         frame = (program.meshes, program.strategy.precision)
         if frame != self._frame or len(self.known) > MOST_KNOWN:
             self._frame = frame
             self._meet(program.meshes, program.strategy.precision)
         self.program = program
-        self.masters: dict[int, int] = {}
+        self.masters: dict[int, int] = dict(masters or {})
         return _prices(self, program)
 
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:

@@ -163,11 +163,16 @@ class _Layout:
         )
 
 
-def assemble(draft: Draft, templates: Sequence[Templates], loss: int) -> Program:
-    """Return the Program of every stage's templates; instruction order is topological and each stage's own order."""
+def assemble(
+    draft: Draft, templates: Sequence[Templates], loss: int, facts: Facts | None = None
+) -> Program:
+    """Return the Program of every stage's templates; instruction order is topological and each stage's own order.
+
+    ``facts`` of the values, where these are not all in the draft.
+    """
     count = len(draft.strategy.meshes)
     layout = _Layout(draft)
-    compiler = _Compiler(draft, templates, layout)
+    compiler = _Compiler(draft, facts or Facts.of(draft), templates, layout)
     compiled = [compiler.stage(stage) for stage in range(count)]
     for stage in range(count):
         layout.append("prologue", compiled[stage]["prologue"], -1)
@@ -191,9 +196,11 @@ def assemble(draft: Draft, templates: Sequence[Templates], loss: int) -> Program
 class _Compiler:
     """Adds to templates what they wait for and when values live."""
 
-    def __init__(self, draft: Draft, templates: Sequence[Templates], layout: _Layout) -> None:
+    def __init__(
+        self, draft: Draft, facts: Facts, templates: Sequence[Templates], layout: _Layout
+    ) -> None:
         self.draft = draft
-        self.facts = Facts.of(draft)
+        self.facts = facts
         self.templates = templates
         self.layout = layout
         self.names = list(draft.resources)

@@ -83,6 +83,11 @@ class Lowering:
 
     def run(self) -> Program:
         """Lower everything."""
+        loss = self.lower_blocks()
+        return assemble(self.draft, self.templates(), loss)
+
+    def lower_blocks(self) -> int:
+        """Lower all blocks forward; return the value of the loss."""
         graph, draft = self.draft.graph, self.draft
         for number in range(len(graph.blocks)):
             self.lower_block(number)
@@ -92,7 +97,7 @@ class Lowering:
         draft.external.add(loss)
         draft.outputs = self._outputs()
         draft.external.update(output.value for output in draft.outputs)
-        return assemble(draft, self.templates(), loss)
+        return loss
 
     # -- forward -------------------------------------------------------------------------------
 
@@ -225,9 +230,13 @@ class Lowering:
 
     def templates(self) -> list[Templates]:
         """Return every stage's templates, with all segments finished."""
+        return [Templates.of(self.draft, steps) for steps in self.steps()]
+
+    def steps(self) -> list[Steps]:
+        """Return every stage's steps, with all segments finished."""
         every = self._steps()
         self._finish_segments()
-        return [Templates.of(self.draft, steps) for steps in every]
+        return every
 
     def _steps(self) -> list[Steps]:
         draft = self.draft

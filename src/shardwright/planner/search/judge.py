@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +15,9 @@ from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
-from shardwright.planner.cost.price import Prices, peer_groups
+from shardwright.planner.cost.price import Prices, Tariff, peer_groups
 from shardwright.planner.lower import lower
+from shardwright.planner.lower.unroll import Irregular, unroll
 from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.simulate import Traits, simulate
@@ -54,7 +56,14 @@ Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
 
 
 def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
-    """Lower, price and simulate a strategy as it stands."""
+    """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered."""
+    abridged = context.abridger.abridge(strategy) if context.abridger.is_long else None
+    if abridged is not None:
+        with contextlib.suppress(Irregular):
+            whole = unroll(abridged, strategy)
+            tariff = Tariff(whole.graph, context.cluster, context.table)
+            prices = tariff.price(whole.program, whole.masters)
+            return judge_program(context, whole.program, prices, least_seconds)[1]
     return run(context, strategy, least_seconds)[2]
 
 

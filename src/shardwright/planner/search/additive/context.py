@@ -23,6 +23,8 @@ from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
 from shardwright.planner.cost.recomputation import recomputed_operators
+from shardwright.planner.lower.abridged import Abridger
+from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.search.additive.saves import find_saves
 from shardwright.planner.search.additive.ties import Ties, tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
@@ -168,6 +170,16 @@ class Context:
         iterations = [self.iteration(index) for index in range(len(graph.operators))]
         names = data_dims(graph, samples, iterations)
         return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
+
+    @cached_property
+    def abridger(self) -> Abridger:
+        """Leaves out equal blocks where strategies of deep graphs are judged."""
+        return Abridger(self.graph, self.samples)
+
+    @cached_property
+    def spreader(self) -> Spreader:
+        """Makes strategies of deep graphs, quickly."""
+        return Spreader(self.abridger)
 
     @cached_property
     def widest(self) -> dict[int, int]:
