@@ -41,7 +41,6 @@ from shardwright.planner.search.named import (
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.selection import decade, edge, leads
 from shardwright.planner.space import Placement, Seed
-from shardwright.planner.space.seeds import block_buckets
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
@@ -375,8 +374,7 @@ class Hunt:
             late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
             if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
                 # Starting so many messages may be what it did not promise.
-                buckets = block_buckets(self.context.graph)
-                sync = GradientSync(method="block", buckets=buckets)
+                sync = GradientSync(method="block", buckets=self.context.block_buckets)
                 merged = replace(strategy, gradient_sync=sync)
                 again = self.verdict(merged, candidate.least_seconds)
                 if again is not None and again.seconds < verdict.seconds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,14 +56,22 @@ Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
 
 def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
     """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered."""
-    abridged = context.abridger.abridge(strategy) if context.abridger.is_long else None
-    if abridged is not None:
-        with contextlib.suppress(Irregular):
-            whole = unroll(abridged, strategy)
-            tariff = Tariff(whole.graph, context.cluster, context.table)
-            prices = tariff.price(whole.program, whole.masters)
-            return judge_program(context, whole.program, prices, least_seconds)[1]
-    return run(context, strategy, least_seconds)[2]
+    found = _judge_abridged(context, strategy, least_seconds) if context.abridger.is_long else None
+    return found or run(context, strategy, least_seconds)[2]
+
+
+def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
+    """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
+    abridged = context.abridger.abridge(strategy)
+    if abridged is None:
+        return None
+    try:
+        whole = unroll(abridged, strategy)
+    except Irregular:
+        return None
+    tariff = Tariff(whole.graph, context.cluster, context.table)
+    prices = tariff.price(whole.program, whole.masters)
+    return judge_program(context, whole.program, prices, least_seconds)[1]
 
 
 def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:
@@ -72,7 +79,9 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
     better.
 
     The gradients' ready times come from simulating the strategy with every gradient alone, by
-    ``judging`` if given.
+    ``judging`` if given. In deep graphs those of each block travel together instead: then equal
+    blocks are still treated alike, and what is gained by merging is gained
+    (``benchmarks/reports/planning_xeon-2-cores_202611.md``).
     """
     judging = judging or partial(run, context)
     parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
@@ -81,6 +90,8 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         count = sum(one.sync == "step" for one in parameters)
         if count * STARTING < WORTHWHILE * judged.seconds:
             return judged
+    if context.abridger.is_long:
+        return by_blocks(context, judged)
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = judging(alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
@@ -88,6 +99,15 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         return judged
     sync = replace(alone.gradient_sync, method="optimal", buckets=buckets)
     merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+    return merged if merged.seconds < judged.seconds else judged
+
+
+def by_blocks(context: Context, judged: Judged) -> Judged:
+    """Let the gradients of each block travel together; keep the better."""
+    sync = GradientSync(method="block", buckets=context.block_buckets)
+    if judged.strategy.gradient_sync == sync:
+        return judged
+    merged = judge(context, replace(judged.strategy, gradient_sync=sync), judged.least_seconds)
     return merged if merged.seconds < judged.seconds else judged
 
 
