@@ -6,6 +6,7 @@ makes of the others follows from those in the middle (``unroll``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from shardwright.core.graph import Block, Operator, OperatorGraph, TensorSpec
 from shardwright.core.strategy import GradientSync, Strategy
-from shardwright.planner.lower.outline import REACH, Ints, Outline, Stretch
 from shardwright.planner.lower.lower import check_legal
+from shardwright.planner.lower.outline import REACH, Ints, Outline, Stretch
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
@@ -144,7 +145,7 @@ class Abridger:
         """Return what a strategy says of the ``shown`` blocks, for the short graph."""
         blocks, members = self.graph.blocks, self.outline.members
         operators = [i for b in shown for i in range(blocks[b].start, blocks[b].stop)]
-        tensors = [
+        tensors: list[int] = [
             outer if home < 0 else members[shown[home]][place]
             for outer, home, place in zip(
                 short.outer.tolist(), short.home.tolist(), short.place.tolist(), strict=True
@@ -201,7 +202,7 @@ class _Traits:
         same = (operators[1:] == operators[:-1]).all(axis=1) & (blocks[1:] == blocks[:-1])
         same &= (tensors[:, 1:] == tensors[:, :-1]).all(axis=(0, 2))
         edges = [first, *(first + 1 + np.flatnonzero(~same)).tolist(), stop]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(itertools.pairwise(edges))
 
 
 def _codes(items: Sequence[object]) -> Ints:
@@ -236,7 +237,9 @@ class _Shortening:
             for tensor, spec in enumerate(graph.tensors)
             if spec.producer < 0 and (outline.home[tensor] < 0 or outline.home[tensor] in kept)
         ]
-        self.made = [t for b in blocks for t in outline.members[b] if graph.tensors[t].producer >= 0]
+        self.made = [
+            t for b in blocks for t in outline.members[b] if graph.tensors[t].producer >= 0
+        ]
         self.tensor = {old: new for new, old in enumerate((*self.outer, *self.made))}
         self.operators = [
             i for b in blocks for i in range(graph.blocks[b].start, graph.blocks[b].stop)
@@ -257,7 +260,9 @@ class _Shortening:
                 operator_dim=tuple([samples.operator_dim[i] for i in self.operators]),
                 tensor_dim=tuple([samples.tensor_dim[t] for t in old]),
                 state=tuple([samples.state[t] for t in old]),
-                prologue=frozenset([self.operator[i] for i in samples.prologue & self.operator.keys()]),
+                prologue=frozenset(
+                    [self.operator[i] for i in samples.prologue & self.operator.keys()]
+                ),
             ),
             iterations=tuple([iterate(graph, index) for index in self.operators]),
             blocks=self.blocks,

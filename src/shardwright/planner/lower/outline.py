@@ -108,7 +108,10 @@ class Outline:
             readers,
             samples.operator_dim[start:stop],
             [index - start for index in range(start, stop) if index in samples.prologue],
-            [(samples.state[t], samples.tensor_dim[t], graph.tensors[t].needs_gradient) for t in own],
+            [
+                (samples.state[t], samples.tensor_dim[t], graph.tensors[t].needs_gradient)
+                for t in own
+            ],
         )
 
     def _reads(self, number: int) -> list[tuple[int, int]] | None:

@@ -115,7 +115,9 @@ class Spreader:
         short, outline = self.short, self.abridger.outline
         number = {tensor: position for position, tensor in enumerate(short.graph.parameters)}
         ends = zip(short.home.tolist(), short.place.tolist(), short.outer.tolist(), strict=True)
-        where = {(home, outer if home < 0 else place): t for t, (home, place, outer) in enumerate(ends)}
+        where = {
+            (home, outer if home < 0 else place): t for t, (home, place, outer) in enumerate(ends)
+        }
         found: list[int] = []
         for tensor in self.graph.parameters:
             home = outline.home[tensor]
@@ -124,7 +126,9 @@ class Spreader:
         return found
 
 
-def _on_stages(configs: Sequence[OperatorConfig], stages: Sequence[int]) -> tuple[OperatorConfig, ...]:
+def _on_stages(
+    configs: Sequence[OperatorConfig], stages: Sequence[int]
+) -> tuple[OperatorConfig, ...]:
     known: dict[tuple[int, tuple[str, ...]], OperatorConfig] = {}
     found: list[OperatorConfig] = []
     for config, stage in zip(configs, stages, strict=True):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Key = tuple[Layout, Layout | None, Halos]
 
+
 @dataclass(frozen=True, slots=True)
 class _Crossing:
     """Seconds of one copy, forward and backward, and the bytes it adds until backward."""
