@@ -15,7 +15,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
+from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.assemble import Steps, Templates, assemble
 from shardwright.planner.lower.backward import (
     Transfers,
@@ -336,9 +336,9 @@ class Lowering:
 
     def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> Finished:
         graph, values = self.draft.graph, self.draft.values
-        operands = (graph, segment.calls, values, segment.inputs, outputs)
-        kept, temporary = segment_memory(*operands, segment.has_backward)
-        bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
+        memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
+        kept, temporary = memory.bytes(outputs, segment.has_backward)
+        bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
         finished = replace(
             segment,
             outputs=outputs,
@@ -347,7 +347,7 @@ class Lowering:
             bare_bytes=bare,
         )
         views = viewed_inputs(graph, finished, values)
-        return Finished(finished, saved_outputs(graph, finished, values), views)
+        return Finished(finished, memory.kept(outputs), views)
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

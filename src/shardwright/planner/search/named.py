@@ -6,6 +6,7 @@ Data parallel, ZeRO, Megatron, spatial parallelism, pipelines, and tensor parall
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -319,8 +320,7 @@ def _seeds(context: Context) -> list[Seed]:
 def _tensor_width(context: Context) -> int:
     """Return how many devices of one host could share every operator: a divisor of both."""
     count = context.num_devices
-    hosts = [device.host for device in context.cluster.devices[:count]]
-    near = min(hosts.count(host) for host in set(hosts))
+    near = min(Counter(device.host for device in context.cluster.devices[:count]).values())
     near = near if near > 1 else count
     return max(w for w in range(1, min(near, 8) + 1) if count % w == 0)
 
