@@ -9,6 +9,7 @@ it repeat it in this way is checked, and where they do not nothing is put back.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -155,14 +156,11 @@ class _Roll:
     def _sweep(self, rows: Rows) -> Rows:
         """Unroll steps that go once through the blocks, up or down."""
         label = self._labels(rows)
-        first = np.full(len(self.chains.shift), -1)
-        places = np.flatnonzero(label >= 0)
-        first[label[places][::-1]] = places[::-1]
         view = _View(rows, self.chains)
         plan = _Plan(np.arange(len(label)), 0 * label, label < -1)
         pieces: list[tuple[int, Ints, Ints]] = []
         for run in self.chains.runs:
-            slices = _slices(first, run)
+            slices = _slices(label, run)
             if slices is None:
                 continue
             pieces.append(self._check(view, plan, run, slices))
@@ -201,20 +199,28 @@ class _Roll:
                 raise Irregular
 
 
-def _slices(first: Ints, run: Run) -> list[_Slice] | None:
-    """Return the steps of the inner blocks of a run, None if it has none here.
+def _slices(label: Ints, run: Run) -> list[_Slice] | None:
+    """Return the steps of the inner blocks of a run, given the block of every step; None if it has
+    none here.
 
-    A block's steps begin with the first that belongs to it.
+    A block's steps begin with the first that belongs to it, and end where the next block's do.
     """
-    starts = first[run.position : run.position + KEPT]
-    if (starts[1:-1] < 0).all():
-        return None
-    steps = np.diff(starts)
-    if (starts < 0).any() or not ((steps > 0).all() or (steps < 0).all()):
-        raise Irregular
-    step = 1 if steps[0] > 0 else -1
     inner = range(run.position + 1, run.position + KEPT - 1)
-    return [_Slice(block, int(first[block]), int(first[block + step])) for block in inner]
+    places = [np.flatnonzero(label == block) for block in inner]
+    if not any(len(found) for found in places):
+        return None
+    if not all(len(found) for found in places):
+        raise Irregular
+    starts = [int(found[0]) for found in places]
+    is_up = starts[0] < starts[-1]
+    # The outermost block may have had steps of another kind before.
+    beyond = np.flatnonzero(label == (run.position + KEPT - 1 if is_up else run.position))
+    beyond = beyond[beyond > max(starts)]
+    ordered = starts if is_up else starts[::-1]
+    if not len(beyond) or any(one >= other for one, other in itertools.pairwise(ordered)):
+        raise Irregular
+    ends = [*starts[1:], int(beyond[0])] if is_up else [int(beyond[0]), *starts[:-1]]
+    return [_Slice(*one) for one in zip(inner, starts, ends, strict=True)]
 
 
 def _is_up(slices: list[_Slice]) -> bool:
