@@ -164,7 +164,7 @@ class _Roll:
             if slices is None:
                 continue
             pieces.append(self._check(view, plan, run, slices))
-            self._check_sides(view, run, slices)
+            self._check_sides(view, label, run, slices)
         return view.laid_out(_woven(plan, pieces))
 
     def _check(
@@ -187,15 +187,19 @@ class _Roll:
         shift = np.repeat(turns + missing[run.template], own.end - own.begin)
         return (own.end if is_up else own.begin), index, shift
 
-    def _check_sides(self, view: _View, run: Run, slices: list[_Slice]) -> None:
-        """Raise Irregular where steps before and after the checked ones touch what lies beyond the
-        missing blocks: how that would be meant is not known."""
+    def _check_sides(self, view: _View, label: Ints, run: Run, slices: list[_Slice]) -> None:
+        """Raise Irregular where steps that were not checked touch what lies beyond the missing
+        blocks, as seen from their own block, or else from where they stand: how that would be meant
+        is not known."""
         low, high = min(one.begin for one in slices), max(one.end for one in slices)
-        is_up, count = _is_up(slices), len(view.rows.rows)
-        for begin, end, is_below in ((0, low, is_up), (high, count, not is_up)):
-            block = view.blocks(begin, end)
-            near = block[(block >= run.position) & (block < run.position + KEPT)]
-            if ((near > run.template) if is_below else (near <= run.template)).any():
+        places = np.arange(len(label))
+        is_below = (places < low) == _is_up(slices)
+        inside = (label >= run.position) & (label < run.position + KEPT)
+        is_below[inside] = label[inside] <= run.template
+        for step, block in view.blocks():
+            others = (step < low) | (step >= high)
+            near = others & (block >= run.position) & (block < run.position + KEPT)
+            if ((block <= run.template) != is_below[step])[near].any():
                 raise Irregular
 
 
@@ -258,16 +262,19 @@ class _View:
             self.rows.read[self.read[begin] : self.read[end]],
         ]
 
-    def blocks(self, begin: int, end: int) -> Ints:
-        """Return the blocks of all that some steps touch, but for what touches all of them."""
-        rows = self.rows.rows[begin:end]
+    def blocks(self) -> list[tuple[Ints, Ints]]:
+        """Return columns (step, block) of all that steps touch, but for those that touch everything."""
+        rows = self.rows.rows
         alone = RUNS_SEGMENT[rows[:, 0]] | MOVES[rows[:, 0]]
-        counts = (rows[:, HELD] + rows[:, WRITTEN], rows[:, READ])
-        found = [
-            self.chains.block[part[np.repeat(alone, count)]]
-            for part, count in zip(self._parts(begin, end), counts, strict=True)
-        ]
-        return np.concatenate(found)
+        found: list[tuple[Ints, Ints]] = []
+        for counts, values in (
+            (rows[:, HELD] + rows[:, WRITTEN], self.rows.value),
+            (rows[:, READ], self.rows.read),
+        ):
+            steps = np.repeat(np.arange(len(rows)), counts)
+            mine = alone[steps]
+            found.append((steps[mine], self.chains.block[values[mine]]))
+        return found
 
     def is_alike(self, one: _Slice, other: _Slice) -> bool:
         """Whether steps do with one block what others do with another."""
