@@ -28,7 +28,7 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import STARTING, Judged
+from shardwright.planner.search.judge import STARTING, Judged, judge
 from shardwright.planner.search.local.refinement import improve
 from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
@@ -400,10 +400,14 @@ class Hunt:
         """Whether the caller wants an answer now."""
         return self._stop is not None and self._stop()
 
+    def judge(self, strategy: Strategy, least_seconds: float = math.nan) -> Judged:
+        """Simulate a strategy. Raises ValueError where it is illegal."""
+        return judge(self.context, strategy, least_seconds, self.judging.run)
+
     def verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
         """Simulate a strategy and keep the verdict; None where it is illegal."""
         try:
-            verdict = self.judging.judge(strategy, least_seconds)
+            verdict = self.judge(strategy, least_seconds)
         except ValueError as error:
             self.refused.append(f"{strategy.label}: {error}")
             return None

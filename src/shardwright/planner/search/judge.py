@@ -54,10 +54,18 @@ class Judged:
 Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
 
 
-def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
-    """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered."""
+def judge(
+    context: Context,
+    strategy: Strategy,
+    least_seconds: float = float("nan"),
+    judging: Run | None = None,
+) -> Judged:
+    """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered.
+
+    Where that is not possible, ``judging`` does it, if given.
+    """
     found = _judge_abridged(context, strategy, least_seconds) if context.abridger.is_long else None
-    return found or run(context, strategy, least_seconds)[2]
+    return found or (judging or partial(run, context))(strategy, least_seconds)[2]
 
 
 def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
@@ -91,7 +99,7 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         if count * STARTING < WORTHWHILE * judged.seconds:
             return judged
     if context.abridger.is_long:
-        return by_blocks(context, judged)
+        return _by_blocks(context, judged, judging)
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = judging(alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
@@ -102,12 +110,13 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
     return merged if merged.seconds < judged.seconds else judged
 
 
-def by_blocks(context: Context, judged: Judged) -> Judged:
+def _by_blocks(context: Context, judged: Judged, judging: Run) -> Judged:
     """Let the gradients of each block travel together; keep the better."""
     sync = GradientSync(method="block", buckets=context.block_buckets)
     if judged.strategy.gradient_sync == sync:
         return judged
-    merged = judge(context, replace(judged.strategy, gradient_sync=sync), judged.least_seconds)
+    strategy = replace(judged.strategy, gradient_sync=sync)
+    merged = judge(context, strategy, judged.least_seconds, judging)
     return merged if merged.seconds < judged.seconds else judged
 
 
