@@ -21,7 +21,7 @@ from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
-from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
+from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds, operator_cost
 
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
@@ -220,24 +220,30 @@ class Tariff:
 
     def _joined(self, segment: Segment) -> int:
         """Return the bytes of gradients that are summed because a value has several readers."""
-        uses: dict[int, int] = {}
-        for call in segment.calls:
-            for value in call.operands:
-                uses[value] = uses.get(value, 0) + 1
         tensors, values = self.graph.tensors, self.program.values
         return sum(
             (count - 1) * _bytes(values[value])
-            for value, count in uses.items()
+            for value, count in self._gradient_uses(segment).items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
+
+    def _gradient_uses(self, segment: Segment) -> dict[int, int]:
+        """Return how often the segment's operators read each value and hand a gradient back to it."""
+        uses: dict[int, int] = {}
+        for call in segment.calls:
+            if has_backward(self.graph, self.graph.operators[call.operator]):
+                for value in call.operands:
+                    uses[value] = uses.get(value, 0) + 1
+        return uses
 
     def _reads(self, segment: Segment) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
         """Return what a segment reads and others may too, inputs and outputs of its own: gradients
         and bytes, and parameters, whose gradients other segments decide."""
         if id(segment) not in self.reads:
             values = self.program.values
-            operands = {value for call in segment.calls for value in call.operands}
-            read = (*segment.inputs, *(value for value in segment.outputs if value in operands))
+            uses = self._gradient_uses(segment)
+            own = (*segment.inputs, *segment.outputs)
+            read = tuple(value for value in own if value in uses)
             parameters = tuple(v for v in read if values[v].role == "parameter")
             others = tuple(
                 (values[v].gradient, _bytes(values[v]))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.planner.cost.compute import has_backward
 from shardwright.planner.search.additive.context import num_bytes
 from shardwright.planner.search.additive.flows import Flow
 from shardwright.planner.search.additive.modes import KEEP
@@ -118,7 +119,12 @@ class _Copies:
             return []
         terms: list[Term] = []
         blocks = self._reading_blocks()
-        ends = list(zip(self.flow.readers, self.wanted, strict=True))
+        graph = self.problem.context.graph
+        ends = [
+            end
+            for end in zip(self.flow.readers, self.wanted, strict=True)
+            if has_backward(graph, graph.operators[end[0][0]])
+        ]
         for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
             if blocks[left, first] != blocks[right, second]:
                 continue  # a stage may begin between them
