@@ -33,19 +33,19 @@ def gpt_16() -> nn.Module:
     return deep_gpt(16)
 
 
-def gpt_32() -> nn.Module:
-    """Build 32 layers."""
-    return deep_gpt(32)
-
-
 def gpt_64() -> nn.Module:
     """Build 64 layers."""
     return deep_gpt(64)
 
 
-def gpt_128() -> nn.Module:
-    """Build 128 layers."""
-    return deep_gpt(128)
+def gpt_256() -> nn.Module:
+    """Build 256 layers."""
+    return deep_gpt(256)
+
+
+def gpt_512() -> nn.Module:
+    """Build 512 layers."""
+    return deep_gpt(512)
 
 
 def bert_32() -> nn.Module:

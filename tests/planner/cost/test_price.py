@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -205,9 +206,19 @@ def test_peer_groups_count_who_shares_an_uplink(sizes, axes):
     assert found == brute_force(cluster, mesh, axes)
 
 
-def test_backward_takes_as_long_however_its_readers_are_cut_into_segments():
+def language_model() -> OperatorGraph:
+    """One whose loss over a vocabulary reads the scores twice, but has one gradient for them."""
+    from tests.laws.models import model
+
+    return model("gpt").captured.graph
+
+
+@pytest.mark.parametrize("make", [residual, pytest.param(language_model, marks=pytest.mark.torch)])
+def test_backward_takes_as_long_however_its_readers_are_cut_into_segments(
+    make: Callable[[], OperatorGraph],
+):
     """Gradients of a value with several readers are summed, in one segment or across segments."""
-    graph = residual()
+    graph = make()
     whole = seed_strategy(graph, Seed())
 
     def backward(strategy: Strategy) -> float:

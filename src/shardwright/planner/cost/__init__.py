@@ -6,12 +6,12 @@ and ``lower`` describe; it chooses nothing.
 
 from shardwright.planner.cost.collective import collective_seconds
 from shardwright.planner.cost.compute import Rates, operator_cost
-from shardwright.planner.cost.memory import saved_outputs, segment_memory
+from shardwright.planner.cost.memory import segment_memory
 from shardwright.planner.cost.money import dollars_per_step
 from shardwright.planner.cost.price import Prices, price
 from shardwright.planner.cost.table import build_costs
 
 __all__ = [
     "Prices", "Rates", "build_costs", "collective_seconds", "dollars_per_step", "operator_cost",
-    "price", "saved_outputs", "segment_memory",
+    "price", "segment_memory",
 ]  # fmt: skip

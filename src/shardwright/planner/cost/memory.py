@@ -47,6 +47,48 @@ class _Storages:
     workspace: list[int] = field(default_factory=list[int])
 
 
+class SegmentMemory:
+    """The storages of one segment's values, looked at once."""
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        calls: Sequence[Call],
+        values: Sequence[Value],
+        inputs: tuple[int, ...],
+    ) -> None:
+        self.graph, self.calls, self.values, self.inputs = graph, calls, values, inputs
+        self._storages = _trace(graph, calls, values, inputs)
+
+    def bytes(self, outputs: tuple[int, ...], has_backward: bool) -> tuple[int, tuple[int, int]]:
+        """Return (saved bytes, (temporary bytes of forward, of backward)).
+
+        Temporary bytes come on top of the saved bytes and of the outputs. The backward's come on top
+        of the gradients of the segment's inputs as well, which are values of the Program; they are
+        negative where saved bytes go faster than those gradients come.
+        """
+        storages = self._storages
+        kept_out = {storages.root[v] for v in outputs if v in storages.root}
+        shared = _bytes_beyond_outputs(storages, self.values, outputs, kept_out)
+        kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
+        if not has_backward:
+            return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
+        saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
+        forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
+        released = list(storages.extra)
+        for root, step in storages.released.items():
+            released[step] += storages.size[root] if root in kept else 0
+        ends = (self.inputs, outputs)
+        backward = backward_peak(self.graph, self.calls, self.values, ends, released)
+        return saved, (forward, backward)
+
+    def kept(self, values: tuple[int, ...]) -> frozenset[int]:
+        """Return those of its outputs or inputs that its own backward needs, so that they live until
+        then."""
+        storages = self._storages
+        return frozenset(v for v in values if storages.root.get(v) in storages.kept)
+
+
 def segment_memory(
     graph: OperatorGraph,
     calls: Sequence[Call],
@@ -55,39 +97,8 @@ def segment_memory(
     outputs: tuple[int, ...],
     has_backward: bool,
 ) -> tuple[int, tuple[int, int]]:
-    """Return (saved bytes, (temporary bytes of forward, of backward)) of one segment.
-
-    Temporary bytes come on top of the saved bytes and of the outputs. The backward's come on top of
-    the gradients of the segment's inputs as well, which are values of the Program; they are negative
-    where saved bytes go faster than those gradients come.
-    """
-    storages = _trace(graph, calls, values, inputs)
-    kept_out = {storages.root[v] for v in outputs if v in storages.root}
-    shared = _bytes_beyond_outputs(storages, values, outputs, kept_out)
-    kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
-    if not has_backward:
-        return 0, (_forward_peak(storages, set(), kept_out, keeps_extra=False), 0)
-    saved = sum(storages.size[root] for root in kept) + sum(storages.extra) + shared
-    forward = _forward_peak(storages, kept, kept_out, keeps_extra=True)
-    released = list(storages.extra)
-    for root, step in storages.released.items():
-        released[step] += storages.size[root] if root in kept else 0
-    backward = backward_peak(graph, calls, values, (inputs, outputs), released)
-    return saved, (forward, backward)
-
-
-def saved_outputs(
-    graph: OperatorGraph, segment: Segment, values: Sequence[Value]
-) -> frozenset[int]:
-    """Return the outputs of a segment that its own backward needs, so that they live until then."""
-    storages = _trace(graph, segment.calls, values, segment.inputs)
-    return frozenset(v for v in segment.outputs if storages.root.get(v) in storages.kept)
-
-
-def saved_inputs(graph: OperatorGraph, segment: Segment, values: Sequence[Value]) -> frozenset[int]:
-    """Return the inputs of a segment that its own backward needs."""
-    storages = _trace(graph, segment.calls, values, segment.inputs)
-    return frozenset(v for v in segment.inputs if storages.root[v] in storages.kept)
+    """Return what ``SegmentMemory.bytes`` says of one segment."""
+    return SegmentMemory(graph, calls, values, inputs).bytes(outputs, has_backward)
 
 
 def viewed_inputs(

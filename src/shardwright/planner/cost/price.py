@@ -8,6 +8,7 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
-from shardwright.planner.cost.compute import Rates, memory_seconds, operator_cost
+from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds, operator_cost
 
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
@@ -117,14 +118,17 @@ class Tariff:
         self.reads: dict[int, Reads] = {}
         self._frame: object = None
 
-    def price(self, program: Program) -> Prices:
-        """Return the cost of every instruction of one Program."""
+    def price(self, program: Program, masters: Mapping[int, int] | None = None) -> Prices:
+        """Return the cost of every instruction of one Program.
+
+        ``masters``: per mesh, bytes that the optimizer keeps, where the Program does not tell.
+        """
         frame = (program.meshes, program.strategy.precision)
         if frame != self._frame or len(self.known) > MOST_KNOWN:
             self._frame = frame
             self._meet(program.meshes, program.strategy.precision)
         self.program = program
-        self.masters: dict[int, int] = {}
+        self.masters: dict[int, int] = dict(masters or {})
         return _prices(self, program)
 
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
@@ -220,16 +224,21 @@ class Tariff:
 
     def _joined(self, segment: Segment) -> int:
         """Return the bytes of gradients that are summed because a value has several readers."""
-        uses: dict[int, int] = {}
-        for call in segment.calls:
-            for value in call.operands:
-                uses[value] = uses.get(value, 0) + 1
         tensors, values = self.graph.tensors, self.program.values
         return sum(
             (count - 1) * _bytes(values[value])
-            for value, count in uses.items()
+            for value, count in self._gradient_uses(segment).items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
+
+    def _gradient_uses(self, segment: Segment) -> dict[int, int]:
+        """Return how often the segment's operators read each value and hand a gradient back to it."""
+        uses: dict[int, int] = {}
+        for call in segment.calls:
+            if has_backward(self.graph, self.graph.operators[call.operator]):
+                for value in call.operands:
+                    uses[value] = uses.get(value, 0) + 1
+        return uses
 
     def _reads(self, segment: Segment) -> Reads:
         """Return what a segment with a backward reads and others may too, inputs and outputs of its
@@ -237,8 +246,9 @@ class Tariff:
         if not segment.has_backward:
             return segment, (), ()
         values = self.program.values
-        operands = {value for call in segment.calls for value in call.operands}
-        read = (*segment.inputs, *(value for value in segment.outputs if value in operands))
+        uses = self._gradient_uses(segment)
+        own = (*segment.inputs, *segment.outputs)
+        read = tuple(value for value in own if value in uses)
         parameters = tuple(v for v in read if values[v].role == "parameter")
         others = tuple(
             (values[v].gradient, _bytes(values[v]))

@@ -117,7 +117,9 @@ def _selective(graph: OperatorGraph) -> frozenset[int]:
     """
     storage = storages(graph)
     stays = leaving(graph, storage)
-    kept = stays | _kept_by_autograd(graph, storage)
+    saves = _kept_by_autograd(graph, storage)
+    saves -= stays
+    kept = stays | saves
     flagged: set[int] = set()
     held: dict[
         int, int
@@ -129,7 +131,7 @@ def _selective(graph: OperatorGraph) -> frozenset[int]:
         price = sum(held[root] for root in roots)
         is_cheap = base_kind(operator.kind) in CHEAP and fresh == list(operator.outputs)
         saved = _bytes_beside_results(graph, index)
-        saved += sum(graph.tensors[tensor].bytes for tensor in fresh if tensor in kept - stays)
+        saved += sum(graph.tensors[tensor].bytes for tensor in fresh if tensor in saves)
         if is_cheap and saved > 0 and saved >= 2 * price:
             flagged |= _with_makers(graph, index, storage, passing)
         for tensor in fresh:

@@ -21,7 +21,7 @@ from shardwright.planner.lower.compile import (
 )
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.lower.lifetimes import base_bytes
-from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Ints
+from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Ints
 from shardwright.planner.schedule.pipeline import global_order, pipeline_order
 
 
@@ -77,11 +77,16 @@ class _Layout:
         )
 
 
-def assemble(draft: Draft, templates: Sequence[Templates], loss: int) -> Program:
-    """Return the Program of every stage's templates; instruction order is topological and each stage's own order."""
+def assemble(
+    draft: Draft, templates: Sequence[Templates], loss: int, facts: Facts | None = None
+) -> Program:
+    """Return the Program of every stage's templates; instruction order is topological and each stage's own order.
+
+    ``facts`` of the values, where these are not all in the draft.
+    """
     count = len(draft.strategy.meshes)
     layout = _Layout(draft)
-    compiled = Compiler(draft, layout.resources).stages(templates)
+    compiled = Compiler(draft, layout.resources, facts).stages(templates)
     for stage in range(count):
         layout.append("prologue", compiled[stage]["prologue"], -1)
     pipeline = draft.strategy.pipeline

@@ -97,15 +97,15 @@ class Compiled:
 
 class Compiler:
     """Compiles the templates of one stage after another; ``resources`` numbers what they run on in
-    the order in which they meet it."""
+    the order in which they meet it. ``facts`` of the values, where these are not all in the draft."""
 
-    def __init__(self, draft: Draft, resources: dict[str, int]) -> None:
+    def __init__(self, draft: Draft, resources: dict[str, int], facts: Facts | None = None) -> None:
         self.draft = draft
-        self.facts = Facts.of(draft)
+        self.facts = facts or Facts.of(draft)
         self.reported = find_reported(draft, self.facts)
         self.resources = resources
         self.names = list(draft.resources)
-        self.act = self._by_kernel if draft.compiled else self._by_numpy
+        self.act = self._by_kernel if draft.compiled or facts else self._by_numpy
 
     def stages(self, templates: Sequence[Templates]) -> list[dict[str, Compiled]]:
         """Compile all templates of all stages."""

@@ -412,8 +412,12 @@ class Draft:
     def _most_moved(self, source: int, result: int) -> int:
         """Bytes of the device that sends or receives most; what stays on its device is no traffic."""
         one, other = self.values[source], self.values[result]
+        here, there = self.mesh(one.mesh), self.mesh(other.mesh)
+        if here.sizes == there.sizes and one.layout == other.layout:
+            # Every device sends its shard to the one at its place (``pieces_between``).
+            return 0 if here.devices == there.devices else self.value_bytes(source)
         moved: dict[tuple[str, int], int] = {}
-        for piece in value_pieces(one, self.mesh(one.mesh), other, self.mesh(other.mesh)):
+        for piece in value_pieces(one, here, other, there):
             if piece.source != piece.destination:
                 for end in (("out", piece.source), ("in", piece.destination)):
                     moved[end] = moved.get(end, 0) + piece.num_elements

@@ -15,7 +15,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import saved_outputs, segment_memory, viewed_inputs
+from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import (
     Transfers,
@@ -84,6 +84,11 @@ class Lowering:
 
     def run(self) -> Program:
         """Lower everything."""
+        loss = self.lower_blocks()
+        return assemble(self.draft, self.templates(), loss)
+
+    def lower_blocks(self) -> int:
+        """Lower all blocks forward; return the value of the loss."""
         graph, draft = self.draft.graph, self.draft
         for number in range(len(graph.blocks)):
             self.lower_block(number)
@@ -93,7 +98,7 @@ class Lowering:
         draft.external.add(loss)
         draft.outputs = self._outputs()
         draft.external.update(output.value for output in draft.outputs)
-        return assemble(draft, self.templates(), loss)
+        return loss
 
     # -- forward -------------------------------------------------------------------------------
 
@@ -226,9 +231,13 @@ class Lowering:
 
     def templates(self) -> list[Templates]:
         """Return every stage's templates, with all segments finished."""
+        return [Templates.of(self.draft, steps) for steps in self.steps()]
+
+    def steps(self) -> list[Steps]:
+        """Return every stage's steps, with all segments finished."""
         every = self._steps()
         self._finish_segments()
-        return [Templates.of(self.draft, steps) for steps in every]
+        return every
 
     def _steps(self) -> list[Steps]:
         draft = self.draft
@@ -328,9 +337,9 @@ class Lowering:
 
     def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> Finished:
         graph, values = self.draft.graph, self.draft.values
-        operands = (graph, segment.calls, values, segment.inputs, outputs)
-        kept, temporary = segment_memory(*operands, segment.has_backward)
-        bare = segment_memory(*operands, False)[1][0] if segment.recomputed else 0
+        memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
+        kept, temporary = memory.bytes(outputs, segment.has_backward)
+        bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
         finished = replace(
             segment,
             outputs=outputs,
@@ -339,7 +348,7 @@ class Lowering:
             bare_bytes=bare,
         )
         views = viewed_inputs(graph, finished, values)
-        return Finished(finished, saved_outputs(graph, finished, values), views)
+        return Finished(finished, memory.kept(outputs), views)
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

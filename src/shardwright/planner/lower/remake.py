@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardwright.planner.cost.memory import saved_inputs
+from shardwright.planner.cost.memory import SegmentMemory
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.lower.stage import Entry
 
@@ -97,7 +97,8 @@ class Remake:
         dropped = [value for value in segment.inputs if draft.root(value) in self._makers]
         if segment.recomputed or not segment.has_backward or not dropped:
             return
-        needed = saved_inputs(draft.graph, segment, draft.values)
+        memory = SegmentMemory(draft.graph, segment.calls, draft.values, segment.inputs)
+        needed = memory.kept(segment.inputs)
         draft.segments[number] = replace(
             segment,
             remade=tuple(value for value in dropped if value in needed),

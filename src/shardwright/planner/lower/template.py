@@ -131,6 +131,19 @@ class Rows(NamedTuple):
             np.array(read, dtype=np.int64),
         )
 
+    def followed_by(self, other: Rows) -> Rows:
+        """Return these steps and then others."""
+        return Rows(*[np.concatenate(pair) for pair in zip(self, other, strict=True)])
+
+    def chosen(self, steps: Flags) -> Rows:
+        """Return some of the steps."""
+        touched = self.rows[:, 8] + self.rows[:, 9]
+        return Rows(
+            self.rows[steps],
+            self.value[np.repeat(steps, touched)],
+            self.read[np.repeat(steps, self.rows[:, 10])],
+        )
+
     def split(self, at: int) -> tuple[Rows, Rows]:
         """Return the steps before a place, and those from there on."""
         touched = int(self.rows[:at, 8:10].sum())

@@ -6,6 +6,7 @@ the heaviest talkers are neighbours on the fastest links.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -109,8 +110,7 @@ def device_counts(context: Context) -> tuple[int, ...]:
 
 
 def _largest_host(cluster: Cluster) -> int:
-    hosts = [device.host for device in cluster.devices]
-    return max(hosts.count(host) for host in set(hosts))
+    return max(Counter(device.host for device in cluster.devices).values())
 
 
 def _divisors(limit: int, number: int) -> list[int]:

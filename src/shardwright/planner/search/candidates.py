@@ -274,9 +274,8 @@ def _cut(
 ) -> Iterator[Candidate]:
     """Cut the blocks into stages, with and without the limit; ``lead`` blocks use the last end."""
     count = ends[0][1].shape[1]
-    of_block = [ends[-1] if block < lead else ends[0] for block in range(count)]
-    columns = np.stack([choice[1][:, block] for block, choice in enumerate(of_block)], axis=1)
-    assignments = tuple(choice[0] for choice in of_block)
+    columns = np.concatenate([ends[-1][1][:, :lead], ends[0][1][:, lead:]], axis=1)
+    assignments = (ends[-1][0],) * lead + (ends[0][0],) * (count - lead)
     transfer = transfers(problem, arrangement, assignments)
     p, m = arrangement.stages, arrangement.microbatches
     least = exposed_share(problem.context, len(problem.mesh.sizes))

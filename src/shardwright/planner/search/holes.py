@@ -101,7 +101,7 @@ def _simulate(hunt: Hunt, hole: _Hole, candidate: Candidate) -> bool:
     """Simulate a candidate; tell whether it narrows the hole."""
     verdict = None
     try:
-        verdict = hunt.judging.judge(to_strategy(hunt.context, candidate))
+        verdict = hunt.judge(to_strategy(hunt.context, candidate))
         hunt.judged.append(verdict)
     except ValueError as error:
         hunt.refused.append(str(error))

@@ -28,7 +28,7 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import STARTING, Judged
+from shardwright.planner.search.judge import STARTING, Judged, judge
 from shardwright.planner.search.local.refinement import improve
 from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
@@ -41,7 +41,6 @@ from shardwright.planner.search.named import (
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.selection import decade, edge, leads
 from shardwright.planner.space import Placement, Seed
-from shardwright.planner.space.seeds import block_buckets
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
@@ -375,8 +374,7 @@ class Hunt:
             late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
             if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
                 # Starting so many messages may be what it did not promise.
-                buckets = block_buckets(self.context.graph)
-                sync = GradientSync(method="block", buckets=buckets)
+                sync = GradientSync(method="block", buckets=self.context.block_buckets)
                 merged = replace(strategy, gradient_sync=sync)
                 again = self.verdict(merged, candidate.least_seconds)
                 if again is not None and again.seconds < verdict.seconds:
@@ -402,10 +400,14 @@ class Hunt:
         """Whether the caller wants an answer now."""
         return self._stop is not None and self._stop()
 
+    def judge(self, strategy: Strategy, least_seconds: float = math.nan) -> Judged:
+        """Simulate a strategy. Raises ValueError where it is illegal."""
+        return judge(self.context, strategy, least_seconds, self.judging.run)
+
     def verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
         """Simulate a strategy and keep the verdict; None where it is illegal."""
         try:
-            verdict = self.judging.judge(strategy, least_seconds)
+            verdict = self.judge(strategy, least_seconds)
         except ValueError as error:
             self.refused.append(f"{strategy.label}: {error}")
             return None

@@ -14,8 +14,9 @@ from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
-from shardwright.planner.cost.price import Prices, peer_groups
+from shardwright.planner.cost.price import Prices, Tariff, peer_groups
 from shardwright.planner.lower import lower
+from shardwright.planner.lower.unroll import Irregular, unroll
 from shardwright.planner.schedule import merge_gradients
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.simulate import Traits, simulate
@@ -53,9 +54,32 @@ class Judged:
 Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
 
 
-def judge(context: Context, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
-    """Lower, price and simulate a strategy as it stands."""
-    return run(context, strategy, least_seconds)[2]
+def judge(
+    context: Context,
+    strategy: Strategy,
+    least_seconds: float = float("nan"),
+    judging: Run | None = None,
+) -> Judged:
+    """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered.
+
+    Where that is not possible, ``judging`` does it, if given.
+    """
+    found = _judge_abridged(context, strategy, least_seconds) if context.abridger.is_long else None
+    return found or (judging or partial(run, context))(strategy, least_seconds)[2]
+
+
+def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
+    """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
+    abridged = context.abridger.abridge(strategy)
+    if abridged is None:
+        return None
+    try:
+        whole = unroll(abridged, strategy)
+    except Irregular:
+        return None
+    tariff = Tariff(whole.graph, context.cluster, context.table)
+    prices = tariff.price(whole.program, whole.masters)
+    return judge_program(context, whole.program, prices, least_seconds)[1]
 
 
 def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:
@@ -63,7 +87,9 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
     better.
 
     The gradients' ready times come from simulating the strategy with every gradient alone, by
-    ``judging`` if given.
+    ``judging`` if given. In deep graphs those of each block travel together instead: then equal
+    blocks are still treated alike, and what is gained by merging is gained
+    (``benchmarks/reports/planning_xeon-2-cores_202611.md``).
     """
     judging = judging or partial(run, context)
     parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
@@ -72,6 +98,8 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         count = sum(one.sync == "step" for one in parameters)
         if count * STARTING < WORTHWHILE * judged.seconds:
             return judged
+    if context.abridger.is_long:
+        return _by_blocks(context, judged, judging)
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = judging(alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
@@ -79,6 +107,16 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         return judged
     sync = replace(alone.gradient_sync, method="optimal", buckets=buckets)
     merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+    return merged if merged.seconds < judged.seconds else judged
+
+
+def _by_blocks(context: Context, judged: Judged, judging: Run) -> Judged:
+    """Let the gradients of each block travel together; keep the better."""
+    sync = GradientSync(method="block", buckets=context.block_buckets)
+    if judged.strategy.gradient_sync == sync:
+        return judged
+    strategy = replace(judged.strategy, gradient_sync=sync)
+    merged = judge(context, strategy, judged.least_seconds, judging)
     return merged if merged.seconds < judged.seconds else judged
 
 

@@ -6,6 +6,7 @@ Data parallel, ZeRO, Megatron, spatial parallelism, pipelines, and tensor parall
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -95,15 +96,16 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     wires, graph = context.wires(strategy.meshes[0]), context.graph
     sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
-    total = _update(context, strategy)
     links: dict[tuple[int, ...], float] = {}
-    for index, operator in enumerate(graph.operators):
-        dims = strategy.configs[index].dims
+    weights = context.abridger.weights(strategy)
+    total = _update(context, strategy, dict(weights))
+    for index, times in weights:
+        operator, dims = graph.operators[index], strategy.configs[index].dims
         placed = context.placements(index, dims)
         count = 1 if context.is_once(index) else pieces
         local = local_shapes(context, index, dims, sizes, count)
         work = context.seconds(index, *local)
-        total += count * (work.forward + work.backward)
+        total += times * count * (work.forward + work.backward)
         for tensor, pair in zip(operator.inputs, placed.inputs, strict=True):
             spec = graph.tensors[tensor]
             if spec.producer < 0 or not spec.needs_gradient:
@@ -116,34 +118,36 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
                     seen.add((tensor, sort, way))
                     if wires.reshard(shape, spec.dtype, *way) < math.inf:
                         for axes, cost in wires.by_axes(shape, spec.dtype, *way):
-                            links[axes] = links.get(axes, 0.0) + cost * pieces
+                            links[axes] = links.get(axes, 0.0) + cost * pieces * times
             if pair.halos and (tensor, pair.value, pair.halos) not in seen:
                 seen.add((tensor, pair.value, pair.halos))
                 last = pair.halos[-1:]
                 cost = wires.halos(local_shape(shape, pair.value, sizes), spec.dtype, last)
                 axes = last[0].axes
-                links[axes] = links.get(axes, 0.0) + 2 * pieces * cost
+                links[axes] = links.get(axes, 0.0) + 2 * pieces * cost * times
     return total + max(links.values(), default=0.0)
 
 
-def _update(context: Context, strategy: Strategy) -> float:
-    """Bound the seconds of adding gradients up, of the update, and of what follows it."""
+def _update(context: Context, strategy: Strategy, times: dict[int, int]) -> float:
+    """Bound the seconds of adding gradients up, of the update, and of what follows it; by how many
+    each operator stands for counts what it reads first."""
     wires, graph = context.wires(strategy.meshes[0]), context.graph
     sizes, again = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches - 1
     sorts = 2 ** sum(size > 1 for size in sizes) - 1  # of groups, whose messages may overlap
     total = 0.0
     for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
-        spec = graph.tensors[tensor]
-        if not spec.needs_gradient:
+        spec, readers = graph.tensors[tensor], graph.consumers[tensor]
+        count = times.get(readers[0], 0) if readers else 1
+        if not spec.needs_gradient or not count:
             continue
         master = context.master_dtype(spec.dtype)
-        total += wires.reshard(spec.shape, master, config.optimizer, config.rest) / max(sorts, 1)
-        total += context.update_seconds(
-            local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
-        )
+        back = wires.reshard(spec.shape, master, config.optimizer, config.rest)
+        total += count * back / max(sorts, 1)
+        own = local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
+        total += count * context.update_seconds(own)
         if config.sync == "step":
             kept = local_bytes(spec.shape, spec.dtype, config.rest, sizes)
-            total += again * context.touch_seconds(3 * kept)
+            total += count * again * context.touch_seconds(3 * kept)
     return total if total < math.inf else 0.0
 
 
@@ -174,11 +178,10 @@ def _few_and_many(context: Context, seed: Seed | Grid) -> tuple[Strategy, Strate
 
 def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
     """Return a named strategy as it trains here. Raises ValueError where it is impossible."""
-    made = (
-        seed_strategy(context.graph, seed, context.samples)
-        if isinstance(seed, Seed)
-        else grid_strategy(context.graph, seed, context.samples)
-    )
+    if isinstance(seed, Seed):
+        made = context.spreader.spread(lambda graph, samples: seed_strategy(graph, seed, samples))
+    else:
+        made = context.spreader.spread(lambda graph, samples: grid_strategy(graph, seed, samples))
     return _trained(context, made)
 
 
@@ -317,8 +320,7 @@ def _seeds(context: Context) -> list[Seed]:
 def _tensor_width(context: Context) -> int:
     """Return how many devices of one host could share every operator: a divisor of both."""
     count = context.num_devices
-    hosts = [device.host for device in context.cluster.devices[:count]]
-    near = min(hosts.count(host) for host in set(hosts))
+    near = min(Counter(device.host for device in context.cluster.devices[:count]).values())
     near = near if near > 1 else count
     return max(w for w in range(1, min(near, 8) + 1) if count % w == 0)
 

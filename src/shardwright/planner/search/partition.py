@@ -10,11 +10,15 @@ depends on its position: an early 1F1B stage holds more microbatches than a late
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.strategy import ScheduleName
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.cutting import Sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +80,26 @@ def partition(
     """Cut the chain into ``num_stages`` non-empty stages, or return None when nothing fits
     ``limit``.
 
-    Dynamic program over (stage, end of stage), O(blocks^2 * stages). Among equal bottlenecks the
+    Dynamic program over (stage, end of stage), at most O(blocks^2 * stages). Among equal bottlenecks the
     earlier cut wins, so the result is deterministic.
     """
     count = chain.num_blocks
     if not 1 <= num_stages <= count:
         return None
-    busy, memory = _tables(chain, num_microbatches)
+    if num_stages == 1:
+        whole = measure(chain, (0,), num_microbatches, schedule)
+        return whole if whole.stage_bytes[0] <= limit else None
+    # Late: importing Numba takes longer than cutting a small model.
+    from shardwright.planner.search.cutting import extend
+
+    sums = _sums(chain, num_microbatches)
     best = np.full(count + 1, np.inf)
     best[0] = 0.0
-    cuts: list[NDArray[np.intp]] = []
+    cuts: list[NDArray[np.int64]] = []
     for stage in range(num_stages):
         held = in_flight(schedule, stage, num_stages, num_microbatches)
-        fits = memory[0] + held * memory[1] <= limit
-        value = np.where(fits, np.maximum(best[:, None], busy), np.inf)
-        cuts.append(value.argmin(axis=0))
-        best = value.min(axis=0)
+        best, begins = extend(sums, best, held, limit)
+        cuts.append(begins)
     if not np.isfinite(best[count]):
         return None
     starts: list[int] = []
@@ -121,23 +129,16 @@ def measure(
     return Partition(starts=starts, bottleneck=bottleneck, fill=fill, stage_bytes=tuple(peaks))
 
 
-def _tables(
-    chain: Chain, num_microbatches: int
-) -> tuple[NDArray[np.float64], tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return busy[i, j], and (kept + transient, in flight)[i, j], of the stage of blocks i..j-1."""
-    count = chain.num_blocks
-    work = (num_microbatches - 1) * chain.seconds + chain.once
-    busy = _ranges(work) + ((num_microbatches - 1) * np.append(chain.transfer, 0.0))[:, None]
-    peak = np.full((count + 1, count + 1), -np.inf)
-    for start in range(count):
-        peak[start, start + 1 :] = np.maximum.accumulate(chain.transient[start:])
-    empty = np.tri(count + 1, dtype=bool)
-    busy[empty] = np.inf
-    kept = _ranges(chain.kept) + np.where(empty, 0.0, peak)
-    return busy, (kept, _ranges(chain.in_flight))
+def _sums(chain: Chain, num_microbatches: int) -> Sums:
+    from shardwright.planner.search.cutting import Sums
 
+    def before(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate(([0.0], np.cumsum(values)))
 
-def _ranges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return sums[i, j] of values[i:j] for i < j (elsewhere meaningless)."""
-    prefix = np.concatenate(([0.0], np.cumsum(values)))
-    return prefix[None, :] - prefix[:, None]
+    return Sums(
+        work=before((num_microbatches - 1) * chain.seconds + chain.once),
+        kept=before(chain.kept),
+        flight=before(chain.in_flight),
+        transient=np.ascontiguousarray(chain.transient),
+        receiving=(num_microbatches - 1) * chain.transfer,
+    )

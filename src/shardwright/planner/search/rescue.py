@@ -100,7 +100,7 @@ def _judge(candidates: Sequence[Candidate], hunt: Hunt) -> None:
         if hunt.fitting or hunt.stopped():
             return
         with contextlib.suppress(ValueError):  # illegal after all
-            hunt.judged.append(hunt.judging.judge(to_strategy(hunt.context, candidate)))
+            hunt.judged.append(hunt.judge(to_strategy(hunt.context, candidate)))
 
 
 def _ends(hunt: Hunt, arrangement: Arrangement) -> tuple[Candidate, ...]:

@@ -7,6 +7,7 @@ users compare against them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -153,8 +154,8 @@ def _weaken(dims: tuple[str, ...], legal: tuple[tuple[str, ...], ...]) -> tuple[
 
 
 def repeated_blocks(graph: OperatorGraph) -> tuple[int, ...]:
-    signatures = [block.signature for block in graph.blocks]
-    return tuple(i for i, signature in enumerate(signatures) if signatures.count(signature) > 1)
+    count = Counter(block.signature for block in graph.blocks)
+    return tuple(i for i, block in enumerate(graph.blocks) if count[block.signature] > 1)
 
 
 def block_buckets(graph: OperatorGraph) -> tuple[tuple[int, ...], ...]:

@@ -154,6 +154,9 @@ class Additive:
             return
         ends = {}
         for reader in graph.consumers[tensor]:
+            outputs = graph.operators[reader].outputs
+            if not any(graph.tensors[output].needs_gradient for output in outputs):
+                continue  # it hands no gradient back
             for position, read in enumerate(graph.operators[reader].inputs):
                 if read == tensor:
                     pair = context.placements(reader, self.dims[reader]).inputs[position]

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.planner.cost.compute import has_backward
 from shardwright.planner.search.additive.context import num_bytes
+from shardwright.planner.search.additive.flows import Flow
 from shardwright.planner.search.additive.modes import KEEP
 from shardwright.planner.search.additive.terms import (
     EACH,
@@ -32,21 +34,6 @@ if TYPE_CHECKING:
     from shardwright.planner.space.configs import Pair
 
 Key = tuple[Layout, Layout | None, Halos]
-# Root maker, output position, root readers with input positions.
-_Place = tuple[int, int, tuple[tuple[int, int], ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flow:
-    """One tensor of the tied graph: its root maker and output position, its root readers, and the
-    blocks in which it occurs. ``tensor`` is one occurrence.
-    """
-
-    tensor: int
-    maker: int
-    position: int
-    readers: tuple[tuple[int, int], ...]
-    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +48,15 @@ class _Crossing:
 def activation_terms(problem: Problem) -> list[Term]:
     """Return the terms of every activation; adds the variables of shared copies to the problem."""
     terms: list[Term] = []
-    for flow in _flows(problem):
+    for flow in problem.context.flows:
         terms += _Copies(problem, flow).terms()
     return terms
-
-
-def _flows(problem: Problem) -> list[_Flow]:
-    graph, ties = problem.context.graph, problem.context.ties
-    found: dict[_Place, list[int]] = {}
-    sample: dict[_Place, int] = {}
-    for tensor, spec in enumerate(graph.tensors):
-        if spec.producer < 0 or not graph.consumers[tensor]:
-            continue
-        readers = {
-            (ties.root[reader], position)
-            for reader in graph.consumers[tensor]
-            for position, read in enumerate(graph.operators[reader].inputs)
-            if read == tensor
-        }
-        position = graph.operators[spec.producer].outputs.index(tensor)
-        key: _Place = (ties.root[spec.producer], position, tuple(sorted(readers)))
-        found.setdefault(key, []).append(ties.block[graph.consumers[tensor][0]])
-        sample.setdefault(key, tensor)
-    return [
-        _Flow(
-            tensor=sample[key], maker=key[0], position=key[1], readers=key[2], blocks=tuple(blocks)
-        )
-        for key, blocks in found.items()
-    ]
 
 
 class _Copies:
     """Builds the terms of one tensor."""
 
-    def __init__(self, problem: Problem, flow: _Flow) -> None:
+    def __init__(self, problem: Problem, flow: Flow) -> None:
         self.problem, self.flow = problem, flow
         context = problem.context
         graph = context.graph
@@ -157,7 +119,12 @@ class _Copies:
             return []
         terms: list[Term] = []
         blocks = self._reading_blocks()
-        ends = list(zip(self.flow.readers, self.wanted, strict=True))
+        graph = self.problem.context.graph
+        ends = [
+            end
+            for end in zip(self.flow.readers, self.wanted, strict=True)
+            if has_backward(graph, graph.operators[end[0][0]])
+        ]
         for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
             if blocks[left, first] != blocks[right, second]:
                 continue  # a stage may begin between them

@@ -23,6 +23,9 @@ from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
 from shardwright.planner.cost.recomputation import recomputed_operators
+from shardwright.planner.lower.abridged import Abridger
+from shardwright.planner.lower.spread import Spreader
+from shardwright.planner.search.additive.flows import Flow, find_flows, find_passing
 from shardwright.planner.search.additive.saves import find_saves
 from shardwright.planner.search.additive.ties import Ties, tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
@@ -30,7 +33,7 @@ from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.redistribute import Step
 from shardwright.planner.space.samples import State
-from shardwright.planner.space.seeds import data_dims
+from shardwright.planner.space.seeds import block_buckets, data_dims
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -168,6 +171,31 @@ class Context:
         iterations = [self.iteration(index) for index in range(len(graph.operators))]
         names = data_dims(graph, samples, iterations)
         return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
+
+    @cached_property
+    def flows(self) -> tuple[Flow, ...]:
+        """The activations, equal blocks taken together."""
+        return find_flows(self.graph, self.ties)
+
+    @cached_property
+    def passing(self) -> tuple[tuple[int, int, int], ...]:
+        """The activations that pass from block to block, with the first and the last of these."""
+        return find_passing(self.graph, self.ties)
+
+    @cached_property
+    def abridger(self) -> Abridger:
+        """Leaves out equal blocks where strategies of deep graphs are judged."""
+        return Abridger(self.graph, self.samples)
+
+    @cached_property
+    def spreader(self) -> Spreader:
+        """Makes strategies of deep graphs, quickly."""
+        return Spreader(self.abridger)
+
+    @cached_property
+    def block_buckets(self) -> tuple[tuple[int, ...], ...]:
+        """The gradients of each block, to travel together."""
+        return block_buckets(self.graph)
 
     @cached_property
     def widest(self) -> dict[int, int]:

@@ -33,29 +33,26 @@ def find_crossings(problem: Problem) -> tuple[Crossing, ...]:
     context = problem.context
     graph, ties = context.graph, context.ties
     known: dict[int, float] = {}
+    rows: dict[tuple[int, int], NDArray[np.float64]] = {}  # equal for equal blocks
     found: list[Crossing] = []
-    for tensor, spec in enumerate(graph.tensors):
-        readers = graph.consumers[tensor]
-        if spec.producer < 0 or not spec.needs_gradient or not readers:
-            continue
-        first, last = ties.block[spec.producer], max(ties.block[reader] for reader in readers)
-        if first == last:
-            continue
+    for tensor, first, last in context.passing:
+        spec = graph.tensors[tensor]
         root = ties.root[spec.producer]
         position = graph.operators[spec.producer].outputs.index(tensor)
-        shape = problem.shape(tensor, spec.producer)
-        seconds: list[float] = []
-        for dims in problem.domains[root]:
-            placed = context.placements(root, dims).outputs[position].value
-            clean = tuple(REPLICATE if p == PARTIAL else p for p in placed)
-            size = local_bytes(shape, spec.dtype, clean, problem.mesh.sizes)
-            if size not in known:
-                known[size] = 2 * _transfer(problem, size)
-            seconds.append(known[size])
+        if (root, position) not in rows:
+            shape = problem.shape(tensor, spec.producer)
+            seconds: list[float] = []
+            for dims in problem.domains[root]:
+                placed = context.placements(root, dims).outputs[position].value
+                clean = tuple(REPLICATE if p == PARTIAL else p for p in placed)
+                size = local_bytes(shape, spec.dtype, clean, problem.mesh.sizes)
+                if size not in known:
+                    known[size] = 2 * _transfer(problem, size)
+                seconds.append(known[size])
+            rows[root, position] = np.array(seconds)
+        variable = problem.config_of[root]
         found.append(
-            Crossing(
-                first=first, last=last, variable=problem.config_of[root], seconds=np.array(seconds)
-            )
+            Crossing(first=first, last=last, variable=variable, seconds=rows[root, position])
         )
     return tuple(found)
 

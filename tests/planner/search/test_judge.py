@@ -1,0 +1,51 @@
+"""Verdicts on deep graphs: as if everything were lowered, and by blocks where gradients merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.strategy import GradientSync
+from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.search.judge import judge, merge, run
+from shardwright.planner.search.named import as_strategy
+from shardwright.planner.space import Seed
+from tests.planner.search.models import cluster, mlp, residual
+
+DEPTH = 40
+SEEDS = (
+    Seed(data=4),
+    Seed(data=2, tensor=2, zero=1, num_microbatches=2),
+    Seed(data=4, zero=3, recompute=True),
+    Seed(data=2, stages=2, num_microbatches=2),
+)
+
+
+@pytest.mark.parametrize("build", [mlp, residual])
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
+def test_a_deep_graph_is_judged_as_if_all_of_it_were_lowered(build, seed) -> None:
+    context = Context(
+        build(depth=DEPTH), cluster(2, 2), CostTable(), Training(precision="bfloat16")
+    )
+    strategy = as_strategy(context, seed)
+    found, known = judge(context, strategy, 0.5), run(context, strategy, 0.5)[2]
+    assert context.abridger.abridge(strategy) is not None
+    assert found.strategy is strategy
+    assert (found.objective, found.stage_bytes, found.sources, found.least_seconds) == (
+        known.objective,
+        known.stage_bytes,
+        known.sources,
+        known.least_seconds,
+    )
+
+
+def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> None:
+    context = Context(mlp(depth=DEPTH), cluster(2, 2), CostTable(), Training())
+    alone = replace(as_strategy(context, Seed(data=4)), gradient_sync=GradientSync())
+    verdict = judge(context, alone)
+    merged = merge(context, verdict)
+    assert merged.seconds < verdict.seconds
+    assert merged.strategy.gradient_sync.buckets == context.block_buckets
+    assert merge(context, merged) is merged
