@@ -91,3 +91,11 @@ def test_a_partial_sum_only_travels_between_meshes_cut_alike():
     assert ends == [(0, 2), (1, 3)]
     with pytest.raises(ValueError, match="partial sums"):
         pieces_between((4,), one, (PARTIAL,), two, (0,))
+
+
+def test_more_messages_than_any_network_bears_are_refused_before_they_are_listed():
+    here = Mesh(axes=("x",), sizes=(1024,), devices=tuple(range(1024)))
+    there = Mesh(axes=("x",), sizes=(1024,), devices=tuple(range(1024, 2048)))
+    with pytest.raises(ValueError, match=r"1,048,576 messages.*fewer devices"):
+        pieces_between((2048, 4), here, (0,), there, (REPLICATE,))
+    assert len(pieces_between((2048, 4), here, (0,), there, (0,))) == 1024

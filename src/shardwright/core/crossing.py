@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ from shardwright.core.layout import (
 from shardwright.core.strategy import Mesh
 
 Box = tuple[tuple[int, int], ...]  # (first, size) per dim
+
+# One tensor in more pieces is refused: 512 shards for 512 devices each, say.
+MOST_PIECES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ def pieces_between(
 
     Where both sides cut a tensor alike on meshes of equal sizes, every device at a coordinate sends
     its whole shard to the one at the same coordinate, partial sums included. Otherwise ``lying``
-    must not hold partial sums: ValueError.
+    must not hold partial sums: ValueError. So are more than ``MOST_PIECES``.
     """
     if here.sizes == there.sizes and lying == wanted:
         whole = tuple((0, size) for size in local_shape(shape, lying, here.sizes))
@@ -57,15 +61,37 @@ def pieces_between(
     if PARTIAL in lying:
         raise ValueError("partial sums cannot travel to a mesh that is cut otherwise; sum them up")
     held = dict(_boxes(shape, here, lying))
+    holders: dict[Box, list[int]] = {}  # equal shards are looked at once
+    for device, box in held.items():
+        holders.setdefault(box, []).append(device)
+    targets = list(_boxes(shape, there, wanted))
+    _check_number(holders, targets)
     served: dict[int, int] = dict.fromkeys(here.devices, 0)
     pieces: list[Piece] = []
-    for target, box in _boxes(shape, there, wanted):
-        for common, group in _cover(held, box):
+    for target, box in targets:
+        for common, group in _cover(holders, box):
             source = target if target in group else min(group, key=served.__getitem__)
             piece = Piece(source, target, _within(common, held[source]), _within(common, box))
             served[source] += piece.num_elements if source != target else 0
             pieces.append(piece)
     return tuple(pieces)
+
+
+def _check_number(holders: dict[Box, list[int]], targets: list[tuple[int, Box]]) -> None:
+    """Refuse what would take more messages than any network bears, before all are listed."""
+    if len(holders) * len(targets) <= MOST_PIECES:
+        return
+    wanted = Counter(box for _, box in targets)
+    count = sum(
+        times * sum(_intersection(shard, box) is not None for shard in holders)
+        for box, times in wanted.items()
+    )
+    if count > MOST_PIECES:
+        raise ValueError(
+            f"moving one tensor from {len(holders):,} shards to {len(targets):,} devices that are cut "
+            f"otherwise takes {count:,} messages, more than {MOST_PIECES:,}; shard it over fewer "
+            "devices, or keep its readers on one mesh"
+        )
 
 
 def _boxes(shape: tuple[int, ...], mesh: Mesh, layout: Layout) -> Iterator[tuple[int, Box]]:
@@ -80,14 +106,12 @@ def _boxes(shape: tuple[int, ...], mesh: Mesh, layout: Layout) -> Iterator[tuple
         yield device, tuple(zip(offsets, sizes, strict=True))
 
 
-def _cover(held: dict[int, Box], box: Box) -> Iterator[tuple[Box, list[int]]]:
+def _cover(holders: dict[Box, list[int]], box: Box) -> Iterator[tuple[Box, list[int]]]:
     """Return the parts of a box that different shards hold, each with all its holders."""
-    found: dict[Box, list[int]] = {}
-    for device, shard in held.items():
+    for shard, devices in holders.items():
         common = _intersection(shard, box)
         if common is not None:
-            found.setdefault(common, []).append(device)
-    yield from found.items()
+            yield common, devices
 
 
 def _intersection(one: Box, other: Box) -> Box | None:

@@ -23,6 +23,8 @@ from shardwright.planner.simulate import Traits, simulate
 
 # About the seconds of starting a message; merging is for what these come to, as a share of a step.
 STARTING, WORTHWHILE = 5e-5, 1e-3
+# Of more gradients the best buckets take too long: time grows with the square.
+MOST_GRADIENTS = 2000
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -87,9 +89,8 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
     better.
 
     The gradients' ready times come from simulating the strategy with every gradient alone, by
-    ``judging`` if given. In deep graphs those of each block travel together instead: then equal
-    blocks are still treated alike, and what is gained by merging is gained
-    (``benchmarks/reports/planning_xeon-2-cores_202611.md``).
+    ``judging`` if given. In deep graphs those of each block travel together first: then equal
+    blocks are still treated alike, and where starting a message a block is not felt, that is all.
     """
     judging = judging or partial(run, context)
     parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
@@ -99,7 +100,10 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         if count * STARTING < WORTHWHILE * judged.seconds:
             return judged
     if context.abridger.is_long:
-        return _by_blocks(context, judged, judging)
+        judged = _by_blocks(context, judged, judging)
+        starts = len(context.block_buckets) * STARTING
+        if starts < WORTHWHILE * judged.seconds or len(parameters) > MOST_GRADIENTS:
+            return judged
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = judging(alone, judged.least_seconds)
     buckets = _buckets(context, program, timeline)
