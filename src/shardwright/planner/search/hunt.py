@@ -45,9 +45,9 @@ from shardwright.planner.space import Placement, Seed
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# The fastest plan is refined by moves that simulate about so many operators; not at all where those
-# would be too few to find anything.
-MOVED, LEAST_MOVES, MOST_MOVES = 30_000, 12, 400
+# So many of the fastest plans are refined, each by moves that simulate about so many operators; not
+# at all where those would be too few to find anything.
+REFINED, MOVED, LEAST_MOVES, MOST_MOVES = 2, 20_000, 8, 400
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
@@ -382,12 +382,16 @@ class Hunt:
             self.tried[candidate.identity] = candidate, verdict
 
     def refine(self) -> None:
-        """Let the simulator have the last word: small changes of the fastest plan, where they help."""
+        """Let the simulator have the last word: small changes of the fastest plans, where they
+        help."""
         operators = len(self.context.graph.operators)
         moves = min(MOVED // operators, MOST_MOVES)
         if moves < LEAST_MOVES:
             return
-        for verdict in self.fitting[:1]:
+        # Those equally fast are mostly the same on another mesh.
+        unlike = {f"{one.seconds:.4g}": one for one in reversed(self.fitting)}
+        fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:REFINED]
+        for verdict in fastest if self.is_small else fastest[:1]:
             better = improve(
                 self.context, verdict, self.limit, moves,
                 judging=self.judging.run, stop=self.stopped,
