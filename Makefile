@@ -23,7 +23,7 @@ demo: $(INSTALLED)
 	$(BIN)/shardwright demo --out out
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 laws: $(INSTALLED)
 	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws tests/papers/test_transformer_layer_traffic.py --timeout 1800
