@@ -396,9 +396,10 @@ class Hunt:
                 self.context, verdict, self.limit, moves,
                 judging=self.judging.run, stop=self.stopped,
             )  # fmt: skip
-            if better is not verdict:
-                self.judged.append(better)
             self.tell(1.0, "refining")
+            if better is verdict:
+                return  # the next is not likely to gain more
+            self.judged.append(better)
 
     def stopped(self) -> bool:
         """Whether the caller wants an answer now."""
