@@ -46,7 +46,7 @@ class Spreader:
             made,
             configs=tuple(configs) if len(made.meshes) == 1 else _on_stages(configs, stages),
             parameters=tuple([made.parameters[position] for position in self._parameters]),
-            gradient_sync=replace(sync, buckets=sync.buckets and self._buckets),
+            gradient_sync=replace(sync, buckets=sync.buckets and self.buckets),
             recompute=self._repeated if made.recompute else (),
         )
 
@@ -79,7 +79,8 @@ class Spreader:
         return repeated_blocks(self.graph)
 
     @cached_property
-    def _buckets(self) -> tuple[tuple[int, ...], ...]:
+    def buckets(self) -> tuple[tuple[int, ...], ...]:
+        """The gradients of each block, to travel together."""
         return block_buckets(self.graph)
 
     @cached_property

@@ -33,7 +33,7 @@ from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.redistribute import Step
 from shardwright.planner.space.samples import State
-from shardwright.planner.space.seeds import block_buckets, data_dims
+from shardwright.planner.space.seeds import data_dims
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -192,10 +192,10 @@ class Context:
         """Makes strategies of deep graphs, quickly."""
         return Spreader(self.abridger)
 
-    @cached_property
+    @property
     def block_buckets(self) -> tuple[tuple[int, ...], ...]:
         """The gradients of each block, to travel together."""
-        return block_buckets(self.graph)
+        return self.spreader.buckets
 
     @cached_property
     def widest(self) -> dict[int, int]:
