@@ -1,6 +1,8 @@
 """Our search against Markov chains over SOAP at equal time: `python benchmarks/mcmc.py`.
 
-Every model is captured without weights and planned for a preset cluster three times: by our search;
+Three groups of cases: all that PaSE (IPDPS 2021, table I and figure 6) held against FlexFlow's chains,
+all GPTs and Wide-ResNets for whole hosts of Alpa's evaluation (OSDI 2022, section 8.1), and ours.
+Every model is captured without weights and planned for a published cluster three times: by our search;
 by chains from data parallelism and from random splits, as FlexFlow's program and paper begin; and by
 chains that also begin at the fastest of all plans with a name (Megatron, ZeRO, spatial, pipelines).
 The chains get as many seconds as our search took, but 60 on Inception-v3 and on a Transformer
@@ -16,16 +18,20 @@ import math
 import platform
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from inception import inception, inception_batch
-from mcmc_models import alexnet, alexnet_batch, rnnlm, rnnlm_batch
+from mcmc_models import RNNLM, AlexNet, WideResNet, gpt, images, transformer, words
+from planning_models import bert_32, example_batch
 from processor import processor_name
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 from shardwright import __version__
 from shardwright.core.cluster import Cluster
@@ -33,34 +39,59 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
-from shardwright.files.clusterfile import parse_cluster
+from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.search import Chain, Training, sample, search
 from shardwright.planner.search.hunt import Hunt
 from shardwright.runtime.capture import capture, load_model
 from shardwright.verbs.study import natural_precision
 
-HERE = Path(__file__).resolve().parent
 BAR_SECONDS = 60.0
 LEAST_SECONDS = 2.0
 # Simulated times nearer than this are equal: a hundredth of what predictions are good for.
 EQUAL = 1e-3
-OWN = {
+# Built here; a name may end in the length of its batch's sequences.
+OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], dict[str, Tensor]]]] = {
     "inception-v3": (inception, inception_batch),
-    "alexnet": (alexnet, alexnet_batch),
-    "rnnlm": (rnnlm, rnnlm_batch),
+    "alexnet": (AlexNet, images),
+    "rnnlm": (partial(RNNLM, 10_000), partial(words, length=40)),
+    "bert-32": (bert_32, partial(example_batch, seq=512)),
+    "rnnlm-100k": (partial(RNNLM, 100_000), words),
+    "transformer": (transformer, partial(example_batch, seq=256)),
+    "gpt-2.6b": (partial(gpt, 32, 2560, 32), example_batch),
+    "gpt-6.7b": (partial(gpt, 32, 4096, 32), example_batch),
+    "gpt-15b": (partial(gpt, 48, 5120, 40), example_batch),
+    "gpt-39b": (partial(gpt, 48, 8192, 64), example_batch),
+    "wide-resnet-2b": (partial(WideResNet, 448, 2), images),
+    "wide-resnet-4b": (partial(WideResNet, 640, 2), images),
+    "wide-resnet-6.8b": (partial(WideResNet, 320, 16), images),
 }
+# PaSE's hosts: eight of these on PCIe; of the network it says InfiniBand, and this is EDR.
+PASE_HOST = """
+[[host]]
+name = "pase"
+count = {count}
+devices = {devices}
+kind = "GTX-1080Ti"
+uplink = "100 Gbit/s"
+uplink_latency = "5 us"
+"""
 PAPER = ("data", "random")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model at a global batch on a cluster; ``seconds`` for the chains, 0: as long as ours."""
+    """A model at a global batch on a cluster; ``seconds`` for the chains, 0: as long as ours.
+
+    Without a ``precision``, the one that `shardwright plan` takes for the cluster.
+    """
 
     model: str
     batch: int
     cluster: str
     seq: int | None = None
     seconds: float = 0.0
+    group: str = "ours"
+    precision: str = ""
 
     @property
     def name(self) -> str:
@@ -68,8 +99,31 @@ class Case:
         name = self.model.removeprefix("hf:").rpartition(":")[2]
         return f"{name}, batch {self.batch}"
 
+    def place(self) -> Cluster:
+        """Read the cluster."""
+        if not self.cluster.endswith("GTX-1080Ti"):
+            return parse_cluster(self.cluster)
+        count, devices, _ = self.cluster.split("x")
+        return read_cluster(PASE_HOST.format(count=count, devices=devices))
 
-SUITE = (
+
+PASE = tuple(
+    Case(model, batch, f"{hosts}x{devices}xGTX-1080Ti", group="PaSE")
+    for model, batch in (
+        ("alexnet", 128), ("inception-v3", 128), ("rnnlm-100k", 64), ("transformer", 64)
+    )
+    for hosts, devices in ((1, 4), (1, 8), (2, 8), (4, 8), (8, 8))
+)  # fmt: skip
+ALPA = (
+    Case("gpt-2.6b", 1024, "1x AWS p3.16xlarge", group="Alpa", precision="float16"),
+    Case("gpt-6.7b", 1024, "2x AWS p3.16xlarge", group="Alpa", precision="float16"),
+    Case("gpt-15b", 1024, "4x AWS p3.16xlarge", group="Alpa", precision="float16"),
+    Case("gpt-39b", 1024, "8x AWS p3.16xlarge", group="Alpa", precision="float16"),
+    Case("wide-resnet-2b", 1536, "1x AWS p3.16xlarge", group="Alpa"),
+    Case("wide-resnet-4b", 1536, "2x AWS p3.16xlarge", group="Alpa"),
+    Case("wide-resnet-6.8b", 1536, "4x AWS p3.16xlarge", group="Alpa"),
+)
+OURS = (
     Case("inception-v3", 2048, "8x8xH100", seconds=BAR_SECONDS),
     Case("hf:marian-base", 1024, "8x8xH100", 128, seconds=BAR_SECONDS),
     Case("alexnet", 256, "1x8xV100"),
@@ -88,10 +142,11 @@ SUITE = (
     Case("hf:gpt2", 64, "1x8xH100", 1024),
     Case("hf:bart-base", 1024, "8x8xH100", 512, seconds=BAR_SECONDS),
     Case("hf:llama3-8b", 512, "8x8xH100", 4096),
-    Case(f"{HERE / 'planning_models.py'}:bert_32", 4096, "256x8xH100", 512),
+    Case("bert-32", 4096, "256x8xH100"),
     Case("hf:llama3-70b", 1024, "64x8xH100", 4096),
     Case("hf:llama3.1-405b", 2048, "2048x8xH100", 8192),
 )
+SUITE = (*OURS, *PASE, *ALPA)
 
 
 @dataclass(frozen=True)
@@ -164,8 +219,8 @@ def walked(
 
 def outcome(case: Case, seed: int) -> Outcome:
     """Plan one case by every method."""
-    cluster = parse_cluster(case.cluster)
-    precision = natural_precision(cluster)
+    cluster = case.place()
+    precision = case.precision or natural_precision(cluster)
     training = Training(precision=precision)  # type: ignore[arg-type]
     graph = graph_of(case, precision)
     begin = time.process_time()
@@ -206,7 +261,9 @@ def table_of(outcomes: list[Outcome]) -> Table:
 def verdict(outcomes: list[Outcome], name: str) -> tuple[str, bool]:
     """Say whether the bars are reached."""
     ratios = [one.ratio(name) for one in outcomes]
-    worse = [one.case.name for one in outcomes if one.ratio(name) < 1 - EQUAL]
+    worse = [
+        f"{one.case.name} on {one.case.cluster}" for one in outcomes if one.ratio(name) < 1 - EQUAL
+    ]
     faster = sum(ratio >= 1 / 0.9 for ratio in ratios)
     text = (
         f"{name} starts: ours worse by more than {EQUAL:.1%} on {len(worse)} of {len(outcomes)}"
@@ -219,14 +276,17 @@ def verdict(outcomes: list[Outcome], name: str) -> tuple[str, bool]:
 def main() -> int:
     """Run the suite, or the cases whose model is named; fail where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help="only cases whose name contains one of these")
+    parser.add_argument(
+        "models", nargs="*", help="only cases of these groups, or whose name contains one of these"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the table here")
     options = parser.parse_args()
     wanted = [
         case
         for case in SUITE
-        if not options.models or any(word in case.name for word in options.models)
+        if not options.models
+        or any(word in case.name or word == case.group for word in options.models)
     ]
     console = Console(width=160, record=True)
     outcomes: list[Outcome] = []
@@ -247,6 +307,9 @@ def main() -> int:
         text, is_met = verdict(outcomes, name)
         passed &= is_met or name == "named"
         console.print(text)
+        for group in dict.fromkeys(one.case.group for one in outcomes):
+            part = [one for one in outcomes if one.case.group == group]
+            console.print(f"  {group}: {verdict(part, name)[0]}")
     console.print(
         f"{processor_name()}, one thread; {platform.system()}; Python {platform.python_version()}, "
         f"NumPy {np.__version__}, torch {torch.__version__}, shardwright {__version__}."

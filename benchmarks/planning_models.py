@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 
-def _language_model(task: str, kind: str, **fields: int) -> nn.Module:
+def language_model(task: str, kind: str, **fields: int) -> nn.Module:
     import transformers
 
     config = transformers.AutoConfig.for_model(kind, **fields)
@@ -22,7 +22,7 @@ def _tokens(batch_size: int, seq: int) -> dict[str, Tensor]:
 
 def deep_gpt(layers: int = 1024) -> nn.Module:
     """Build the deep, narrow GPT on which Aceso counts its search time."""
-    return _language_model(
+    return language_model(
         "AutoModelForCausalLM", "gpt2",
         n_layer=layers, n_embd=1024, n_head=16, vocab_size=50257, n_positions=1024,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def gpt_512() -> nn.Module:
 
 def bert_32() -> nn.Module:
     """Build BERT with 32 layers, as Piper plans it (hidden size 1,024)."""
-    return _language_model(
+    return language_model(
         "AutoModelForMaskedLM", "bert",
         num_hidden_layers=32, hidden_size=1024, num_attention_heads=16, intermediate_size=4096,
     )  # fmt: skip

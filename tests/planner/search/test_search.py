@@ -1,6 +1,7 @@
 """The whole search: legal, never worse than data parallel, deterministic, honest in failure."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.search import Limits, Progress, Training, search
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import Arrangement, shapes
-from shardwright.planner.search.candidates import explore
+from shardwright.planner.search.candidates import explore, to_strategy
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
 from tests.planner.search.models import cluster, mlp, residual
@@ -135,6 +136,25 @@ def test_heavy_layers_on_slow_links_are_not_split_and_on_fast_links_are() -> Non
     fast = search(graph, cluster(1, 2, flops=1e10, near=1e12), CostTable(), limits=FEW).best
     assert len(slow.strategy.devices) == 1
     assert len(fast.strategy.devices) == 2
+
+
+def test_small_batches_split_large_layers_over_all_hosts() -> None:
+    graph = mlp(batch=16, width=1024, depth=2, classes=1024)
+    where = cluster(4, 4, flops=5e10, near=10e9, far=1e9)
+    context = Context(graph, where, CostTable(), Training())
+    best = search(graph, where, CostTable(), limits=FEW).best
+    beside_data = [
+        simulated(graph, replace(best, strategy=to_strategy(context, candidate)), where)[0]
+        for shape in shapes(context, 16)
+        for arrangement in shape.arrangements[:2]
+        for candidate in explore(context, arrangement, math.inf, math.inf, math.inf).candidates
+    ]
+    assert best.predicted.step_seconds < 0.85 * min(beside_data)
+    weights = [p for t, p in zip(graph.parameters, best.strategy.parameters, strict=True)
+               if len(graph.tensors[t].shape) == 2]  # fmt: skip
+    shards = [math.prod(n for n, p in zip(best.strategy.meshes[0].sizes, w.rest, strict=True) if p >= 0)
+              for w in weights]  # fmt: skip
+    assert max(shards) == 16
 
 
 def test_training_options_reach_every_plan() -> None:

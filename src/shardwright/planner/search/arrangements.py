@@ -14,7 +14,8 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.strategy import Mesh, ScheduleName
 from shardwright.planner.search.additive.context import Context
 
-# A tensor axis beyond one host pays for every operator on the slow links; small clusters may try.
+# A tensor axis beyond one host pays for every operator on the slow links; small clusters may try,
+# and others where little else helps (``one_axis``).
 SMALL_GROUP = 8
 # More than so many doublings of the microbatches beyond the stages shrink the bubble below 6 %.
 MAX_FILLS = 5
@@ -74,7 +75,7 @@ class Shape:
 
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield every shape of so many devices that divides the batch, in a fixed order."""
-    widest = max(SMALL_GROUP, _largest_host(context.cluster))
+    widest = _widest(context.cluster)
     for stages in _divisors(min(num_devices, len(context.ties.ranges)), num_devices):
         width = num_devices // stages
         for tensor in _divisors(min(width, widest), width):
@@ -82,6 +83,14 @@ def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
             counts = microbatch_counts(context, data, stages)
             if counts:
                 yield Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
+
+
+def one_axis(context: Context, num_devices: int) -> Iterator[Shape]:
+    """Yield the shape in which every operator splits what it likes over all devices, if ``shapes``
+    does not."""
+    if num_devices > _widest(context.cluster):
+        counts = microbatch_counts(context, 1, 1)
+        yield Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
 
 
 def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:
@@ -109,8 +118,10 @@ def device_counts(context: Context) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _largest_host(cluster: Cluster) -> int:
-    return max(Counter(device.host for device in cluster.devices).values())
+def _widest(cluster: Cluster) -> int:
+    """Return the most devices that a tensor axis beside a data axis has."""
+    hosts = Counter(device.host for device in cluster.devices)
+    return max(SMALL_GROUP, *hosts.values())
 
 
 def _divisors(limit: int, number: int) -> list[int]:

@@ -17,7 +17,13 @@ from shardwright.errors import InputError
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.answer import Findings, fitting
-from shardwright.planner.search.arrangements import Arrangement, Shape, device_counts, shapes
+from shardwright.planner.search.arrangements import (
+    Arrangement,
+    Shape,
+    device_counts,
+    one_axis,
+    shapes,
+)
 from shardwright.planner.search.candidates import (
     HOPELESS,
     Candidate,
@@ -39,7 +45,7 @@ from shardwright.planner.search.named import (
     named_strategies,
 )
 from shardwright.planner.search.progress import Progress
-from shardwright.planner.search.selection import decade, edge, leads
+from shardwright.planner.search.selection import cheaper, decade, edge, leads, least_flat
 from shardwright.planner.space import Placement, Seed
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
@@ -54,6 +60,9 @@ MATTERS = 0.998
 BEARABLE = 100_000
 # Graphs of so few operators are solved and simulated so fast that the whole frontier is looked at.
 SMALL = 1000
+# Where more of the fastest step is no work of operators, each may split what it likes over all
+# devices.
+WASTED = 1.1
 # A plan that takes so much longer than promised is tried with the gradients of a block merged, if
 # starting messages is felt.
 SLOW, FELT = 1.1, 0.02
@@ -174,10 +183,17 @@ class Hunt:
     def explore(self, counts: tuple[int, ...]) -> None:
         """Solve the arrangements of all devices, then those of fewer that could still win."""
         for order, count in enumerate(counts):
+            part = (order, len(counts))
             plans = list(shapes(self.context, count))
             if count < counts[0] and self._even_split(count) >= self.fastest:
-                plans = self._cheaper(plans)
-            if not self._best_first(plans, (order, len(counts))):
+                plans = cheaper(plans, self.candidates, self.context.cluster, self.room)
+            flat = [plan for plan in plans if plan.stages == 1]
+            is_done = self._best_first(flat, part)
+            least = least_flat(self.candidates, count, self._even_split(count))
+            if is_done and self.fastest > WASTED * least:
+                is_done = self._best_first(list(one_axis(self.context, count)), part)
+            pipelines = [plan for plan in plans if plan.stages > 1]
+            if not is_done or not self._best_first(pipelines, part):
                 self.complete = False
                 return
         self._explore_lean()
@@ -221,23 +237,6 @@ class Hunt:
     def _even_split(self, devices: float) -> float:
         """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
         return self.serial / devices
-
-    def _cheaper(self, plans: list[Shape]) -> list[Shape]:
-        """Keep of too few devices only what may save money: the best shape, on fewer hosts."""
-        fits = [c for c in self.candidates if c.bytes <= self.room]
-        if not fits or not plans:
-            return []
-        best = min(fits, key=lambda c: (c.seconds, c.bytes)).arrangement
-        cluster = self.context.cluster
-        count = plans[0].stages * plans[0].data * plans[0].tensor
-        rate = cluster.dollars_per_second
-        if rate(tuple(range(2 * count))) <= rate(tuple(range(count))):
-            return []
-        return [
-            replace(plan, microbatches=plan.microbatches[-2:])
-            for plan in plans
-            if (plan.stages, plan.tensor) == (best.stages, best.tensor)
-        ]
 
     def judge_seed(self, seed: Seed) -> Judged | None:
         """Simulate a named strategy; None where it is impossible."""

@@ -1,17 +1,48 @@
-"""Which candidates of the additive model are worth a simulation."""
+"""Which shapes are worth solving, and which candidates of the additive model a simulation."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from shardwright.planner.search.arrangements import Arrangement
-from shardwright.planner.search.candidates import Candidate
+from shardwright.core.cluster import Cluster
+from shardwright.planner.search.arrangements import Arrangement, Shape
+from shardwright.planner.search.candidates import Candidate, least_work
 from shardwright.planner.search.judge import Judged
 
 # Candidates so near in seconds and bytes are taken for the same plan on another mesh.
 ALIKE, WIDE = 0.01, 0.1
+
+
+def cheaper(
+    plans: list[Shape], candidates: list[Candidate], cluster: Cluster, limit: float
+) -> list[Shape]:
+    """Keep of too few devices only what may save money: the best shape, on fewer hosts."""
+    fits = [c for c in candidates if c.bytes <= limit]
+    if not fits or not plans:
+        return []
+    best = min(fits, key=lambda c: (c.seconds, c.bytes)).arrangement
+    count = plans[0].stages * plans[0].data * plans[0].tensor
+    rate = cluster.dollars_per_second
+    if rate(tuple(range(2 * count))) <= rate(tuple(range(count))):
+        return []
+    return [
+        replace(plan, microbatches=plan.microbatches[-2:])
+        for plan in plans
+        if (plan.stages, plan.tensor) == (best.stages, best.tensor)
+    ]
+
+
+def least_flat(candidates: list[Candidate], count: int, even: float) -> float:
+    """Return the seconds of the operators alone in the best arrangement of so many devices without
+    stages, ``even`` where there is none."""
+    flat = (c for c in candidates if c.arrangement.stages == 1)
+    works = (
+        least_work(c.problem, c.arrangement) for c in flat if c.arrangement.num_devices == count
+    )
+    return min(works, default=even)
 
 
 def leads(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
