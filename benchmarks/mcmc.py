@@ -177,7 +177,9 @@ def graph_of(case: Case, precision: str) -> OperatorGraph:
     """Capture a case's model."""
     if case.model in OWN:
         build, batch = OWN[case.model]
-        module, example = build(), batch(2)
+        with torch.device("meta"):
+            module = build()
+        example = batch(2)
     else:
         source = load_model(case.model)
         module, example = source.build(), source.example(1, case.seq)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,7 +200,11 @@ def _spent(request: Request) -> Callable[[int], float]:
 def _search_progress(watch: Watch) -> Callable[[Progress], None]:
     def show(progress: Progress) -> None:
         best = seconds_text(progress.best_seconds)
-        bound = seconds_text(progress.bound_seconds) if progress.bound_seconds else "-"
-        watch.tell(f"searching: best {best}, bound {bound}", progress.fraction)
+        bound = gap = "-"
+        if progress.bound_seconds:
+            bound = seconds_text(progress.bound_seconds)
+        if progress.bound_seconds and math.isfinite(progress.best_seconds):
+            gap = f"{max(0.0, 1 - progress.bound_seconds / progress.best_seconds):.1%}"
+        watch.tell(f"searching: best {best}, bound {bound}, gap {gap}", progress.fraction)
 
     return show
