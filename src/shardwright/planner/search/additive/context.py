@@ -156,13 +156,19 @@ class Context:
 
     def is_once(self, index: int) -> bool:
         """Whether an operator runs once per step: before the microbatches, or free of the batch."""
-        if index in self.samples.prologue:
-            return True
-        operator, tensors = self.graph.operators[index], self.graph.tensors
-        is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
-        roles = {tensors[tensor].role for tensor in operator.inputs}
-        trained = any(tensors[t].needs_gradient for t in operator.outputs) or "parameter" in roles
-        return is_free and not trained
+        return self._once[index]
+
+    @cached_property
+    def _once(self) -> tuple[bool, ...]:
+        tensors, samples = self.graph.tensors, self.samples
+        found: list[bool] = []
+        for index, operator in enumerate(self.graph.operators):
+            is_free = all(samples.state[tensor] is State.FREE for tensor in operator.outputs)
+            trained = any(tensors[t].needs_gradient for t in operator.outputs) or any(
+                tensors[t].role == "parameter" for t in operator.inputs
+            )
+            found.append(index in samples.prologue or (is_free and not trained))
+        return tuple(found)
 
     @cached_property
     def sample_names(self) -> tuple[str, ...]:
