@@ -61,7 +61,7 @@ class Incremental:
         key = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
         frame = frames.pop(key, None) or _Frame(
             IncrementalLowering(context.graph, context.samples),
-            Tariff(context.graph, context.cluster, context.table),
+            Tariff(context.graph, context.shards),
             Traits(),
         )
         frames[key] = frame

@@ -18,7 +18,7 @@ from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.strategy import Mesh, Precision, Recomputation
-from shardwright.planner.cost import Rates, collective_seconds, operator_cost
+from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
@@ -81,11 +81,9 @@ class Context:
         self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
         self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
         self.read_last = _read_last(graph, self.ties)
-        self._rates = Rates(
-            cluster=cluster, table=table, device=_slowest(cluster), precision=training.precision
-        )
+        self.shards = ShardPrices(cluster, table)
+        self._rates = self.shards.rates(_slowest(cluster), training.precision)
         self._iterations: dict[int, Iteration] = {}
-        self._sorts: dict[object, int] = {}
         self._sort_of: dict[int, int] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
@@ -128,13 +126,14 @@ class Context:
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
         """Price an operator shard; one sort of operator with equal local shapes has one price."""
-        key = (self._sort(index), inputs, outputs)
+        sort = self._sort(index)
+        key = (sort, inputs, outputs)
         if key not in self._seconds:
-            cost = [
-                operator_cost(self.graph, index, inputs, outputs, phase, self._rates).seconds
+            forward, backward = [
+                self.shards.cost(self.graph, index, sort, (inputs, outputs), phase, self._rates)
                 for phase in ("forward", "backward")
             ]
-            self._seconds[key] = Seconds(forward=cost[0], backward=cost[1])
+            self._seconds[key] = Seconds(forward=forward.seconds, backward=backward.seconds)
         return self._seconds[key]
 
     def sort(self, index: int) -> tuple[object, ...]:
@@ -147,11 +146,7 @@ class Context:
     def _sort(self, index: int) -> int:
         """Number operators by everything but local shapes that decides their duration."""
         if index not in self._sort_of:
-            operator = self.graph.operators[index]
-            specs = [self.graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
-            whole = tuple((s.dtype, s.needs_gradient, s.shape) for s in specs)
-            key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
-            self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
+            self._sort_of[index] = self.shards.sort(self.graph, index)
         return self._sort_of[index]
 
     def is_once(self, index: int) -> bool:
