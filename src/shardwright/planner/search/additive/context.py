@@ -84,7 +84,10 @@ class Context:
         self.shards = ShardPrices(cluster, table)
         self._rates = self.shards.rates(_slowest(cluster), training.precision)
         self._iterations: dict[int, Iteration] = {}
+        self._sorts: dict[object, int] = {}
         self._sort_of: dict[int, int] = {}
+        self._shard_sort_of: dict[int, int] = {}
+        self._once: dict[int, bool] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._wires: dict[Mesh, Wires] = {}
@@ -126,7 +129,7 @@ class Context:
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
         """Price an operator shard; one sort of operator with equal local shapes has one price."""
-        sort = self._sort(index)
+        sort = self._shard_sort(index)
         key = (sort, inputs, outputs)
         if key not in self._seconds:
             forward, backward = [
@@ -136,34 +139,34 @@ class Context:
             self._seconds[key] = Seconds(forward=forward.seconds, backward=backward.seconds)
         return self._seconds[key]
 
-    def sort(self, index: int) -> tuple[object, ...]:
-        """Return all that decides what configs an operator may have and how long each takes."""
-        tensors, operator = self.graph.tensors, self.graph.operators[index]
-        outside = tuple(tensors[tensor].producer < 0 for tensor in operator.inputs)
-        sample = (self.samples.operator_dim[index], self.sample_names[index])
-        return self._sort(index), self.is_once(index), outside, *sample
-
-    def _sort(self, index: int) -> int:
-        """Number operators by everything but local shapes that decides their duration."""
+    def sort(self, index: int) -> int:
+        """Number operators by all that decides what configs each may have and how long they take."""
         if index not in self._sort_of:
-            self._sort_of[index] = self.shards.sort(self.graph, index)
+            tensors, operator = self.graph.tensors, self.graph.operators[index]
+            roles = tuple(
+                [tensors[t].role if tensors[t].producer < 0 else "" for t in operator.inputs]
+            )
+            sample = (self.samples.operator_dim[index], self.sample_names[index])
+            key = (self._shard_sort(index), self.is_once(index), roles, *sample)
+            self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
         return self._sort_of[index]
+
+    def _shard_sort(self, index: int) -> int:
+        """Number operators by everything but local shapes that decides their duration."""
+        if index not in self._shard_sort_of:
+            self._shard_sort_of[index] = self.shards.sort(self.graph, index)
+        return self._shard_sort_of[index]
 
     def is_once(self, index: int) -> bool:
         """Whether an operator runs once per step: before the microbatches, or free of the batch."""
-        return self._once[index]
-
-    @cached_property
-    def _once(self) -> tuple[bool, ...]:
-        tensors, samples = self.graph.tensors, self.samples
-        found: list[bool] = []
-        for index, operator in enumerate(self.graph.operators):
-            is_free = all(samples.state[tensor] is State.FREE for tensor in operator.outputs)
+        if index not in self._once:
+            operator, tensors = self.graph.operators[index], self.graph.tensors
+            is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
             trained = any(tensors[t].needs_gradient for t in operator.outputs) or any(
                 tensors[t].role == "parameter" for t in operator.inputs
             )
-            found.append(index in samples.prologue or (is_free and not trained))
-        return tuple(found)
+            self._once[index] = index in self.samples.prologue or (is_free and not trained)
+        return self._once[index]
 
     @cached_property
     def sample_names(self) -> tuple[str, ...]:

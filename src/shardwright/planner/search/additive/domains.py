@@ -60,7 +60,7 @@ def takes_at_least(
         even = whole / len(mesh.devices) / (1 if is_once else pieces)
         each[index] = (weight, even)
         total += weight * even
-    known: dict[object, float] = {}
+    known: dict[int, float] = {}
     for index in sorted(each, key=lambda index: -each[index][0] * each[index][1]):
         if total >= seconds:
             return True
