@@ -11,7 +11,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, OperatorConfig, Strategy
-from shardwright.planner.cost import price
+from shardwright.planner.cost import ShardPrices, price
 from shardwright.planner.cost.price import Prices, Tariff
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.abridged import KEPT, Abridger
@@ -126,7 +126,7 @@ def unrolled(abridger: Abridger, strategy: Strategy) -> Lowered | None:
         return None
     if found is None:
         return None
-    tariff = Tariff(found.graph, WHERE, CostTable())
+    tariff = Tariff(found.graph, ShardPrices(WHERE, CostTable()))
     return Lowered(found.program, found.graph, tariff.price(found.program, found.masters))
 
 

@@ -36,8 +36,8 @@ def context(devices: int, batch: int = 64) -> Context:
     ],
 )
 def test_a_name_gives_a_grid(devices: int, text: str, sizes: tuple[int, ...]) -> None:
-    few, many = asked_for(context(devices), text)
-    assert few.meshes[0].sizes == many.meshes[0].sizes == sizes
+    found = asked_for(context(devices), text)
+    assert found.few.meshes[0].sizes == found.many.meshes[0].sizes == sizes
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_no_named_strategy_that_fits_beats_the_chosen_plan(build, hosts) -> None
     graph, where = build(), cluster(hosts, 4 // hosts, **SLOW)
     best = search(graph, where, CostTable(), limits=FEW).best
     context = Context(graph, where, CostTable(), Training())
-    for few, many in named_strategies(context):
-        for strategy in (few, many):
+    for named in named_strategies(context):
+        for strategy in named:
             program = lower(graph, strategy)
             seconds = price(program, graph, where, CostTable()).seconds
             other = simulate(program, seconds, overlap_slowdown=where.overlap_slowdown)

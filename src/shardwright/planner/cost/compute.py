@@ -80,12 +80,13 @@ def operator_cost(
     operator = graph.operators[operator_index]
     if phase == "backward" and not has_backward(graph, operator):
         return Cost(seconds=0.0)
-    key = operator_key(
-        graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision
-    )
-    measured = rates.table.operator_map.get(key)
-    if measured is not None:
-        return measured
+    if rates.table.operators:
+        key = operator_key(
+            graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision
+        )
+        measured = rates.table.operator_map.get(key)
+        if measured is not None:
+            return measured
     shard = _Shard(
         kind=base_kind(operator.kind),
         inputs=input_local_shapes,

@@ -21,7 +21,8 @@ from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
-from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds, operator_cost
+from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
+from shardwright.planner.cost.shards import ShardPrices
 
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
@@ -46,7 +47,7 @@ class Prices:
 
 def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> Prices:
     """Return the cost of every instruction, alone on its resource."""
-    return Tariff(graph, cluster, table).price(program)
+    return Tariff(graph, ShardPrices(cluster, table)).price(program)
 
 
 def _prices(tariff: Tariff, program: Program) -> Prices:
@@ -98,13 +99,11 @@ class Tariff:
     same meshes are priced once (``lower.incremental`` hands on what did not change).
     """
 
-    def __init__(self, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> None:
+    def __init__(self, graph: OperatorGraph, shards: ShardPrices) -> None:
         self.graph = graph
-        self.cluster = cluster
-        self.table = table
-        self.overheads = table.overhead_map
-        self.calls: dict[tuple[object, ...], Cost] = {}
-        self.sorts: dict[object, int] = {}
+        self.shards = shards
+        self.cluster, self.table = shards.cluster, shards.table
+        self.overheads = self.table.overhead_map
         self.sort_of: dict[int, int] = {}
         self.sizes: dict[tuple[object, ...], int] = {}
         self.wires: dict[tuple[object, ...], Cost] = {}
@@ -138,22 +137,12 @@ class Tariff:
         self.reads.clear()
         self.routes: dict[tuple[int, tuple[int, ...]], list[tuple[tuple[int, ...], int]]] = {}
         self.rates: list[list[Rates]] = []
-        self.calls.clear()
         self.wires.clear()
         kinds = np.array([device.kind for device in self.cluster.devices])
-        by_kind: dict[int, Rates] = {}
         for mesh in meshes:
             first = np.unique(kinds[list(mesh.devices)], return_index=True)[1]
-            found: list[Rates] = []
-            for place in sorted(int(place) for place in first):
-                device = mesh.devices[place]
-                kind = self.cluster.devices[device].kind
-                if kind not in by_kind:
-                    by_kind[kind] = Rates(
-                        cluster=self.cluster, table=self.table, device=device, precision=precision
-                    )
-                found.append(by_kind[kind])
-            self.rates.append(found)
+            devices = [mesh.devices[place] for place in sorted(int(place) for place in first)]
+            self.rates.append([self.shards.rates(device, precision) for device in devices])
 
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which of ``rows`` price every segment's forward and backward."""
@@ -205,22 +194,10 @@ class Tariff:
 
     def _call(self, call: Call, phase: str, rates: Rates) -> Cost:
         shapes = tuple(self.program.values[value].shape for value in call.operands)
-        key = (self._sort(call.operator), shapes, call.result_shapes, phase, rates.device)
-        if key not in self.calls:
-            self.calls[key] = operator_cost(
-                self.graph, call.operator, shapes, call.result_shapes, phase, rates
-            )
-        return self.calls[key]
-
-    def _sort(self, index: int) -> int:
-        """Number operators by all that decides their cost besides local shapes: layers repeat."""
-        if index not in self.sort_of:
-            operator = self.graph.operators[index]
-            specs = [self.graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
-            whole = tuple((spec.dtype, spec.needs_gradient, spec.shape) for spec in specs)
-            key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
-            self.sort_of[index] = self.sorts.setdefault(key, len(self.sorts))
-        return self.sort_of[index]
+        if call.operator not in self.sort_of:
+            self.sort_of[call.operator] = self.shards.sort(self.graph, call.operator)
+        sort, both = self.sort_of[call.operator], (shapes, call.result_shapes)
+        return self.shards.cost(self.graph, call.operator, sort, both, phase, rates)
 
     def _joined(self, segment: Segment) -> int:
         """Return the bytes of gradients that are summed because a value has several readers."""

@@ -14,6 +14,7 @@ The Program is the one that ``lower`` makes, but for the numbers of values, segm
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -53,7 +54,18 @@ class IncrementalLowering:
             if samples.operator_dim[i] == ""
         ]
         self._deciding = frozenset[int]().union(*(readers for _, readers in self._free))
-        self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+        self._forget()
+
+    def anew(self) -> IncrementalLowering:
+        """Return one for the same graph that has lowered nothing."""
+        other = copy(self)
+        other._records = copy(self._records)
+        other._forget()
+        return other
+
+    def _forget(self) -> None:
+        graph = self.graph
+        self._records.forget()
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
         self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
         self._placed, self._changed = list(self._alone), set[int]()
@@ -83,11 +95,8 @@ class IncrementalLowering:
         before = zip(strategy.configs, self._configs, strict=True)
         for index in [i for i, (one, other) in enumerate(before) if one is not other]:
             config = strategy.configs[index]
-            key = (index, config.dims)
-            if key not in self._placements:
-                self._placements[key] = placements(self._iterations[index], config.dims)
             self._configs[index] = config
-            self._alone[index] = self._placements[key]
+            self._alone[index] = placements(self._iterations[index], config.dims)
             changed.add(index)
         placed = self._placed
         for index in changed:

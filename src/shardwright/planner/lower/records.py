@@ -62,14 +62,12 @@ class Records:
         self.blocks = _surroundings(graph, blocks)
         self.parts = [[next(flat) for _ in several] for several in parts]
         self.shared = frozenset(t for around in self.blocks for t in around.shared)
-        self.of_blocks: list[list[Record]] = []
-        self.of_parts: list[list[list[Record]]] = []
         self.forget()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.of_blocks = [[] for _ in self.blocks]
-        self.of_parts = [[[] for _ in several] for several in self.parts]
+        self.of_blocks: list[list[Record]] = [[] for _ in self.blocks]
+        self.of_parts: list[list[list[Record]]] = [[[] for _ in several] for several in self.parts]
 
 
 def _surroundings(graph: OperatorGraph, ranges: Sequence[tuple[int, int]]) -> list[Surroundings]:

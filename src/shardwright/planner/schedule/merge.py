@@ -12,9 +12,11 @@ from itertools import accumulate
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 MergeMethod = Literal["optimal", "mgwfbp", "wfbp", "single"]
-Cost = Callable[[float], float]
+Sizes = NDArray[np.float64]
+Cost = Callable[[Sizes], Sizes]
 Buckets = tuple[tuple[int, ...], ...]
 
 
@@ -28,7 +30,7 @@ def merge_gradients(
 ) -> Buckets:
     """Return buckets of consecutive gradient indices, in the order in which they are sent.
 
-    ``cost`` gives the seconds of one message from its bytes; ``start_seconds`` is when the channel
+    ``cost`` gives the seconds of messages, each from its bytes; ``start_seconds`` is when the channel
     is first free. A gradient counts as ready no earlier than those before it. Methods:
 
     * ``optimal``: the earliest possible finish of the last message, exactly, for any cost; of
@@ -63,7 +65,7 @@ def finish_time(
     ready, sizes = _checked(ready_seconds, sizes_bytes)
     free = start_seconds
     for bucket in buckets:
-        free = max(free, ready[bucket[-1]]) + cost(sum(sizes[bucket[0] : bucket[-1] + 1]))
+        free = max(free, ready[bucket[-1]]) + _alone(cost, sum(sizes[bucket[0] : bucket[-1] + 1]))
     return free
 
 
@@ -87,19 +89,14 @@ def _merge_optimally(ready: list[float], sizes: list[float], cost: Cost, start: 
 
     F(j) = min over i < j of max(F(i), R(j)) + T(S_j - S_i) for the first j gradients, F(0) = start,
     S prefix bytes. Finishing earlier never hurts what follows, so one number per prefix is enough.
-    O(L^2) steps; ``cost`` is called once for each distinct size.
+    O(L^2) steps.
     """
     count = len(sizes)
     prefix = np.concatenate([[0.0], np.cumsum(sizes)])
     finish = np.full(count + 1, start)
     first = [0] * (count + 1)
-    known: dict[float, float] = {}
     for j in range(1, count + 1):
-        spans: list[float] = (prefix[j] - prefix[:j]).tolist()
-        for size in spans:
-            if size not in known:
-                known[size] = cost(size)
-        ends = np.maximum(finish[:j], ready[j - 1]) + [known[size] for size in spans]
+        ends = np.maximum(finish[:j], ready[j - 1]) + cost(prefix[j] - prefix[:j])
         first[j] = int(np.argmin(ends))
         finish[j] = ends[first[j]]
     buckets: list[tuple[int, ...]] = []
@@ -126,7 +123,7 @@ def _merge_by_rule(ready: list[float], sizes: list[float], cost: Cost, start: fl
         send_start = max(free, time)
         is_last = index == len(ready) - 1
         if is_last or ready[index + 1] - send_start >= latency:
-            free = send_start + cost(sum(sizes[position] for position in bucket))
+            free = send_start + _alone(cost, sum(sizes[position] for position in bucket))
             buckets.append(tuple(bucket))
             bucket = []
     return tuple(buckets)
@@ -142,6 +139,10 @@ def _latency(sizes: list[float], cost: Cost) -> float:
         return 0.0
     small, large = min(sizes), sum(sizes)
     if small == large:
-        return max(0.0, cost(small))
-    slope = (cost(large) - cost(small)) / (large - small)
-    return max(0.0, cost(small) - slope * small)
+        return max(0.0, _alone(cost, small))
+    slope = (_alone(cost, large) - _alone(cost, small)) / (large - small)
+    return max(0.0, _alone(cost, small) - slope * small)
+
+
+def _alone(cost: Cost, size: float) -> float:
+    return float(cost(np.array([size]))[0])

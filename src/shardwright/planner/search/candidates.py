@@ -416,14 +416,14 @@ def _space(context: Context, root: int) -> tuple[str, ...]:
 def _tensor_word(candidate: Candidate) -> str:
     problem = candidate.problem
     context = problem.context
-    roles: set[str] = set()
+    roles, assignments = set[str](), set(candidate.assignments)
     for root in problem.roots:
         if not any(
             context.graph.tensors[tensor].role == "parameter"
             for tensor in context.graph.operators[root].inputs
         ):
             continue
-        for assignment in set(candidate.assignments):
+        for assignment in assignments:
             name = problem.domains[root][assignment[problem.config_of[root]]][-1]
             if name == context.sample_names[root] and name:
                 roles.add("data")

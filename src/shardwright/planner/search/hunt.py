@@ -38,6 +38,7 @@ from shardwright.planner.search.judge import STARTING, Judged, judge
 from shardwright.planner.search.local.refinement import improve
 from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
+    Named,
     as_strategy,
     asked_for,
     grid_strategies,
@@ -137,19 +138,19 @@ class Hunt:
         self.refine()
         return self.findings()
 
-    def judge_named(self, named: Iterable[tuple[Strategy, Strategy]]) -> None:
+    def judge_named(self, every: Iterable[Named]) -> None:
         """Simulate the strategies people know, so that none of them beats the answer: all but those
         that must be slower than what fits already.
 
         One that does not fit is tried again with the most microbatches, at once where plain data
         parallelism was already far too large.
         """
-        for few, many in named:
-            for strategy in dict.fromkeys((many,) if self._far else (few, many)):
+        for named in every:
+            for strategy in (named.many,) if self._far else named:
                 if self.stopped() and self.judged:
                     return
                 if self.fitting and self._least(strategy) >= self.fitting[0].seconds:
-                    continue
+                    break  # more microbatches are no less work
                 verdict = self.verdict(strategy, math.nan)
                 self.tell(0.0, strategy.label)
                 if verdict is not None and verdict.bytes <= self.limit:
@@ -164,21 +165,21 @@ class Hunt:
 
     def judge_grids(self) -> None:
         """Simulate tensor parallelism in two and three dimensions, unless that is hopeless."""
-        for few, many in grid_strategies(self.context):
+        for grid in grid_strategies(self.context):
             fastest = self.fitting[0].seconds if self.fitting else math.inf
-            if self.stopped() or self._least(few) >= fastest:
+            if self.stopped() or self._least(grid.few) >= fastest:
                 continue
-            self._first_that_fits(few, many)
-            self.tell(0.0, few.label)
+            self._first_that_fits(grid)
+            self.tell(0.0, grid.few.label)
 
     def judge_asked_for(self, wanted: str | Placement) -> None:
         """Simulate the one strategy that was asked for."""
-        self._first_that_fits(*asked_for(self.context, wanted))
+        self._first_that_fits(asked_for(self.context, wanted))
 
-    def _first_that_fits(self, few: Strategy, many: Strategy) -> None:
-        verdict = self.verdict(few, math.nan)
-        if (verdict is None or verdict.bytes > self.limit) and many != few:
-            self.verdict(many, math.nan)
+    def _first_that_fits(self, named: Named) -> None:
+        verdict = self.verdict(named.few, math.nan)
+        if (verdict is None or verdict.bytes > self.limit) and named.many != named.few:
+            self.verdict(named.many, math.nan)
 
     def explore(self, counts: tuple[int, ...]) -> None:
         """Solve the arrangements of all devices, then those of fewer that could still win."""

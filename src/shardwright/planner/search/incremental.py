@@ -7,6 +7,7 @@ that differ little from those it asked for before (``lower.incremental``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
@@ -43,6 +44,10 @@ class Incremental:
         self.context = context
         self._frames: dict[object, _Frame] = {}  # the last used comes last
 
+    @cached_property
+    def _lowering(self) -> IncrementalLowering:
+        return IncrementalLowering(self.context.graph, self.context.samples)
+
     def judge(self, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
         """Return what ``judge`` returns: every field is equal."""
         return self.run(strategy, least_seconds)[2]
@@ -60,8 +65,8 @@ class Incremental:
         context, frames = self.context, self._frames
         key = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
         frame = frames.pop(key, None) or _Frame(
-            IncrementalLowering(context.graph, context.samples),
-            Tariff(context.graph, context.cluster, context.table),
+            self._lowering.anew(),
+            Tariff(context.graph, context.shards),
             Traits(),
         )
         frames[key] = frame

@@ -17,7 +17,7 @@ from shardwright.planner.cost import collective_seconds, dollars_per_step, price
 from shardwright.planner.cost.price import Prices, Tariff, peer_groups
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.unroll import Irregular, unroll
-from shardwright.planner.schedule import merge_gradients
+from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.simulate import Traits, simulate
 
@@ -25,6 +25,7 @@ from shardwright.planner.simulate import Traits, simulate
 STARTING, WORTHWHILE = 5e-5, 1e-3
 # Of more gradients the best buckets take too long: time grows with the square.
 MOST_GRADIENTS = 2000
+MOST_POWERS = 64  # of two, in bytes
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) 
         whole = unroll(abridged, strategy)
     except Irregular:
         return None
-    tariff = Tariff(whole.graph, context.cluster, context.table)
+    tariff = Tariff(whole.graph, context.shards)
     prices = tariff.price(whole.program, whole.masters)
     return judge_program(context, whole.program, prices, least_seconds)[1]
 
@@ -210,15 +211,16 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
     return float(timeline.end[before].max(initial=0.0))
 
 
-def _message_cost(context: Context, program: Program, message: Message) -> Callable[[float], float]:
-    """Return the seconds of one merged message by its bytes; merged items are also copied.
+def _message_cost(context: Context, program: Program, message: Message) -> Cost:
+    """Return the seconds of merged messages by their bytes; merged items are also copied.
 
     Read off between powers of two, since merging asks for the cost of every pair of gradients.
     """
     mesh = program.meshes[message.mesh]
     routes = peer_groups(context.cluster, mesh, message.axes)
     known: dict[int, float] = {}
-    lines: dict[int, tuple[float, float]] = {}  # seconds of no bytes, and per byte
+    lines = np.zeros((2, MOST_POWERS))  # seconds of no bytes, and per byte
+    drawn: set[int] = set()
 
     def exactly(power: int) -> float:
         if power not in known:
@@ -231,12 +233,13 @@ def _message_cost(context: Context, program: Program, message: Message) -> Calla
             known[power] = slowest + context.message_seconds
         return known[power]
 
-    def cost(num_bytes: float) -> float:
-        power = max(int(num_bytes), 1).bit_length() - 1
-        line = lines.get(power)
-        if line is None:
+    def cost(num_bytes: Sizes) -> Sizes:
+        powers = np.frexp(np.maximum(num_bytes, 1.0))[1] - 1
+        for power in set(powers.tolist()) - drawn:
             low, high = exactly(power), exactly(power + 1)
-            line = lines[power] = 2 * low - high, (high - low) / 2**power
-        return line[0] + line[1] * num_bytes
+            lines[:, power] = 2 * low - high, (high - low) / 2**power
+            drawn.add(power)
+        constant, slope = lines[:, powers]
+        return constant + slope * num_bytes
 
     return cost

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.strategy import Strategy
@@ -36,29 +37,44 @@ SEED_PLANS = {
 }
 
 
-def named_strategies(context: Context) -> Iterator[tuple[Strategy, Strategy]]:
-    """Yield the named strategies that are legal here, plain data parallel first.
+class Named:
+    """A named strategy with as ``few`` microbatches as it may have, and, made once it is asked for,
+    with as ``many``."""
 
-    Each comes twice: with as few microbatches as it may have, and with as many.
-    """
+    def __init__(self, few: Strategy, more: Callable[[], Strategy]) -> None:
+        self.few = few
+        self._more = more
+
+    @cached_property
+    def many(self) -> Strategy:
+        """The strategy with the most microbatches."""
+        return self._more()
+
+    def __iter__(self) -> Iterator[Strategy]:
+        yield self.few
+        if self.many != self.few:
+            yield self.many
+
+
+def named_strategies(context: Context) -> Iterator[Named]:
+    """Yield the named strategies that are legal here, plain data parallel first."""
     return _legal(context, _seeds(context))
 
 
-def grid_strategies(context: Context) -> Iterator[tuple[Strategy, Strategy]]:
+def grid_strategies(context: Context) -> Iterator[Named]:
     """Yield 3-D, 2.5-D and 2-D tensor parallelism where all devices make such a grid."""
     grids = [_grid(context, name) for name in ("cube", "tesseract", "summa")]
     return _legal(context, [grid for grid in grids if grid is not None])
 
 
-def asked_for(context: Context, wanted: str | Placement) -> tuple[Strategy, Strategy]:
-    """Return the strategy of a placement, or that ``NAME`` or ``NAME:2x2x2`` names, with few and
-    many microbatches.
+def asked_for(context: Context, wanted: str | Placement) -> Named:
+    """Return the strategy of a placement, or that ``NAME`` or ``NAME:2x2x2`` names.
 
     Raises InputError where the name is unknown, or model, batch or devices do not divide.
     """
     if isinstance(wanted, Placement):
         placed = _placed(context, wanted)
-        return placed, placed
+        return Named(placed, lambda: placed)
     text = wanted
     name, _, sizes = text.partition(":")
     if name not in SEED_PLANS:
@@ -158,7 +174,7 @@ def _made_as(context: Context, strategy: Strategy, tensor: int) -> Pair:
     return context.placements(maker, strategy.configs[maker].dims).outputs[position]
 
 
-def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[tuple[Strategy, Strategy]]:
+def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[Named]:
     for seed in seeds:
         try:
             yield _few_and_many(context, seed)
@@ -166,14 +182,13 @@ def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[tuple[S
             continue
 
 
-def _few_and_many(context: Context, seed: Seed | Grid) -> tuple[Strategy, Strategy]:
-    count = _most(context, seed)
+def _few_and_many(context: Context, seed: Seed | Grid) -> Named:
+    few, count = as_strategy(context, seed), _most(context, seed)
     if isinstance(seed, Seed):
-        return as_strategy(context, seed), as_strategy(
-            context, replace(seed, num_microbatches=count)
-        )
-    many = replace(seed, num_microbatches=count, keeps=False)
-    return as_strategy(context, seed), as_strategy(context, many)
+        more = replace(seed, num_microbatches=count)
+        return Named(few, lambda: few if more == seed else as_strategy(context, more))
+    many = as_strategy(context, replace(seed, num_microbatches=count, keeps=False))
+    return Named(few, lambda: many)
 
 
 def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardwright.core.halo import Halo, Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
@@ -29,8 +30,12 @@ class Placements:
     outputs: tuple[Pair, ...]
 
 
-def placements(iteration: Iteration, dims: Sequence[str]) -> Placements:
-    """Derive all layouts from an assignment of mesh axes to dim names (see ``Iteration``)."""
+@lru_cache(maxsize=2**16)
+def placements(iteration: Iteration, dims: tuple[str, ...]) -> Placements:
+    """Derive all layouts from an assignment of mesh axes to dim names (see ``Iteration``).
+
+    Equal calls share one answer: layers repeat, and so do strategies.
+    """
     inputs = tuple(
         _pair(
             [_input(iteration, position, name) for name in dims],
@@ -89,18 +94,14 @@ def choices(
     A dim may be split by several axes while its size divides; ``sample`` names the dim that the
     microbatches already cut. An axis of one device is always "".
     """
-    options: list[list[str]] = []
-    for size in axis_sizes:
-        names = [""]
-        if size > 1:
-            names += [dim.name for dim in iteration.dims if dim.splits(size)]
-            names += [PLUS] if iteration.linear else []
-        options.append(names)
     known = _dims(iteration, sample, num_microbatches)
+    options = [_names(iteration, size, known) for size in axis_sizes]
     return tuple(
-        assignment
-        for assignment in itertools.product(*options)
-        if _divides(assignment, axis_sizes, known)
+        [
+            names
+            for names in itertools.product(*options)
+            if len(set(names)) == len(names) or _divides(names, axis_sizes, known)
+        ]
     )
 
 
@@ -112,13 +113,21 @@ def is_choice(
     num_microbatches: int = 1,
 ) -> bool:
     """Whether an assignment of the mesh axes is among the ``choices``."""
-    found = _dims(iteration, sample, num_microbatches)
-    known = all(
-        name in found or (name == PLUS and iteration.linear) if size > 1 else name == ""
-        for name, size in zip(dims, axis_sizes, strict=True)
-        if name
+    known = _dims(iteration, sample, num_microbatches)
+    named = all(
+        name in _names(iteration, size, known) for name, size in zip(dims, axis_sizes, strict=True)
     )
-    return known and _divides(dims, axis_sizes, found)
+    return named and _divides(dims, axis_sizes, known)
+
+
+def _names(iteration: Iteration, size: int, known: dict[str, Dim]) -> list[str]:
+    """Return what one axis of a size may be assigned to."""
+    if size == 1:
+        return [""]
+    names = [
+        dim.name for dim in iteration.dims if dim.splits(size) and known[dim.name].splits(size)
+    ]
+    return ["", *names, PLUS] if iteration.linear else ["", *names]
 
 
 def _dims(iteration: Iteration, sample: str, num_microbatches: int) -> dict[str, Dim]:

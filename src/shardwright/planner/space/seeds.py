@@ -23,7 +23,7 @@ from shardwright.core.strategy import (
     ScheduleName,
     Strategy,
 )
-from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.configs import choices, is_choice, placements
 from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.images import follow, spatial_dims
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -103,10 +103,9 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     configs: list[OperatorConfig] = []
     for index, iteration in enumerate(iterations):
         dims = tuple([dims_of[axis].get(index, "") for axis in meshes[0].axes])
-        legal = choices(
-            iteration, meshes[0].sizes, samples.operator_dim[index], seed.num_microbatches
-        )
-        chosen = dims if dims in legal else _weaken(dims, legal)
+        cut = meshes[0].sizes, samples.operator_dim[index], seed.num_microbatches
+        is_legal = is_choice(iteration, dims, *cut)
+        chosen = dims if is_legal else _weaken(dims, choices(iteration, *cut))
         configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
     parameters = tuple(
         parameter_config(graph, tensor, configs, iterations, meshes[0], seed.zero)

@@ -36,7 +36,7 @@ def context(devices: int) -> Context:
     ],
 )
 def test_a_name_gives_strips_or_tiles(devices: int, text: str, sizes: tuple[int, ...]) -> None:
-    few, _ = asked_for(context(devices), text)
+    few = asked_for(context(devices), text).few
     assert few.meshes[0].sizes == sizes
 
 
@@ -47,7 +47,7 @@ def test_models_without_images_are_refused() -> None:
 
 
 def test_a_convolutional_model_is_held_against_spatial_parallelism() -> None:
-    labels = {few.label for few, _ in named_strategies(context(4))}
+    labels = {named.few.label for named in named_strategies(context(4))}
     assert "spatial parallel x 4" in labels
 
 

@@ -18,7 +18,7 @@ from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.strategy import Mesh, Precision, Recomputation
-from shardwright.planner.cost import Rates, collective_seconds, operator_cost
+from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
@@ -81,12 +81,13 @@ class Context:
         self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
         self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
         self.read_last = _read_last(graph, self.ties)
-        self._rates = Rates(
-            cluster=cluster, table=table, device=_slowest(cluster), precision=training.precision
-        )
+        self.shards = ShardPrices(cluster, table)
+        self._rates = self.shards.rates(_slowest(cluster), training.precision)
         self._iterations: dict[int, Iteration] = {}
         self._sorts: dict[object, int] = {}
         self._sort_of: dict[int, int] = {}
+        self._shard_sort_of: dict[int, int] = {}
+        self._once: dict[int, bool] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._wires: dict[Mesh, Wires] = {}
@@ -128,41 +129,44 @@ class Context:
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
         """Price an operator shard; one sort of operator with equal local shapes has one price."""
-        key = (self._sort(index), inputs, outputs)
+        sort = self._shard_sort(index)
+        key = (sort, inputs, outputs)
         if key not in self._seconds:
-            cost = [
-                operator_cost(self.graph, index, inputs, outputs, phase, self._rates).seconds
+            forward, backward = [
+                self.shards.cost(self.graph, index, sort, (inputs, outputs), phase, self._rates)
                 for phase in ("forward", "backward")
             ]
-            self._seconds[key] = Seconds(forward=cost[0], backward=cost[1])
+            self._seconds[key] = Seconds(forward=forward.seconds, backward=backward.seconds)
         return self._seconds[key]
 
-    def sort(self, index: int) -> tuple[object, ...]:
-        """Return all that decides what configs an operator may have and how long each takes."""
-        tensors, operator = self.graph.tensors, self.graph.operators[index]
-        outside = tuple(tensors[tensor].producer < 0 for tensor in operator.inputs)
-        sample = (self.samples.operator_dim[index], self.sample_names[index])
-        return self._sort(index), self.is_once(index), outside, *sample
-
-    def _sort(self, index: int) -> int:
-        """Number operators by everything but local shapes that decides their duration."""
+    def sort(self, index: int) -> int:
+        """Number operators by all that decides what configs each may have and how long they take."""
         if index not in self._sort_of:
-            operator = self.graph.operators[index]
-            specs = [self.graph.tensors[t] for t in (*operator.inputs, *operator.outputs)]
-            whole = tuple((s.dtype, s.needs_gradient, s.shape) for s in specs)
-            key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
+            tensors, operator = self.graph.tensors, self.graph.operators[index]
+            roles = tuple(
+                [tensors[t].role if tensors[t].producer < 0 else "" for t in operator.inputs]
+            )
+            sample = (self.samples.operator_dim[index], self.sample_names[index])
+            key = (self._shard_sort(index), self.is_once(index), roles, *sample)
             self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
         return self._sort_of[index]
 
+    def _shard_sort(self, index: int) -> int:
+        """Number operators by everything but local shapes that decides their duration."""
+        if index not in self._shard_sort_of:
+            self._shard_sort_of[index] = self.shards.sort(self.graph, index)
+        return self._shard_sort_of[index]
+
     def is_once(self, index: int) -> bool:
         """Whether an operator runs once per step: before the microbatches, or free of the batch."""
-        if index in self.samples.prologue:
-            return True
-        operator, tensors = self.graph.operators[index], self.graph.tensors
-        is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
-        roles = {tensors[tensor].role for tensor in operator.inputs}
-        trained = any(tensors[t].needs_gradient for t in operator.outputs) or "parameter" in roles
-        return is_free and not trained
+        if index not in self._once:
+            operator, tensors = self.graph.operators[index], self.graph.tensors
+            is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
+            trained = any(tensors[t].needs_gradient for t in operator.outputs) or any(
+                tensors[t].role == "parameter" for t in operator.inputs
+            )
+            self._once[index] = index in self.samples.prologue or (is_free and not trained)
+        return self._once[index]
 
     @cached_property
     def sample_names(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Mesh
 from shardwright.planner.search.additive.context import Context, local_shapes
 from shardwright.planner.space import choices
@@ -15,27 +14,17 @@ Dims = tuple[str, ...]
 
 def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> tuple[Dims, ...]:
     """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
-    sample = context.samples.operator_dim[index]
-    options = choices(context.iteration(index), mesh.sizes, sample, num_microbatches)
-    options = tuple(dims for dims in options if not _wants_outside_sums(context, index, dims))
+    iteration, sample = context.iteration(index), context.samples.operator_dim[index]
+    options = choices(iteration, mesh.sizes, sample, num_microbatches)
+    operator, tensors = context.graph.operators[index], context.graph.tensors
+    if any(tensors[operator.inputs[position]].producer < 0 for position in iteration.linear):
+        # What enters from outside cannot be a partial sum.
+        options = tuple([dims for dims in options if PLUS not in dims])
     if mesh.axes[0] != "data" or mesh.sizes[0] == 1:
         return options
     name = context.sample_names[index]
-    split = tuple(dims for dims in options if name and dims[0] == name)
-    return split or tuple(dims for dims in options if dims[0] in ("", PLUS))
-
-
-def _wants_outside_sums(context: Context, index: int, dims: Dims) -> bool:
-    """Whether a tensor that enters from outside would have to be a partial sum."""
-    tensors = context.graph.tensors
-    return any(
-        PARTIAL in pair.value and tensors[tensor].producer < 0
-        for tensor, pair in zip(
-            context.graph.operators[index].inputs,
-            context.placements(index, dims).inputs,
-            strict=True,
-        )
-    )
+    split = tuple([dims for dims in options if name and dims[0] == name])
+    return split or tuple([dims for dims in options if dims[0] in ("", PLUS)])
 
 
 def least_seconds(
@@ -71,7 +60,7 @@ def takes_at_least(
         even = whole / len(mesh.devices) / (1 if is_once else pieces)
         each[index] = (weight, even)
         total += weight * even
-    known: dict[object, float] = {}
+    known: dict[int, float] = {}
     for index in sorted(each, key=lambda index: -each[index][0] * each[index][1]):
         if total >= seconds:
             return True

@@ -51,11 +51,14 @@ class Network:
         self._allowed = undominated(sizes, merged)
         kept = _merged([_restricted(sizes, table, self._allowed) for table in merged])
         self._sizes = tuple(map(len, self._allowed))
+        self._spelling = np.concatenate([*self._allowed, np.zeros(0)]).astype(np.int32)
+        self._begin = np.cumsum([0, *self._sizes])[:-1]
         self._columns, self._base = _flat(kept)
         self._is_forbidden = np.isinf(self._columns[0])
         self._forbidden = np.flatnonzero(self._is_forbidden)
         self._columns[0, self._forbidden] = 0.0
         self._scopes = [table.scope for table in kept]
+        self._places = _Places(self._sizes, self._scopes, self._base)
         self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
         self._plan = planned(self._sizes, self._scopes, self._base, self._columns.shape[1])
 
@@ -113,21 +116,33 @@ class Network:
 
     def _totals(self, picks: NDArray[np.int32]) -> Floats:
         """Return the cost of choices in every kind, infinite in kind 0 where they are forbidden."""
-        places = np.empty((len(picks), len(self._scopes)), np.int64)
-        for number, scope in enumerate(self._scopes):
-            place = np.zeros(len(picks), np.int64)
-            for variable in scope:
-                place = place * self._sizes[variable] + picks[:, variable]
-            places[:, number] = place + self._base[number]
+        places = self._places.of(picks)
         totals = self._columns[:, places].sum(axis=2).T
         totals[self._is_forbidden[places].any(axis=1), 0] = np.inf
         return totals
 
     def _spelled_out(self, picks: NDArray[np.int32]) -> NDArray[np.int32]:
-        full = np.empty_like(picks)
-        for variable, allowed in enumerate(self._allowed):
-            full[:, variable] = allowed[picks[:, variable]]
-        return full
+        return self._spelling[self._begin + picks]
+
+
+class _Places:
+    """Where the cells of choices lie in tables one after another."""
+
+    def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope], base: Ints) -> None:
+        moves = [strides([sizes[v] for v in scope]) if scope else [] for scope in scopes]
+        lengths = [len(scope) for scope in scopes]
+        self._base = base[: len(scopes)]
+        self._several = np.flatnonzero(lengths)
+        self._variables = np.array([v for scope in scopes for v in scope], np.int64)
+        self._moves = np.array([move for several in moves for move in several], np.int64)
+        self._begin = np.cumsum([0, *lengths])[self._several]
+
+    def of(self, picks: NDArray[np.int32]) -> Ints:
+        """Return the cell of every table, a row per choice."""
+        places = np.tile(self._base, (len(picks), 1))
+        steps = picks[:, self._variables] * self._moves
+        places[:, self._several] += np.add.reduceat(steps, self._begin, axis=1)
+        return places
 
 
 # -- preparation -----------------------------------------------------------------------------------

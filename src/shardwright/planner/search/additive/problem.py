@@ -57,8 +57,10 @@ class Problem:
         self.sizes: list[int] = []
         ties = context.ties
         self.roots = tuple(i for i, root in enumerate(ties.root) if root == i)
+        alike = {context.sort(i): i for i in reversed(self.roots)}
+        domains = {s: domain(context, mesh, num_microbatches, i) for s, i in alike.items()}
         self.domains: dict[int, tuple[Dims, ...]] = {
-            i: domain(context, mesh, num_microbatches, i) for i in self.roots
+            i: domains[context.sort(i)] for i in self.roots
         }
         self.config_of = {i: self.variable(len(self.domains[i])) for i in self.roots}
         self.modes = find_modes(context, mesh)

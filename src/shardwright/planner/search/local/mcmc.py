@@ -129,7 +129,7 @@ class Walk:
         )
 
     def _starts(self) -> Iterator[tuple[str, Strategy]]:
-        named = [few for few, _ in named_strategies(self.context)]
+        named = [named.few for named in named_strategies(self.context)]
         if not named:
             raise InputError("no named strategy divides the batch, so that no chain can start")
         for name in self.chain.starts:
@@ -144,8 +144,8 @@ class Walk:
         """Return the named strategy of the least cost."""
         verdicts = [
             verdict
-            for pair in named_strategies(self.context)
-            for strategy in dict.fromkeys(pair)
+            for named in named_strategies(self.context)
+            for strategy in named
             if (verdict := self._judged(strategy)) is not None
         ]
         return min(verdicts, key=self.cost).strategy
