@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.cli import app
+from tests.command import fresh, shardwright
 
 pytestmark = pytest.mark.slow
 
@@ -53,15 +53,6 @@ def example_batch(batch_size=8):
 """
 
 
-def shardwright(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a fresh process, with a store of its own."""
-    environment = os.environ | {"SHARDWRIGHT_STORE": str(folder / "records.sqlite")}
-    return subprocess.run(
-        [sys.executable, "-m", "shardwright.cli", *words],
-        capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=environment,
-    )  # fmt: skip
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     (tmp_path / "net.py").write_text(MODEL)
@@ -96,7 +87,7 @@ def test_every_verb_of_the_issue_is_a_command() -> None:
 
 
 def test_doctor_speaks_json(tmp_path: Path) -> None:
-    done = shardwright("doctor", "--json", folder=tmp_path)
+    done = fresh("doctor", "--json", folder=tmp_path)
     answer = json.loads(done.stdout)
     assert done.returncode == 0
     assert {check["name"] for check in answer["checks"]} >= {"python", "torch", "memory"}
@@ -129,6 +120,13 @@ def test_bad_input_gives_one_message_and_code_two(
     assert says in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_of_its_own_says_the_same(tmp_path: Path) -> None:
+    words = ("simulate", "missing.json")
+    done, same = fresh(*words, folder=tmp_path), shardwright(*words, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", same.stderr)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,7 +222,7 @@ def test_an_alternative_is_laid_beside_the_plan_with_what_decides(
 
 @pytest.mark.torch
 def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path: Path) -> None:
-    planned = shardwright("plan", model, "-c", "1x2xV100", "-b", "8", "--json", folder=tmp_path)
+    planned = fresh("plan", model, "-c", "1x2xV100", "-b", "8", "--json", folder=tmp_path)
     assert planned.returncode == 0, planned.stderr
     answer = json.loads(planned.stdout)
     assert answer["plans"][answer["chosen"]]["step_seconds"] > 0

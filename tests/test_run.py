@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.command import shardwright, start
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -43,22 +43,10 @@ def training_data(batch_size=8, start=0):
 """
 
 
-def start(*words: str, folder: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {
-        "SHARDWRIGHT_STORE": str(folder / "records.sqlite"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "shardwright.cli", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment,
-    )  # fmt: skip
-
-
 def finish(*words: str, folder: Path) -> dict[str, object]:
-    process = start(*words, "--json", folder=folder)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    return json.loads(out)
+    done = shardwright(*words, "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +140,6 @@ def test_a_plan_for_more_devices_than_there_are_is_refused(tmp_path: Path) -> No
     big = max(range(len(sizes)), key=lambda i: sizes[i])
     if sizes[big] <= (os.cpu_count() or 1):
         pytest.skip("the frontier uses no more devices than this machine has")
-    run = start("run", "plan.json", "net.py:build", "--pick", str(big), folder=tmp_path)
-    _, err = run.communicate(timeout=120)
+    run = shardwright("run", "plan.json", "net.py:build", "--pick", str(big), folder=tmp_path)
     assert run.returncode == 2
-    assert "but this machine has" in err
+    assert "but this machine has" in run.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hosts import hosts, why_not
+from tests.command import shardwright
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.ranks
@@ -35,22 +36,14 @@ def commands(page, first):
     return re.search(rf"```sh\n({first} .*?)```", text, re.DOTALL).group(1)
 
 
-def finished(directory, *words):
-    variables = {"SHARDWRIGHT_STORE": str(directory / "store.db"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *words], cwd=directory, env=os.environ | variables,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A user's directory with the model of the first page and its plan for two ranks."""
     directory = tmp_path_factory.mktemp("work")
     (directory / "mine.py").write_text(snippet("start.md", "mine.py"))
     shutil.copy(ROOT / "examples/two_cores.toml", directory / "two.toml")
-    plan = finished(directory, "shardwright.cli", "plan", "mine.py:build", "--global-batch", "256",
-                    "--cluster", "two.toml", "--measure", "never")  # fmt: skip
+    plan = shardwright("plan", "mine.py:build", "--global-batch", "256", "--cluster", "two.toml",
+                       "--measure", "never", folder=directory)  # fmt: skip
     assert plan.returncode == 0, plan.stderr
     return directory
 
@@ -62,7 +55,11 @@ def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
         script += COUNT_THREADS
     kept = [line for line in script.splitlines(keepends=True) if not without or without not in line]
     (workplace / "train.py").write_text("".join(kept))
-    done = finished(workplace, "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"],
+        cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (workplace / "checkpoints").is_dir()
     if not without:
@@ -78,12 +75,10 @@ def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    planned = subprocess.run(
-        ["sh", "-ec", commands("guides/hosts.md", "shardwright")],
-        env=variables, timeout=120, check=False, **options,
-    )  # fmt: skip
-    assert planned.returncode == 0, planned.stderr
-    assert "Equal: all" in planned.stdout
+    for line in commands("guides/hosts.md", "shardwright").splitlines():
+        done = shardwright(*line.split()[1:], folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "Equal: all" in done.stdout
     start = commands("guides/hosts.md", "export")
     losses = set()
     with hosts(4, prefix=f"swg{os.getpid() % 10000}") as names:
@@ -112,6 +107,6 @@ def test_the_guide_on_operators_verifies_and_finds_rules(workplace):
     lines = re.findall(r"^shardwright (.*)$", page, re.MULTILINE)
     assert len(lines) == 3
     for line in lines:
-        done = finished(workplace, "shardwright.cli", *line.split())
+        done = shardwright(*line.split(), folder=workplace)
         assert done.returncode == 0, done.stderr
     assert "holds" in done.stdout

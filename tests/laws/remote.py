@@ -1,6 +1,6 @@
 """Train by random strategies on the real ranks of a world, and compare with plain PyTorch.
 
-``holds`` is the body of a rank; under torchrun this module reads its cases as JSON.
+``holds`` is the body of a rank; run on a host this module reads its cases as JSON.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _case(name: str, fields: dict[str, Any]) -> Case:
 
 
 def main() -> None:
-    """Join the world of torchrun and try the cases of the first argument."""
+    """Join the world of the hosts and try the cases of the first argument."""
     join_world()
     num_messages = holds([_case(*pair) for pair in json.loads(sys.argv[1])])
     dist.destroy_process_group()

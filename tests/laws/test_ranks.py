@@ -14,7 +14,7 @@ from benchmarks.hosts import hosts, why_not
 from tests.laws.models import FACTORIES
 from tests.laws.remote import Case, as_json, holds
 from tests.laws.strategies import Shape, shapes
-from tests.runtime.world import run_ranks, start_torchrun
+from tests.runtime.world import run_ranks, start_rank
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 MANY = "SHARDWRIGHT_LAWS" in os.environ
@@ -51,7 +51,7 @@ def test_random_strategies_on_four_hosts_train_as_one() -> None:
     tried = as_json(cases(names, 4, 22 if MANY else 4))
     with hosts(4, prefix=f"swl{os.getpid() % 10000}") as found:
         ranks = [
-            start_torchrun(name, number, len(found), "tests.laws.remote", tried)
+            start_rank(name, number, len(found), "tests.laws.remote", tried)
             for number, name in enumerate(found)
         ]
         try:

@@ -6,6 +6,7 @@ compared through SGD: with a learning rate of 1 an update is the gradient.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
-from shardwright.runtime.capture import capture
+from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from tests.runtime.world import run_ranks
 
@@ -71,19 +72,19 @@ def train_plain(
 
 
 def train_planned(
-    factory: Factory,
+    captured: Captured,
     strategy: StrategyBuilder,
+    module: nn.Module,
+    batch: dict[str, Tensor],
     optimizer: Callable[..., Any],
     max_norm: float | None = None,
 ) -> Run:
-    """Train with the executor on this rank."""
-    module, batch = factory()
-    captured = capture(module, batch)
+    """Train a copy of the module with the executor on this rank."""
     program = lower(captured.graph, strategy(captured.graph))
     options = RunOptions(max_norm=max_norm, seed=5)
-    executor = Executor(captured, program, module, optimizer=optimizer, options=options)
+    mine, trained = copy.deepcopy(module), copy.deepcopy(module)
+    executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
     losses = [float(executor.step(one)) for one in batches(batch)]
-    trained, _ = factory()
     executor.to_module(trained)
     return Run(losses, copied(trained.named_parameters()), copied(trained.named_buffers()))
 
@@ -106,8 +107,13 @@ def train_each(
     optimizer: Callable[..., Any],
     max_norm: float | None = None,
 ) -> list[Run]:
-    """Train by one strategy after another in the same world."""
-    return [train_planned(factory, strategy, optimizer, max_norm) for strategy in strategies]
+    """Train by one strategy after another in the same world; the model is captured once."""
+    module, batch = factory()
+    captured = capture(module, batch)
+    return [
+        train_planned(captured, strategy, module, batch, optimizer, max_norm)
+        for strategy in strategies
+    ]
 
 
 def copied(named: Any) -> dict[str, Tensor]:

@@ -1,10 +1,11 @@
-"""Train the zoo's perceptron by a plan under torchrun; print the losses. Run by test_hosts.py.
+"""Train the zoo's perceptron by plans under torchrun; print the losses. Run by test_hosts.py.
 
-The argument is the seed of the plan as JSON.
+The argument is the seeds of the plans as JSON.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from functools import partial
@@ -22,15 +23,17 @@ from tests.runtime.equivalence import batches
 
 
 def main() -> None:
-    """Print every loss of three steps as one line of JSON."""
+    """Print every loss of three steps by each plan as one line of JSON."""
     join_world()
     module, batch = zoo.mlp()
     captured = capture(module, batch)
-    strategy = seed_strategy(captured.graph, Seed(**json.loads(sys.argv[1])))
-    program = lower(captured.graph, strategy)
-    executor = Executor(captured, program, module, optimizer=partial(torch.optim.SGD, lr=1.0))
-    losses = [float(executor.step(one)) for one in batches(batch)]
-    executor.close()
+    losses: list[list[float]] = []
+    for seed in json.loads(sys.argv[1]):
+        program = lower(captured.graph, seed_strategy(captured.graph, Seed(**seed)))
+        fresh, sgd = copy.deepcopy(module), partial(torch.optim.SGD, lr=1.0)
+        executor = Executor(captured, program, fresh, optimizer=sgd)
+        losses.append([float(executor.step(one)) for one in batches(batch)])
+        executor.close()
     dist.destroy_process_group()
     sys.stdout.write(f"LOSSES {json.dumps(losses)}\n")
 

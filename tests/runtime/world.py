@@ -16,6 +16,7 @@ from typing import Any
 from shardwright.runtime.launch import launch
 
 ROOT = Path(__file__).parents[2]
+FIRST_HOST, PORT = "10.84.0.1", "29500"
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
@@ -28,12 +29,28 @@ def start_torchrun(
 ) -> subprocess.Popen[str]:
     """Start torchrun with one rank in a host's namespace; the first host is the rendezvous."""
     words = [
-        "ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run",
-        "--nnodes", str(count), "--nproc-per-node", "1", "--node-rank", str(number),
-        "--master-addr", "10.84.0.1", "--master-port", "29500", "-m", module, argument,
+        "torch.distributed.run", "--nnodes", str(count), "--nproc-per-node", "1",
+        "--node-rank", str(number), "--master-addr", FIRST_HOST, "--master-port", PORT,
+        "-m", module, argument,
     ]  # fmt: skip
-    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    return _start(host, words, {})
+
+
+def start_rank(
+    host: str, number: int, count: int, module: str, argument: str
+) -> subprocess.Popen[str]:
+    """Start a rank in a host's namespace as torchrun does, which takes longer than some tests."""
+    variables = {
+        "RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": str(count),
+        "MASTER_ADDR": FIRST_HOST, "MASTER_PORT": PORT,
+    }  # fmt: skip
+    return _start(host, [module, argument], variables)
+
+
+def _start(host: str, words: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+    variables |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        words, cwd=ROOT, env=os.environ | variables, text=True,
+        ["ip", "netns", "exec", host, sys.executable, "-m", *words],
+        cwd=ROOT, env=os.environ | variables, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

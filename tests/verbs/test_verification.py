@@ -17,7 +17,7 @@ from shardwright.planner.space import Seed, carry_over, find_samples, seed_strat
 from shardwright.verbs.request import Trial
 from shardwright.verbs.subject import capture
 from tests import zoo
-from tests.test_cli import shardwright as command
+from tests.command import shardwright as command
 
 pytestmark = pytest.mark.torch
 MODEL = """

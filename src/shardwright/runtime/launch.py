@@ -41,7 +41,13 @@ STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
 PATIENCE = 5.0  # seconds a rank may take to end after SIGTERM
 STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C
-PRELOADED = ["torch", "torch.distributed", "shardwright.runtime.executor"]
+PRELOADED = ("torch", "torch.distributed", "shardwright.runtime.executor")
+# Most ranks capture their model first. What torch.export imports then takes longer than starting
+# a rank, so the fork server imports it once for all; with GPUs it imports as little as it can,
+# since what it forks can only use CUDA as long as the fork server itself never did.
+CAPTURING = (
+    "torch._dynamo", "torch.export._trace", "shardwright.runtime.capture", "shardwright.planner.lower",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ def launch(
     Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left behind.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, *(CAPTURING if backend == "cpu" else ())])
     directory = Path(tempfile.mkdtemp(prefix="shardwright-"))
     processes: list[BaseProcess] = []
     try:

@@ -37,13 +37,11 @@ def random_network(
 
 
 def least(sizes: list[int], scopes: list[tuple[int, ...]], tables: list[np.ndarray]) -> float:
-    return min(
-        sum(
-            float(table[tuple(picks[v] for v in scope)])
-            for scope, table in zip(scopes, tables, strict=True)
-        )
-        for picks in itertools.product(*map(range, sizes))
-    )
+    """The least of all choices: every table spread over all variables, and added."""
+    total = np.zeros(sizes)
+    for scope, table in zip(scopes, tables, strict=True):
+        total += table.reshape([size if v in scope else 1 for v, size in enumerate(sizes)])
+    return float(total.min())
 
 
 @settings(max_examples=120, deadline=None)

@@ -1,0 +1,60 @@
+"""A command of the command line, in this process or in one of its own.
+
+``shardwright`` is what most tests want: the entry point with arguments, folder, store and streams
+of its own, in a process that imported torch and loaded the kernels long ago. ``fresh`` starts
+Python anew, which takes seconds: for what only a process can show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.cli import main
+
+Done = subprocess.CompletedProcess[str]
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    return {"SHARDWRIGHT_STORE": str(folder / "records.sqlite"), "OMP_NUM_THREADS": "1"}
+
+
+def shardwright(*words: str, folder: Path) -> Done:
+    """Run a command in this process; a warning fails the test."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        for name, value in _variables(folder).items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["shardwright", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+    code = end.value.code
+    assert isinstance(code, int)
+    return Done(words, code, out.getvalue(), err.getvalue())
+
+
+def start(*words: str, folder: Path) -> subprocess.Popen[str]:
+    """Start a command in a fresh process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardwright.cli", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env=os.environ | _variables(folder),
+    )  # fmt: skip
+
+
+def fresh(*words: str, folder: Path) -> Done:
+    """Run a command in a fresh process."""
+    process = start(*words, folder=folder)
+    out, err = process.communicate(timeout=200)
+    return Done(words, process.returncode, out, err)
