@@ -6,10 +6,8 @@ for every number of devices. Frontiers are made of simulated objectives only.
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.core.cluster import Cluster
@@ -30,9 +28,6 @@ from shardwright.planner.search.rescue import rescue
 from shardwright.planner.space import Placement
 
 RESERVE = 0.05
-# A search makes millions of objects and few cycles: Python looks for these so many times less often,
-# which otherwise takes an eighth of the time.
-PATIENCE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +57,6 @@ AS_USUAL = Training()
 NO_LIMITS = Limits()
 
 
-@contextmanager
-def _patient_collector() -> Generator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(PATIENCE * before[0], *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-@_patient_collector()
 def search(
     graph: OperatorGraph,
     cluster: Cluster,
@@ -114,7 +98,6 @@ def search(
     return answer(_merged(found), seed, goal)
 
 
-@_patient_collector()
 def sample(
     graph: OperatorGraph,
     cluster: Cluster,
