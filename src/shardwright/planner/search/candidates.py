@@ -433,6 +433,8 @@ def _tensor_word(candidate: Candidate) -> str:
                 roles.add("tensor")
             elif name == "":
                 roles.add("replicated")
+    if problem.mesh.axes == ("tensor",) and {"data", "tensor"} <= roles:
+        return "hybrid parallel"
     if "tensor" in roles:
         return "tensor parallel"
     if "spatial" in roles:
