@@ -30,7 +30,8 @@ def completions(program: Program, scatters: NDArray[np.bool_] | None = None) -> 
     awaited = program.predecessor
     comes = (program.kind == Kind.MESSAGE) | (program.kind == Kind.RECEIVE)
     mine = comes[awaited] & (program.group[awaited] == program.group[waiting])
-    np.minimum.at(until, awaited[mine], waiting[mine])
+    # Backwards, since of several that wait for one message the last written, the first, counts.
+    until[awaited[mine][::-1]] = waiting[mine][::-1]
     for earlier, later in scatter_turns(program, scatters):
         until[earlier] = np.minimum(until[earlier], later)
     _complete_sends(program, until)
@@ -57,14 +58,17 @@ def scatter_turns(
 def _complete_sends(program: Program, until: NDArray[np.int64]) -> None:
     """Fill in sends: what comes back, by the two meshes that it travels between. Sends of no message
     (item -1, a Program made for its times alone) end with the step."""
+    sends = np.flatnonzero((program.kind == Kind.SEND) & (program.item >= 0))
+    if not len(sends):
+        return
     received: dict[tuple[int, int], int] = {}
     for index in np.flatnonzero(program.kind == Kind.RECEIVE).tolist():
         received[int(program.item[index]), int(program.microbatch[index])] = index
     crossings: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for index in np.flatnonzero(program.kind == Kind.SEND).tolist():
+    for index in sends.tolist():
         item = int(program.item[index])
         arrival = received.get((item, int(program.microbatch[index])))
-        if arrival is not None and item >= 0:
+        if arrival is not None:
             message = program.messages[item]
             ends = (message.mesh, message.destination)
             crossings.setdefault(ends, []).append((index, arrival))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
 from shardwright.core.program import Kind, Message, Program
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 # Beyond so many messages, what they are is forgotten.
 MOST_KNOWN = 100_000
@@ -55,12 +58,30 @@ def _traits(message: Message) -> tuple[int, int, int, int]:
     )
 
 
+class Bytes(NamedTuple):
+    """Per instruction: bytes appearing, disappearing, and held until which instruction.
+
+    ``copied`` appear in addition as it is completed, and go at once. What is ``lent`` is sent from
+    where it lies, so that ``freed`` goes only then. A host stays with what is ``local``.
+    """
+
+    allocated: Ints
+    freed: Ints
+    held: Ints
+    copied: Ints
+    until: Ints
+    lent: NDArray[np.bool_]
+    local: NDArray[np.bool_]
+
+
 def memory_over_time(
     program: Program,
-    times: tuple[NDArray[np.float64], NDArray[np.float64]],
+    times: tuple[Floats, Floats],
     scatter_copies: float = 0.0,
     traits: Traits | None = None,
-) -> tuple[NDArray[np.float64], ...]:
+    *,
+    plain: bool = False,
+) -> tuple[Floats, ...]:
     """Return, per mesh, rows (seconds, bytes alive on its fullest device) in time order.
 
     The devices of a mesh are alike, unless some belong to further meshes: those hold more.
@@ -70,11 +91,37 @@ def memory_over_time(
     it is done with it. The ``temporary`` of what computes goes then too; that of a message, with
     ``scatter_copies`` times the payload of a reduce-scatter, stays until the message is completed
     (``core.completion``), and so does what a message frees that is sent from where it lies. What is
-    copied out of a buffer is there twice for that moment. The clock only says when that is; the first row is the base at time 0.
+    copied out of a buffer is there twice for that moment. The clock only says when that is; the
+    first row is the base at time 0. ``plain`` uses NumPy instead of a compiled kernel.
     """
+    bytes_ = _bytes(program, scatter_copies, traits or Traits())
+    rows_of = plain_rows
+    if not plain:
+        # Late, because importing Numba takes long.
+        from shardwright.planner.simulate.host import device_rows as rows_of
+
+    touches = (bytes_.allocated != 0) | (bytes_.freed != 0) | (bytes_.held != 0) | bytes_.local
+    touching = np.flatnonzero(touches)
+    group = program.group[touching]
+    found = touching[np.argsort(group, kind="stable")]
+    ends = np.cumsum(np.bincount(group, minlength=len(program.meshes)))
+    rows: dict[frozenset[int], Floats] = {}
+    result: list[Floats] = []
+    for kinds in device_kinds(program):
+        for meshes in kinds - rows.keys():
+            parts = [found[ends[mesh - 1] if mesh else 0 : ends[mesh]] for mesh in sorted(meshes)]
+            mine = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
+            base = sum(program.base_bytes[mesh] for mesh in meshes)
+            rows[meshes] = rows_of(bytes_, *times, mine, base)
+        result.append(max((rows[meshes] for meshes in kinds), key=lambda one: one[:, 1].max()))
+    return tuple(result)
+
+
+def _bytes(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
+    """Return the columns that memory depends on, of one type each: Numba compiles once for each."""
     computes = np.array([name.startswith("compute") for name in program.resource_names])
     local = computes[program.resource] if len(computes) else np.zeros(0, dtype=np.bool_)
-    unpacked, in_place, scattered, scatters = (traits or Traits()).of(program.messages)
+    unpacked, in_place, scattered, scatters = traits.of(program.messages)
     # A Program made for its times alone lists no messages.
     messages = np.flatnonzero((program.kind == Kind.MESSAGE) & bool(program.messages))
     items = program.item[messages]
@@ -87,35 +134,10 @@ def memory_over_time(
     copied = np.zeros(program.num_instructions, dtype=np.int64)
     copied[messages] = unpacked[items]
     copied[local] = 0
-    bytes_ = _Bytes(program.allocated, program.freed, held, copied, until, lent)
-    touches = (program.allocated != 0) | (program.freed != 0) | (held != 0) | local
-    rows: dict[frozenset[int], NDArray[np.float64]] = {}
-    result: list[NDArray[np.float64]] = []
-    for kinds in device_kinds(program):
-        for meshes in kinds - rows.keys():
-            belongs = np.array([mesh in meshes for mesh in range(len(program.meshes))])
-            mine = np.flatnonzero(touches & belongs[program.group])
-            base = sum(program.base_bytes[mesh] for mesh in meshes)
-            clock = _host_times(*times, local, mine)
-            rows[meshes] = _device_memory(bytes_, clock, mine, base)
-        result.append(max((rows[meshes] for meshes in kinds), key=lambda found: found[:, 1].max()))
-    return tuple(result)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bytes:
-    """Per instruction: bytes appearing, disappearing, and held until which instruction.
-
-    ``copied`` appear in addition as it is completed, and go at once. What is ``lent`` is sent from
-    where it lies, so that ``freed`` goes only then.
-    """
-
-    allocated: NDArray[np.int64]
-    freed: NDArray[np.int64]
-    held: NDArray[np.int64]
-    copied: NDArray[np.int64]
-    until: NDArray[np.int64]
-    lent: NDArray[np.bool_]
+    allocated, freed = (
+        np.require(column, np.int64, ["C", "W"]) for column in (program.allocated, program.freed)
+    )
+    return Bytes(allocated, freed, held, copied, until, lent, local)
 
 
 def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
@@ -133,18 +155,13 @@ def device_kinds(program: Program) -> list[frozenset[frozenset[int]]]:
     ]
 
 
-def _device_memory(
-    bytes_: _Bytes,
-    times: tuple[NDArray[np.float64], NDArray[np.float64]],
-    mine: NDArray[np.int64],
-    base: int,
-) -> NDArray[np.float64]:
+def plain_rows(bytes_: Bytes, start: Floats, end: Floats, mine: Ints, base: int) -> Floats:
     """Sum up one device's changes in the order of its host, four to an instruction.
 
     What is copied out of messages completed before it; what that lets go of; what it brings; what
-    goes with it.
+    goes with it. What is completed by no instruction of the device goes at the end.
     """
-    begins, ends = times
+    begins, ends = _host_times(start, end, bytes_.local, mine)
     count = len(mine)
     freed, held, copied = bytes_.freed[mine], bytes_.held[mine], bytes_.copied[mine]
     lent = bytes_.lent[mine]
@@ -168,11 +185,8 @@ def _device_memory(
 
 
 def _host_times(
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-    local: NDArray[np.bool_],
-    mine: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    start: Floats, end: Floats, local: NDArray[np.bool_], mine: Ints
+) -> tuple[Floats, Floats]:
     """Return when a device's host begins and ends each of its instructions.
 
     It stays with what it computes, and issues the rest in passing.

@@ -45,7 +45,8 @@ def simulate(
         start, end, cause = run(program, seconds, overlap_slowdown)
     except OSError:  # compiled, but the disk would not keep it (full, say): the twin needs none
         start, end, cause = _plain_times(program, seconds, overlap_slowdown)
-    return _timeline(program, (start, end, cause), scatter_copies, traits)
+        plain = True
+    return _timeline(program, (start, end, cause), scatter_copies, traits, plain)
 
 
 class DeltaSimulator:
@@ -85,10 +86,14 @@ class DeltaSimulator:
 
 
 def _timeline(
-    program: Program, times: Times, scatter_copies: float, traits: Traits | None
+    program: Program,
+    times: Times,
+    scatter_copies: float,
+    traits: Traits | None,
+    plain: bool = False,
 ) -> Timeline:
     start, end, cause = times
-    memory = memory_over_time(program, (start, end), scatter_copies, traits)
+    memory = memory_over_time(program, (start, end), scatter_copies, traits, plain=plain)
     return Timeline(
         source="simulated",
         start=start,
