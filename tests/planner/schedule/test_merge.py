@@ -26,7 +26,7 @@ def costs(draw):
     if shape == "line":
         return lambda size: latency + slope * size
     if shape == "step":
-        return lambda size: latency + slope * size + 9.0 * (size >= 40)
+        return lambda size: latency + slope * size + 9.0 * (size > 40 - 1e-9)
     return lambda size: latency + slope * size**0.5
 
 

@@ -98,7 +98,7 @@ class _Copies:
         maker = self.problem.config_of[self.flow.maker]
         terms: list[Term] = []
         for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
-            alone = self._table(self.sources, wanted, skip=shared)
+            alone = self._table(self.sources, wanted, skip=frozenset(shared))
             terms += self._pair_terms(maker, self.problem.config_of[reader], alone)
         terms += self._sums()
         for key in shared:
@@ -158,17 +158,18 @@ class _Copies:
         size = num_bytes(extended_shape(local, key[2]), self.spec.dtype)
         return self.problem.context.touch_seconds(3 * size)
 
-    def _shared(self) -> frozenset[Key]:
-        """Return the pairs which two or more readers may want and some maker does not offer."""
+    def _shared(self) -> tuple[Key, ...]:
+        """Return the pairs which two or more readers may want and some maker does not offer, in the
+        order in which they are wanted: that of a set would differ from run to run."""
         if len(self.flow.readers) < 2:
-            return frozenset()
+            return ()
         count: dict[Key, int] = {}
         for wanted in self.wanted:
-            for key in set(wanted):
+            for key in dict.fromkeys(wanted):
                 count[key] = count.get(key, 0) + 1
         offered = set(self.sources)
-        shared = {k for k, c in count.items() if c > 1 and not (len(offered) == 1 and k in offered)}
-        return frozenset(shared)
+        only = next(iter(offered)) if len(offered) == 1 else None
+        return tuple([key for key, times in count.items() if times > 1 and key != only])
 
     def _table(
         self, sources: list[Key], wanted: list[Key], skip: frozenset[Key]
