@@ -1,5 +1,7 @@
 """Settings for every test."""
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -13,3 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = ("ranks", "slow")
     long = {item.path for item in items if any(item.get_closest_marker(one) for one in marked)}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage leave alone what all tests share: torch and the tests themselves."""
+    gc.freeze()

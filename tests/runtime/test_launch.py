@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from functools import partial
 
@@ -57,6 +58,18 @@ def sleep_for_ever() -> None:
 @pytest.mark.ranks
 def test_results_come_back_in_rank_order() -> None:
     assert launch(add_ranks, 2, timeout=60) == [1.0, 1.0]
+
+
+def imported_by_capturing() -> int:
+    before = set(sys.modules)
+    capture(*zoo.mlp())
+    return len(set(sys.modules) - before)
+
+
+@pytest.mark.ranks
+def test_a_rank_captures_with_what_the_fork_server_has_imported() -> None:
+    (count,) = launch(imported_by_capturing, 1, timeout=60)
+    assert count < 200  # alone it would be 1,200
 
 
 @pytest.mark.ranks

@@ -22,7 +22,7 @@ from shardwright.verbs.coverage import (
 )
 from tests import zoo
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 Statistics = Literal["local", "synchronised"]
 LARGEST_SHARE = 0.05  # of modelled cost in operators that cannot be split

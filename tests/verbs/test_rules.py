@@ -14,7 +14,7 @@ from shardwright.planner.space.rules.examples.notation import F, I, call
 from shardwright.planner.space.rules.notation import equation
 from shardwright.verbs.rules import check_kind, verify_rules
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 LINEAR = (call(F(4, 6, 8), F(12, 8), F(12)),)
 

@@ -9,6 +9,7 @@ The same entry functions run unchanged under ``torchrun``.
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -157,6 +158,7 @@ def _rank_main(
         STATUS_DIRECTORY: str(directory), STORE_FILE: str(directory / "store"),
     }  # fmt: skip
     torch.set_num_threads(1)
+    gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
     INTERRUPTION.listen()
     try:
         if backend == "cuda":

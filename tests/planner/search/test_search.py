@@ -19,6 +19,7 @@ from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
 from tests.planner.search.models import cluster, mlp, residual
 
+pytestmark = pytest.mark.slow
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 FEW = Limits(max_candidates=4)
 

@@ -18,7 +18,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.capture.export import bind_tensors, evaluate
 from tests import zoo
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 # Hugging Face computes these losses in float32 whatever the model's dtype, and our two operators
 # round otherwise than log_softmax.

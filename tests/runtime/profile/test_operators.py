@@ -23,7 +23,7 @@ from shardwright.runtime.profile.operators import (
 from shardwright.runtime.profile.workers import run_workers
 from tests import zoo
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 def whole(graph: OperatorGraph) -> list[Request]:

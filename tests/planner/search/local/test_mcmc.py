@@ -26,6 +26,7 @@ from shardwright.planner.search.named import as_strategy, named_strategies
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, mlp, residual
 
+pytestmark = pytest.mark.slow
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 
 
