@@ -2,9 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.core.costs import CostTable
 from shardwright.core.program import Kind
+from shardwright.planner.cost import price
+from shardwright.planner.lower import lower
+from shardwright.planner.search import Training
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
 from tests.planner.programs import Row, build_program, row_lists
+from tests.planner.search.models import cluster, residual
 
 
 def replayed_peaks(rows, base):
@@ -43,6 +50,22 @@ def test_rows_start_with_the_base_and_never_go_back_in_time(rows):
     for memory, base in zip(simulate(program, seconds).memory, (5, 0, 11), strict=True):
         assert memory[0].tolist() == [0.0, base]
         assert (memory[1:, 0] >= memory[:-1, 0]).all()
+
+
+@pytest.mark.parametrize("scatter_copies", [0.0, 1.0])
+def test_kernel_and_twin_agree_on_programs_of_named_strategies(scatter_copies):
+    graph, where = residual(), cluster(2, 4)
+    seen = set()
+    for named in named_strategies(Context(graph, where, CostTable(), Training())):
+        program = lower(graph, named.many)
+        seconds = price(program, graph, where, CostTable()).seconds
+        fast, slow = (
+            simulate(program, seconds, scatter_copies=scatter_copies, plain=plain)
+            for plain in (False, True)
+        )
+        assert [rows.tobytes() for rows in fast.memory] == [rows.tobytes() for rows in slow.memory]
+        seen |= {message.primitive for message in program.messages}
+    assert {"all_reduce", "reduce_scatter", "all_gather", "transfer"} <= seen
 
 
 def test_allocation_and_temporary_coexist_and_the_temporary_goes_at_the_end():

@@ -82,6 +82,7 @@ def test_kernel_and_plain_twin_are_equal_to_the_last_bit(rows, slowdown):
     assert fast.start.tobytes() == slow.start.tobytes()
     assert fast.end.tobytes() == slow.end.tobytes()
     assert fast.critical == slow.critical
+    assert [rows.tobytes() for rows in fast.memory] == [rows.tobytes() for rows in slow.memory]
 
 
 @given(row_lists())

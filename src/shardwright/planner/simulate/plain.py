@@ -1,4 +1,4 @@
-"""The simulator in plain Python: the readable twin of ``full`` and its oracle.
+"""The simulator without kernels: the readable twin of ``full`` and ``host``, and their oracle.
 
 Both do the same floating-point operations in the same order, so that their results are equal to the
 last bit. This one looks at every queue at every event; ``full`` keeps a tree and lists instead.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Program
 
-Times = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Times = tuple[Floats, Floats, Ints]
 
 
 def relax_plain(program: Program, seconds: NDArray[np.float64]) -> Times:
@@ -130,3 +133,61 @@ def _latest(candidates: list[int], end: list[float]) -> tuple[float, int]:
 
 def _columns(start: list[float], end: list[float], cause: list[int]) -> Times:
     return np.array(start), np.array(end), np.array(cause, dtype=np.int64)
+
+
+class Bytes(NamedTuple):
+    """Per instruction: bytes appearing, disappearing, and held until which instruction.
+
+    ``copied`` appear in addition as it is completed, and go at once. What is ``lent`` is sent from
+    where it lies, so that ``freed`` goes only then. A host stays with what is ``local``.
+    """
+
+    allocated: Ints
+    freed: Ints
+    held: Ints
+    copied: Ints
+    until: Ints
+    lent: NDArray[np.bool_]
+    local: NDArray[np.bool_]
+
+
+def plain_rows(bytes_: Bytes, start: Floats, end: Floats, mine: Ints, base: int) -> Floats:
+    """Sum up one device's changes in the order of its host, four to an instruction.
+
+    What is copied out of messages completed before it; what that lets go of; what it brings; what
+    goes with it. What is completed by no instruction of the device goes at the end.
+    """
+    begins, ends = _host_times(start, end, bytes_.local, mine)
+    count = len(mine)
+    freed, held, copied = bytes_.freed[mine], bytes_.held[mine], bytes_.copied[mine]
+    lent = bytes_.lent[mine]
+    own = bytes_.until[mine] == mine
+    completed = 4 * np.searchsorted(mine, bytes_.until[mine])
+    changes = np.zeros(4 * count + 2, dtype=np.int64)
+    changes[2:-2:4] = bytes_.allocated[mine] + held
+    changes[3:-2:4] = -np.where(lent, 0, freed)
+    np.add.at(changes, completed, copied)
+    gone = np.where(own, 4 * np.arange(count) + 3, completed + 1)
+    np.subtract.at(changes, gone, held + copied + np.where(lent, freed, 0))
+    moments = np.full(len(changes), ends.max(initial=0.0))
+    moments[:-2].reshape(-1, 4)[:, :3] = begins[:, None]
+    moments[3:-2:4] = ends
+    seen = np.flatnonzero(changes)
+    rows = np.empty((len(seen) + 1, 2))
+    rows[0] = 0.0, base
+    rows[1:, 0] = moments[seen]
+    rows[1:, 1] = base + np.cumsum(changes[seen])
+    return rows
+
+
+def _host_times(
+    start: Floats, end: Floats, local: NDArray[np.bool_], mine: Ints
+) -> tuple[Floats, Floats]:
+    """Return when a device's host begins and ends each of its instructions.
+
+    It stays with what it computes, and issues the rest in passing.
+    """
+    passed = np.maximum.accumulate(np.where(local[mine], end[mine], 0.0))
+    before = np.concatenate([[0.0], passed])[:-1]
+    begins = np.where(local[mine], np.maximum(start[mine], before), before)
+    return begins, np.maximum(begins, passed)

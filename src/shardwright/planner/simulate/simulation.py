@@ -40,13 +40,14 @@ def simulate(
     Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
-    run = _plain_times if plain else _compiled_times
-    try:
-        start, end, cause = run(program, seconds, overlap_slowdown)
-    except OSError:  # compiled, but the disk would not keep it (full, say): the twin needs none
-        start, end, cause = _plain_times(program, seconds, overlap_slowdown)
-        plain = True
-    return _timeline(program, (start, end, cause), scatter_copies, traits, plain)
+    if not plain:
+        try:
+            times = _compiled_times(program, seconds, overlap_slowdown)
+            return _timeline(program, times, scatter_copies, traits)
+        except OSError:  # compiled, but the disk would not keep it (full, say): twins need none
+            pass
+    times = _plain_times(program, seconds, overlap_slowdown)
+    return _timeline(program, times, scatter_copies, traits, plain=True)
 
 
 class DeltaSimulator:
@@ -90,6 +91,7 @@ def _timeline(
     times: Times,
     scatter_copies: float,
     traits: Traits | None,
+    *,
     plain: bool = False,
 ) -> Timeline:
     start, end, cause = times
