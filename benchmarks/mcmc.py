@@ -1,7 +1,8 @@
 """Our search against Markov chains over SOAP at equal time: `python benchmarks/mcmc.py`.
 
 Three groups of cases: all that PaSE (IPDPS 2021, table I and figure 6) held against FlexFlow's chains,
-all GPTs and Wide-ResNets for whole hosts of Alpa's evaluation (OSDI 2022, section 8.1), and ours.
+the GPTs and Wide-ResNets of 50 layers for whole hosts of Alpa's evaluation (OSDI 2022, section 8.1),
+and ours.
 Every model is captured without weights and planned for a published cluster three times: by our search;
 by chains from data parallelism and from random splits, as FlexFlow's program and paper begin; and by
 chains that also begin at the fastest of all plans with a name (Megatron, ZeRO, spatial, pipelines).

@@ -1,4 +1,4 @@
-"""How many instructions a second the simulator gets through: `python benchmarks/simulator.py`.
+"""How many instructions a CPU second the simulator gets through: `python benchmarks/simulator.py`.
 
 A 1F1B pipeline with sends, receives and gradient messages, as lowering makes them, is simulated
 whole (times, memory and critical path) by the compiled kernels and by their plain-Python twin, with
@@ -27,7 +27,8 @@ from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.schedule import global_order, pipeline_order
 from shardwright.planner.simulate import simulate
 
-BAR_TASKS_PER_SECOND = 1e6
+# Without slow-down: the kernel, and its twin.
+BARS = {False: 4e6, True: 1e5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def time_runs(
 
 
 def main() -> int:
-    """Measure, print the table, and fail when the compiled kernel is below the bar."""
+    """Measure, print the table, and fail when the kernel or its twin is below its bar."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=1_000_000, help="instructions for the kernel")
     parser.add_argument("--stages", type=int, default=16)
@@ -153,10 +154,12 @@ def main() -> int:
         f"NumPy {np.__version__}, Numba {numba.__version__}; {options.repeats} repeats, "
         f"one thread; {options.stages} stages, 1F1B."
     )
-    reached = min(medians[False, slowdown] for slowdown in (1.0, 1.2)) >= BAR_TASKS_PER_SECOND
-    console.print(
-        f"Bar of {BAR_TASKS_PER_SECOND:,.0f} a second: {'reached' if reached else 'MISSED'}"
-    )
+    reached = True
+    for plain, bar in BARS.items():
+        met = medians[plain, 1.0] >= bar
+        reached &= met
+        name = "twin" if plain else "kernel"
+        console.print(f"{name}: bar of {bar:,.0f} a second {'reached' if met else 'MISSED'}")
     return 0 if reached else 1
 
 

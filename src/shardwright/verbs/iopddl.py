@@ -16,8 +16,9 @@ from shardwright.planner.search.wide import Standing, WideProblem, solve
 from shardwright.verbs.request import Watch
 from shardwright.verbs.results import ContestAnswer
 
-# The rest of the time is for reading the answer off and writing it.
-USED = 0.97
+# What is left of the time: for starting Python, which on a busy machine takes seconds, and for reading
+# the answer off and writing it. At most a tenth of all.
+LEFT_SECONDS, LEFT_SHARE, MOST_LEFT = 2.0, 0.03, 0.1
 
 
 def answer(path: str | Path, seconds: float, seed: int, watch: Watch) -> ContestAnswer:
@@ -25,12 +26,13 @@ def answer(path: str | Path, seconds: float, seed: int, watch: Watch) -> Contest
     if not seconds > 0:
         raise InputError(f"a search needs time, not {seconds:g} seconds; give --seconds 60")
     begin = time.monotonic()
+    used = seconds - min(LEFT_SECONDS + LEFT_SHARE * seconds, MOST_LEFT * seconds)
     watch.tell("reading the problem", 0.0)
     problem = read_iopddl(path)
 
     def spent(num_rounds: int) -> float:
         del num_rounds
-        return 1.0 if watch.stop() else (time.monotonic() - begin) / (USED * seconds)
+        return 1.0 if watch.stop() else (time.monotonic() - begin) / used
 
     def tell(standing: Standing) -> None:
         watch.tell(_standing_text(standing), (time.monotonic() - begin) / seconds)
