@@ -143,27 +143,54 @@ def _route(
 def _cheapest(
     core: tuple[int, ...], source: Layout, target: Layout, axis_sizes: tuple[int, ...], scale: float
 ) -> _Route | None:
-    queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
-    best: dict[Layout, float] = {source: 0.0}
-    cause: dict[Layout, tuple[Layout, _Move]] = {}
-    ticket = itertools.count(1)
     # Else the moves do not depend on the target, so that routes to many share them.
     wanted = tuple([min(placement, PARTIAL) for placement in target])
-    while queue:
-        price, _, layout = heapq.heappop(queue)
-        if layout == target:
-            return _trace(cause, layout)
-        if price > best[layout]:
-            continue
-        elements, edges = _edges(core, layout, wanted, axis_sizes)
-        here = elements * scale
+    return _routes(core, source, wanted, axis_sizes, scale).to(target)
+
+
+@lru_cache(maxsize=1 << 9)
+def _routes(
+    core: tuple[int, ...], source: Layout, wanted: Layout, axis_sizes: tuple[int, ...], scale: float
+) -> _Routes:
+    return _Routes(core, source, wanted, axis_sizes, scale)
+
+
+class _Routes:
+    """The cheapest routes from a layout, by Dijkstra's algorithm, which goes on where it was left
+    when another target is asked for."""
+
+    def __init__(
+        self, core: tuple[int, ...], source: Layout, wanted: Layout, sizes: tuple[int, ...],
+        scale: float,
+    ) -> None:  # fmt: skip
+        self._core, self._wanted, self._sizes, self._scale = core, wanted, sizes, scale
+        self._queue: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
+        self._best: dict[Layout, float] = {source: 0.0}
+        self._cause: dict[Layout, tuple[Layout, _Move]] = {}
+        self._settled: set[Layout] = set()
+        self._ticket = itertools.count(1)
+
+    def to(self, target: Layout) -> _Route | None:
+        """Return the cheapest moves to a layout, None where there are none."""
+        while target not in self._settled:
+            if not self._queue:
+                return None
+            price, _, layout = heapq.heappop(self._queue)
+            if layout not in self._settled:
+                self._settled.add(layout)
+                self._look_around(layout, price)
+        return _trace(self._cause, target)
+
+    def _look_around(self, layout: Layout, price: float) -> None:
+        best = self._best
+        elements, edges = _edges(self._core, layout, self._wanted, self._sizes)
+        here = elements * self._scale
         for move, per_byte, fixed in edges:
             total = price + (per_byte * here + fixed)
-            if total < best.get(move.layout, float("inf")):
+            if total < best.get(move.layout, math.inf):
                 best[move.layout] = total
-                cause[move.layout] = (layout, move)
-                heapq.heappush(queue, (total, next(ticket), move.layout))
-    return None
+                self._cause[move.layout] = (layout, move)
+                heapq.heappush(self._queue, (total, next(self._ticket), move.layout))
 
 
 def _trace(cause: dict[Layout, tuple[Layout, _Move]], layout: Layout) -> _Route:
