@@ -186,9 +186,17 @@ def _few_and_many(context: Context, seed: Seed | Grid) -> Named:
     few, count = as_strategy(context, seed), _most(context, seed)
     if isinstance(seed, Seed):
         more = replace(seed, num_microbatches=count)
-        return Named(few, lambda: few if more == seed else as_strategy(context, more))
+        return Named(few, lambda: few if more == seed else _or(few, context, more))
     many = as_strategy(context, replace(seed, num_microbatches=count, keeps=False))
     return Named(few, lambda: many)
+
+
+def _or(few: Strategy, context: Context, more: Seed) -> Strategy:
+    """Return the strategy with more microbatches, or the one with few where it has no other."""
+    try:
+        return as_strategy(context, more)
+    except ValueError:
+        return few
 
 
 def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
