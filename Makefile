@@ -8,7 +8,7 @@ CHECKED := .venv/.checked
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test laws check docs format bench clean
+.PHONY: help demo test laws check lint types docs format bench clean
 
 help:
 	@echo "make demo    plan and train a small language model on this machine (results in out/)"
@@ -28,12 +28,16 @@ test: $(INSTALLED)
 laws: $(INSTALLED)
 	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws tests/papers/test_transformer_layer_traffic.py --timeout 1800
 
-check: $(CHECKED)
+check: lint types
+
+lint: $(CHECKED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md docs examples src tests benchmarks
+
+types: $(CHECKED)
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/make.py
