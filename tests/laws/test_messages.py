@@ -7,14 +7,17 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis.strategies import integers, sampled_from
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.planner.lower import check, lower
+from shardwright.planner.lower.check import crews, stuck
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from tests.laws.strategies import Shape, random_strategy, shapes
@@ -67,6 +70,36 @@ def moved(program: Program, source: int, place: int) -> Program:
 
 def places(program: Program, kind: Kind, group: int) -> list[int]:
     return [int(i) for i in np.flatnonzero((program.kind == kind) & (program.group == group))]
+
+
+def test_where_crews_come_through_every_device_does() -> None:
+    """Both ways for Programs as they are lowered. Where a receive is put before sends of its mesh,
+    crews, which wait for more, may be stuck where devices are not, but never the other way round."""
+    verdicts: set[bool] = set()
+
+    @settings(max_examples=WANTED, derandomize=True, database=None, deadline=None)
+    @given(name=sampled_from(sorted(GRAPHS)), shape=shapes(least_ranks=8), seed=integers(0, 2**32))
+    def law(name: str, shape: Shape, seed: int) -> None:
+        found, samples = graph(name)
+        program = lower(found, random_strategy(found, samples, shape), samples)
+        alone = tuple((device,) for device in program.strategy.devices)
+        assert not stuck(program, alone)
+        assert not stuck(program, crews(program))
+        early = [
+            (receive, send)
+            for group in range(len(program.meshes))
+            for receive in places(program, Kind.RECEIVE, group)
+            for send in places(program, Kind.SEND, group)
+            if send < receive
+        ]
+        if early:
+            changed = moved(program, *Random(seed).choice(early))
+            is_stuck = bool(stuck(changed, alone))
+            verdicts.add(is_stuck)
+            assert stuck(changed, crews(program)) or not is_stuck
+
+    law()
+    assert verdicts == {True, False}
 
 
 def test_a_message_without_its_other_end_is_found() -> None:

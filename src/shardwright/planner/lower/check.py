@@ -7,8 +7,10 @@ runtime, which starts messages early and waits late: what passes here cannot dea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shardwright.core.program import Kind, Program
 
@@ -17,10 +19,15 @@ WAITING = (Kind.MESSAGE, Kind.RECEIVE, Kind.CLIP)
 MOST_NAMED = 8  # devices whose place an error spells out
 
 
+# Devices that go through their instructions together.
+Party = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Where a device waits, at one of its instructions: for all ``members`` to come to the same
-    ``meeting``, or for the members, the senders, to be past instruction ``sent``."""
+    """Where a party waits, at one of its instructions: for all ``members``, which are numbers of
+    parties, to come to the same ``meeting``, or for them, the senders, to be past instruction
+    ``sent``."""
 
     instruction: int
     members: tuple[int, ...]
@@ -31,7 +38,8 @@ class _Stop:
 def check(program: Program) -> None:
     """Raise ValueError where a message has no other end, comes out of order, or cannot complete.
 
-    Linear in instructions times devices.
+    Linear in instructions times lists of devices that belong to the same meshes; in instructions
+    times devices where those do not show it.
     """
     _check_transfers(program)
     _check_order_of_links(program)
@@ -39,16 +47,15 @@ def check(program: Program) -> None:
 
 
 def _transfers(program: Program, kind: Kind) -> dict[tuple[int, int], int]:
-    """Return by (message, microbatch) the instruction that sends or receives it."""
+    """Return by (message, microbatch) the instruction that sends or receives it, in order."""
     found: dict[tuple[int, int], int] = {}
-    for index in range(program.num_instructions):
-        if program.kind[index] == kind:
-            key = (int(program.item[index]), int(program.microbatch[index]))
-            if key in found:
-                raise ValueError(
-                    f"{program.describe(index)} is there twice, at {found[key]} and {index}"
-                )
-            found[key] = index
+    for index in np.flatnonzero(program.kind == kind).tolist():
+        key = (int(program.item[index]), int(program.microbatch[index]))
+        if key in found:
+            raise ValueError(
+                f"{program.describe(index)} is there twice, at {found[key]} and {index}"
+            )
+        found[key] = index
     return found
 
 
@@ -73,9 +80,7 @@ def _check_order_of_links(program: Program) -> None:
     orders: dict[Kind, dict[tuple[int, int], list[tuple[int, int]]]] = {}
     for kind in (Kind.SEND, Kind.RECEIVE):
         order = orders.setdefault(kind, {})
-        for (item, microbatch), _ in sorted(
-            _transfers(program, kind).items(), key=lambda entry: entry[1]
-        ):
+        for item, microbatch in _transfers(program, kind):
             message = program.messages[item]
             order.setdefault((message.mesh, message.destination), []).append((item, microbatch))
     for link, sent in orders[Kind.SEND].items():
@@ -89,57 +94,105 @@ def _check_order_of_links(program: Program) -> None:
 
 
 def _check_progress(program: Program) -> None:
-    """Run every device with counters instead of tensors."""
-    devices = program.strategy.devices
+    """Run the devices with counters instead of tensors.
+
+    At first those of the same meshes together, waiting for all that a mesh's other devices wait
+    for: if they come to the end, so does each by itself. If not, each is asked by itself.
+    """
+    if not stuck(program, crews(program)):
+        return
+    waiting = stuck(program, tuple((device,) for device in program.strategy.devices))
+    if waiting:
+        named = [
+            f"device {party[0]} in {program.describe(instruction)}"
+            for party, instruction in waiting[:MOST_NAMED]
+        ]
+        raise ValueError(f"nobody can go on: {'; '.join(named)}")
+
+
+def crews(program: Program) -> tuple[Party, ...]:
+    """Return the devices by the meshes they belong to."""
+    meshes: dict[int, list[int]] = {}
+    for number, mesh in enumerate(program.meshes):
+        for device in mesh.devices:
+            meshes.setdefault(device, []).append(number)
+    parties: dict[tuple[int, ...], list[int]] = {}
+    for device, numbers in meshes.items():
+        parties.setdefault(tuple(numbers), []).append(device)
+    return tuple(map(tuple, parties.values()))
+
+
+def stuck(program: Program, parties: tuple[Party, ...]) -> list[tuple[Party, int]]:
+    """Return the parties that never come to the end, and the instructions where they wait.
+
+    The devices of a party are in the same meshes; with several to a party it waits for all that any
+    device of the mesh waits for.
+    """
     sends = _transfers(program, Kind.SEND)
-    walks = {device: _stops(program, device, sends) for device in devices}
-    waiting = {device: next(walk, None) for device, walk in walks.items()}
+    walks = [_stops(program, parties, party, sends) for party in parties]
+    waiting = [next(walk, None) for walk in walks]
     has_moved = True
     while has_moved:
         has_moved = False
-        for device in devices:
-            while (stop := waiting[device]) is not None and _is_over(stop, waiting):
-                for member in (device,) if stop.sent >= 0 else stop.members:
+        for number in range(len(parties)):
+            while (stop := waiting[number]) is not None and _is_over(stop, waiting):
+                for member in (number,) if stop.sent >= 0 else stop.members:
                     waiting[member] = next(walks[member], None)
                 has_moved = True
-    stuck = [
-        f"device {device} in {program.describe(stop.instruction)}"
-        for device, stop in waiting.items()
+    return [
+        (party, stop.instruction)
+        for party, stop in zip(parties, waiting, strict=True)
         if stop is not None
     ]
-    if stuck:
-        raise ValueError(f"nobody can go on: {'; '.join(stuck[:MOST_NAMED])}")
 
 
-def _is_over(stop: _Stop, waiting: Mapping[int, _Stop | None]) -> bool:
+def _is_over(stop: _Stop, waiting: Sequence[_Stop | None]) -> bool:
     others = [waiting[member] for member in stop.members]
     if stop.sent >= 0:
         return all(other is None or other.instruction > stop.sent for other in others)
     return all(other is not None and other.meeting == stop.meeting for other in others)
 
 
-def _stops(program: Program, device: int, sends: Mapping[tuple[int, int], int]) -> Iterator[_Stop]:
-    """Return where a device waits for others, in its order."""
-    mine = {index for index, mesh in enumerate(program.meshes) if device in mesh.devices}
+def _stops(
+    program: Program,
+    parties: tuple[Party, ...],
+    party: Party,
+    sends: Mapping[tuple[int, int], int],
+) -> Iterator[_Stop]:
+    """Return where a party waits for others, in its order."""
+    mine = [party[0] in mesh.devices for mesh in program.meshes]
+    home = {device: number for number, devices in enumerate(parties) for device in devices}
+    is_alone = len(parties) == len(home)
     peers: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+
+    def homes(devices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted({home[device] for device in devices}))
+
     num_clips = 0
-    for index in range(program.num_instructions):
+    waits = np.isin(program.kind, WAITING) & np.array(mine)[program.group]
+    for index in np.flatnonzero(waits).tolist():
         group, kind = int(program.group[index]), int(program.kind[index])
-        if group not in mine or kind not in WAITING:
-            continue
         if kind == Kind.CLIP:
             num_clips += 1
-            yield _Stop(index, program.strategy.devices, meeting=-1 - num_clips)
+            yield _Stop(index, tuple(range(len(parties))), meeting=-1 - num_clips)
             continue
         item = int(program.item[index])
         message = program.messages[item]
         if kind == Kind.RECEIVE:
-            pieces = [piece for of_item in program.pieces(item) for piece in of_item]
-            senders = {piece.source for piece in pieces if piece.destination == device} - {device}
             sent = sends[item, int(program.microbatch[index])]
-            yield _Stop(index, tuple(sorted(senders)), sent=sent)
+            if is_alone:
+                senders = homes(_senders(program, item, party[0]))
+            else:
+                senders = homes(program.meshes[message.mesh].devices)
+            yield _Stop(index, senders, sent=sent)
         elif message.primitive not in LOCAL:
-            key = (group, message.axes)
+            mesh, key = program.meshes[group], (group, message.axes)
             if key not in peers:
-                peers[key] = program.meshes[group].peers(device, message.axes)
+                peers[key] = homes(mesh.peers(party[0], message.axes) if is_alone else mesh.devices)
             yield _Stop(index, peers[key], meeting=index)
+
+
+def _senders(program: Program, item: int, device: int) -> set[int]:
+    """Return which other devices send a device something of a transfer."""
+    pieces = [piece for of_item in program.pieces(item) for piece in of_item]
+    return {piece.source for piece in pieces if piece.destination == device} - {device}
