@@ -70,7 +70,7 @@ def solve(path: Path, scale: float, seed: int) -> Result:
     """Run the command on one problem and measure it from outside."""
     letter = path.name.split(".")[0].rsplit("-", 1)[-1]
     limit = CONTEST.get(letter, (OTHER_SECONDS, None))[0] * scale
-    command = [sys.executable, "-m", "shardwright.cli", "iopddl", str(path), "--json"]
+    command = [sys.executable, "-m", "shardwright", "iopddl", str(path), "--json"]
     begin = time.perf_counter()
     done = subprocess.run(
         [*command, "--seconds", str(limit), "--seed", str(seed)],

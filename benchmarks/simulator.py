@@ -27,8 +27,8 @@ from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.schedule import global_order, pipeline_order
 from shardwright.planner.simulate import simulate
 
-# Without slow-down: the kernel, and its twin.
-BARS = {False: 4e6, True: 1e5}
+# By whether it is the twin, and by slow-down. With one the twin looks at every queue at every event.
+BARS = {(False, 1.0): 4e6, (False, 1.2): 4e6, (True, 1.0): 1e5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +155,12 @@ def main() -> int:
         f"one thread; {options.stages} stages, 1F1B."
     )
     reached = True
-    for plain, bar in BARS.items():
-        met = medians[plain, 1.0] >= bar
+    for (plain, slowdown), bar in BARS.items():
+        met = medians[plain, slowdown] >= bar
         reached &= met
         name = "twin" if plain else "kernel"
-        console.print(f"{name}: bar of {bar:,.0f} a second {'reached' if met else 'MISSED'}")
+        verdict = "reached" if met else "MISSED"
+        console.print(f"{name}, slow-down {slowdown}: bar of {bar:,.0f} a second {verdict}")
     return 0 if reached else 1
 
 

@@ -47,7 +47,7 @@ def shardwright(*words: str, folder: Path) -> Done:
 def start(*words: str, folder: Path) -> subprocess.Popen[str]:
     """Start a command in a fresh process."""
     return subprocess.Popen(
-        [sys.executable, "-m", "shardwright.cli", *words],
+        [sys.executable, "-m", "shardwright", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         env=os.environ | _variables(folder),
     )  # fmt: skip

@@ -26,12 +26,13 @@ def completions(program: Program, scatters: NDArray[np.bool_] | None = None) -> 
     """
     count = program.num_instructions
     until = np.full(count, count, dtype=np.int64)
-    waiting = np.repeat(np.arange(count), np.diff(program.offset))
-    awaited = program.predecessor
     comes = (program.kind == Kind.MESSAGE) | (program.kind == Kind.RECEIVE)
-    mine = comes[awaited] & (program.group[awaited] == program.group[waiting])
     # Backwards, since of several that wait for one message the last written, the first, counts.
-    until[awaited[mine][::-1]] = waiting[mine][::-1]
+    waits = np.flatnonzero(comes[program.predecessor])[::-1]
+    awaited = program.predecessor[waits]
+    waiting = np.repeat(np.arange(count), np.diff(program.offset))[waits]
+    mine = program.group[awaited] == program.group[waiting]
+    until[awaited[mine]] = waiting[mine]
     for earlier, later in scatter_turns(program, scatters):
         until[earlier] = np.minimum(until[earlier], later)
     _complete_sends(program, until)

@@ -270,7 +270,7 @@ def _restart(
     begun = np.append(finished, running[running >= 0])
     progress.start[begun], progress.cause[begun] = started[begun], causes[begun]
     progress.end[finished] = ended[finished]
-    full.relink(job.wiring, queues, progress.first, progress.tree)
+    full.relink(job.wiring, progress)
     return len(begun)
 
 

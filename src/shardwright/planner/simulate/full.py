@@ -22,8 +22,9 @@ Times = tuple[Floats, Floats, Ints]
 
 # What a resource does. It has run queue entries begin..place-1 and runs instruction ``running``
 # (-1: none) with the work ``remaining`` at time ``since``, done at rate 1/``stretch`` (-1: not
-# settled yet). ``after`` and ``before`` link the busy resources of a group. One record for each,
-# because handing many arrays from function to function costs more than the work itself.
+# settled yet). ``after`` links the busy resources of a group. One record for each, and small
+# functions without branches, because Numba counts who holds an array handed to any other, which
+# costs more than the work itself.
 QUEUE = np.dtype(
     [
         ("begin", np.int64),
@@ -31,7 +32,6 @@ QUEUE = np.dtype(
         ("stop", np.int64),
         ("running", np.int64),
         ("after", np.int64),
-        ("before", np.int64),
         ("remaining", np.float64),
         ("since", np.float64),
         ("stretch", np.float64),
@@ -79,12 +79,13 @@ class Progress(NamedTuple):
     """A simulation under way, between two instants: all that decides how it goes on.
 
     ``entries`` are the resources' queues one after another, ``first`` the head of each group's busy
-    resources, ``tree`` a tournament of who finishes first.
+    resources, ``due`` when the earliest of those finishes, ``tree`` a tournament of groups by that.
     """
 
     queues: Queues
     entries: Ints
     first: Ints
+    due: Floats
     tree: Ints
     followers: Followers
     start: Floats
@@ -104,20 +105,21 @@ def share(
 def begin(wiring: Wiring, computes: NDArray[np.bool_], num_groups: int) -> Progress:
     """Return a simulation at its beginning."""
     count, num_resources = len(wiring.resource), len(computes)
-    leaves = 1 << max(0, num_resources - 1).bit_length()
+    leaves = 1 << max(0, num_groups - 1).bit_length()
     entry_offset, entries = _sorted_by(
         wiring.resource, np.arange(count, dtype=np.int64), num_resources
     )
-    queues = np.zeros(leaves, dtype=QUEUE)
-    queues["begin"][:num_resources] = queues["place"][:num_resources] = entry_offset[:-1]
-    queues["stop"][:num_resources] = entry_offset[1:]
-    queues["computes"][:num_resources] = computes
+    queues = np.zeros(num_resources, dtype=QUEUE)
+    queues["begin"] = queues["place"] = entry_offset[:-1]
+    queues["stop"] = entry_offset[1:]
+    queues["computes"] = computes
     queues["running"] = -1
     queues["finish"] = np.inf
     return Progress(
         queues=queues,
         entries=entries,
         first=np.full(num_groups, -1, dtype=np.int64),
+        due=np.full(leaves, np.inf),
         tree=_tournament(leaves),
         followers=_followers(wiring),
         start=np.zeros(count),
@@ -140,50 +142,92 @@ def go_on(
     stops. It stops where the clock has moved on and nothing of the new instant has happened yet;
     infinity means that nothing is left to do.
     """
-    queues, entries, first, tree, followers, start, end, cause = progress
+    queues, entries, first, due, tree, followers, start, end, cause = progress
     now, until, limit = limits
-    pending, changed = list(range(len(queues))), [0]
-    changed.clear()
+    pending, changed = _all(len(queues)), _none(len(due))
     if now > 0:
-        pending.clear()
+        pending = _none(len(queues))
     completed = 0
     while True:
-        while queues[tree[1]].finish <= now:
-            resource = tree[1]
-            index = queues[resource].running
-            end[index] = now
-            completed += 1
-            _unlink(queues, first, resource, wiring.group[index])
-            if not changed or changed[-1] != wiring.group[index]:
-                changed.append(wiring.group[index])
-            _set_finish(queues, tree, resource, np.inf)
-            pending.append(resource)
-            for entry in range(followers.offset[index], followers.offset[index + 1]):
-                other = followers.follower[entry]
-                followers.waiting[other] -= 1
-                if followers.waiting[other] == 0:
-                    pending.append(wiring.resource[other])
-        while pending:
-            resource = pending.pop()
+        while due[tree[1]] <= now:
+            group = tree[1]
+            _set_due(due, tree, group, np.inf)
+            _add(changed, group)
+            resource, first[group] = first[group], -1
+            while resource >= 0:
+                queue = queues[resource]
+                after = queue.after
+                if queue.finish > now:
+                    _link(queue, first, resource, group)
+                else:
+                    index = queue.running
+                    end[index] = now
+                    completed += 1
+                    queue.running = -1
+                    queue.place += 1
+                    _add(pending, resource)
+                    for entry in range(followers.offset[index], followers.offset[index + 1]):
+                        other = followers.follower[entry]
+                        followers.waiting[other] -= 1
+                        if followers.waiting[other] == 0:
+                            _add(pending, wiring.resource[other])
+                resource = after
+        while pending.size[0] > 0:
+            resource = _pop(pending)
             queue = queues[resource]
             if queue.running >= 0 or queue.place == queue.stop:
                 continue
             index = entries[queue.place]
             if followers.waiting[index] == 0:
+                group = wiring.group[index]
                 before = entries[queue.place - 1] if queue.place > queue.begin else -1
                 start[index], cause[index] = now, latest_end(wiring, end, before, index)[1]
                 _begin(queue, index, seconds[index], now)
-                _link(queues, first, resource, wiring.group[index])
-                if not changed or changed[-1] != wiring.group[index]:
-                    changed.append(wiring.group[index])
+                _link(queue, first, resource, group)
+                _add(changed, group)
                 if seconds[index] == 0:
-                    _set_finish(queues, tree, resource, now)
-        if queues[tree[1]].finish > now:
-            while changed:
-                _settle(queues, tree, first[changed.pop()], now, slowdown)
-            now = queues[tree[1]].finish
+                    queue.finish = now
+                    _set_due(due, tree, group, now)
+        if due[tree[1]] > now:
+            while changed.size[0] > 0:
+                group = _pop(changed)
+                _set_due(due, tree, group, _settle(queues, first[group], now, slowdown))
+            now = due[tree[1]]
             if now >= until or completed >= limit or now == np.inf:
                 return now
+
+
+class Some(NamedTuple):
+    """Some of the numbers below ``len(holds)``: the first ``size[0]`` of ``members``."""
+
+    members: Ints
+    size: Ints
+    holds: NDArray[np.bool_]
+
+
+@compiled
+def _none(limit: int) -> Some:
+    return Some(np.empty(limit + 1, np.int64), np.zeros(1, np.int64), np.zeros(limit, np.bool_))
+
+
+@compiled
+def _all(limit: int) -> Some:
+    return Some(np.arange(limit + 1), np.full(1, limit, np.int64), np.ones(limit, np.bool_))
+
+
+@compiled
+def _add(some: Some, number: int) -> None:
+    some.members[some.size[0]] = number
+    some.size[0] += not some.holds[number]
+    some.holds[number] = True
+
+
+@compiled
+def _pop(some: Some) -> int:
+    some.size[0] -= 1
+    number = some.members[some.size[0]]
+    some.holds[number] = False
+    return number
 
 
 @compiled
@@ -228,10 +272,10 @@ def _followers(wiring: Wiring) -> Followers:
 
 @compiled
 def _tournament(leaves: int) -> Ints:
-    """Return a tournament tree over equal finishes.
+    """Return a tournament tree over equals.
 
-    Node 1 holds the resource that finishes first, node i the winner of nodes 2i and 2i+1; the last
-    ``leaves`` nodes are the resources. Of equals the lower index wins.
+    Node 1 holds the group that is due first, node i the winner of nodes 2i and 2i+1; the last
+    ``leaves`` nodes are the groups. Of equals the lower index wins.
     """
     tree = np.zeros(2 * leaves, dtype=np.int64)
     tree[leaves:] = np.arange(leaves)
@@ -241,14 +285,14 @@ def _tournament(leaves: int) -> Ints:
 
 
 @compiled
-def _set_finish(queues: Queues, tree: Ints, resource: int, time: float) -> None:
-    """Note when a resource finishes, and replay its matches in the tournament."""
-    queues[resource].finish = time
-    node = (resource + len(tree) // 2) // 2
+def _set_due(due: Floats, tree: Ints, group: int, time: float) -> None:
+    """Note when the first of a group finishes, and replay its matches in the tournament."""
+    due[group] = time
+    node = (group + len(due)) // 2
     while node >= 1:
         left, right = tree[2 * node], tree[2 * node + 1]
-        winner = left if queues[left].finish <= queues[right].finish else right
-        if winner == tree[node] != resource:
+        winner = left if due[left] <= due[right] else right
+        if winner == tree[node] != group:
             break
         tree[node] = winner
         node //= 2
@@ -261,48 +305,39 @@ def _begin(queue: Any, index: int, seconds: float, now: float) -> None:
     queue.remaining = seconds
     queue.since = now
     queue.stretch = -1.0
+    queue.finish = np.inf
 
 
 @compiled
-def _link(queues: Queues, first: Ints, resource: int, group: int) -> None:
-    """Add a resource which has started to the busy ones of its group."""
-    head = first[group]
-    queues[resource].after, queues[resource].before = head, -1
-    if head >= 0:
-        queues[head].before = resource
+def _link(queue: Any, first: Ints, resource: int, group: int) -> None:
+    """Add a resource to the busy ones of its group."""
+    queue.after = first[group]
     first[group] = resource
 
 
 @compiled
-def _unlink(queues: Queues, first: Ints, resource: int, group: int) -> None:
-    """Take a resource which has finished out of its group, and go on to its next instruction."""
-    queue = queues[resource]
-    if queue.before >= 0:
-        queues[queue.before].after = queue.after
-    else:
-        first[group] = queue.after
-    if queue.after >= 0:
-        queues[queue.after].before = queue.before
-    queue.running = -1
-    queue.place += 1
-
-
-@compiled
-def relink(wiring: Wiring, queues: Queues, first: Ints, tree: Ints) -> None:
+def relink(wiring: Wiring, progress: Progress) -> None:
     """Make the lists of busy resources and the tournament anew from the queues."""
+    queues, first, due, tree = progress.queues, progress.first, progress.due, progress.tree
     first[:] = -1
-    leaves = len(queues)
-    for resource in range(leaves):
-        if queues[resource].running >= 0:
-            _link(queues, first, resource, wiring.group[queues[resource].running])
-    for node in range(leaves - 1, 0, -1):
+    due[:] = np.inf
+    for resource in range(len(queues)):
+        queue = queues[resource]
+        if queue.running >= 0:
+            group = wiring.group[queue.running]
+            _link(queue, first, resource, group)
+            due[group] = min(due[group], queue.finish)
+    for node in range(len(due) - 1, 0, -1):
         left, right = tree[2 * node], tree[2 * node + 1]
-        tree[node] = left if queues[left].finish <= queues[right].finish else right
+        tree[node] = left if due[left] <= due[right] else right
 
 
 @compiled
-def _settle(queues: Queues, tree: Ints, first: int, now: float, slowdown: float) -> None:
-    """Give every running instruction of a group the rate that its mix of work allows."""
+def _settle(queues: Queues, first: int, now: float, slowdown: float) -> float:
+    """Give every running instruction of a group the rate that its mix of work allows.
+
+    Returns when the first of them finishes; infinity where none runs.
+    """
     some_compute, some_communicate = False, False
     resource = first
     while resource >= 0:
@@ -312,6 +347,7 @@ def _settle(queues: Queues, tree: Ints, first: int, now: float, slowdown: float)
             some_communicate = True
         resource = queues[resource].after
     stretch = slowdown if some_compute and some_communicate else 1.0
+    earliest = np.inf
     resource = first
     while resource >= 0:
         queue = queues[resource]
@@ -320,5 +356,7 @@ def _settle(queues: Queues, tree: Ints, first: int, now: float, slowdown: float)
             queue.remaining = max(0.0, queue.remaining - done)
             queue.since = now
             queue.stretch = stretch
-            _set_finish(queues, tree, resource, now + queue.remaining * stretch)
+            queue.finish = now + queue.remaining * stretch
+        earliest = min(earliest, queue.finish)
         resource = queue.after
+    return earliest

@@ -1,4 +1,4 @@
-"""``python -m shardwright.cli``."""
+"""``python -m shardwright``."""
 
 from shardwright.cli import main
 
