@@ -4,8 +4,7 @@ A Metropolis chain over the splits of operators, as FlexFlow's search makes them
 to 64 devices. Every proposal is judged twice: lowered, priced and simulated from scratch, and by
 `Incremental`, which begins with what it made of the strategies before. The two must say the same to
 the last bit. Times are of the processor, with the collection of garbage put off until between
-moves; both ways are timed on the same moves in turn. The last table simulates alone: whole, and again from a
-checkpoint (`DeltaSimulator`), and how many instructions that really visited.
+moves; both ways are timed on the same moves in turn. Simulating alone is timed by `simulator.py`.
 
 It can be run in parts: `--save FILE` adds every chain to a file as it ends, and `--join FILE ...` shows
 the tables of all the chains in such files together, without running any.
@@ -37,12 +36,9 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.cost import price
-from shardwright.planner.lower import lower
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, judge
-from shardwright.planner.simulate import DeltaSimulator, simulate
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS
@@ -62,7 +58,6 @@ CLUSTERS = {
     "8x8xH100": Seed(data=8, tensor=8),
 }
 GLOBAL_BATCH = 64
-SLOWDOWN = 1.1
 MEDIAN_BAR, BEST_BAR, WORST_BAR = 4.0, 10.0, 0.95
 
 
@@ -168,32 +163,6 @@ def start(context: Context, cluster: str) -> Strategy:
     return replace(strategy, gradient_sync=GradientSync())
 
 
-def clocks(graph: OperatorGraph, cluster: str, slowdown: float, moves: int) -> list[list[float]]:
-    """Simulate a chain's Programs whole and from the one before; return seconds of both, visited."""
-    context = Context(graph, parse_cluster(cluster), CostTable(), Training())
-    strategy, proposals = start(context, cluster), Moves(context, seed=2)
-    simulator = DeltaSimulator(overlap_slowdown=slowdown)
-    rows: list[list[float]] = []
-    for number in range(moves + 2):
-        strategy = proposals.propose(strategy)
-        try:
-            program = lower(context.graph, strategy, context.samples)
-        except ValueError:
-            continue
-        seconds = price(program, context.graph, context.cluster, context.table).seconds
-        begin = time.process_time()
-        want = simulate(program, seconds, overlap_slowdown=slowdown)
-        middle = time.process_time()
-        got = simulator.simulate(program, seconds)
-        end = time.process_time()
-        if want.end.tobytes() != got.end.tobytes():
-            raise RuntimeError("delta and full simulation differ")
-        if number > 1:  # the first two load the kernels
-            share = simulator.visited / program.num_instructions
-            rows.append([middle - begin, end - middle, share])
-    return rows
-
-
 def show(console: Console, chains: list[Chain]) -> bool:
     """Print a row per chain and the bars; return whether all of them are reached."""
     table = Table(
@@ -235,7 +204,6 @@ def main() -> int:
     parser.add_argument("--clusters", default=",".join(CLUSTERS))
     parser.add_argument("--save", type=Path, help="add every chain to this file")
     parser.add_argument("--join", type=Path, nargs="*", help="only show the chains in these files")
-    parser.add_argument("--alone", type=int, default=40, help="simulated alone, of each chain")
     options = parser.parse_args()
     console = Console(width=110)
     if options.join:
@@ -244,9 +212,6 @@ def main() -> int:
     families, clusters = options.families.split(","), options.clusters.split(",")
     each = -(-options.moves // (len(families) * len(clusters)))
     chains: list[Chain] = []
-    alone = Table(title="Simulated alone (ms, medians)")
-    for name in ("family", "cluster", "slow-down", "whole", "again", "visited"):
-        alone.add_column(name, justify="left" if name in ("family", "cluster") else "right")
     for family in families:
         model, length = FAMILIES[family]
         source = load_model(model)
@@ -258,13 +223,7 @@ def main() -> int:
                 with options.save.open("a") as file:
                     file.write(json.dumps(asdict(chains[-1])) + "\n")
             console.print(f"{family} on {cluster}: {len(graph.operators)} operators, {each} moves")
-            for slowdown in (1.0, SLOWDOWN) if options.alone else ():
-                rows = np.array(clocks(graph, cluster, slowdown, min(each, options.alone)))
-                whole, again, visited = np.median(rows, axis=0)
-                alone.add_row(family, cluster, f"{slowdown}", f"{1e3 * whole:.2f}",
-                              f"{1e3 * again:.2f}", f"{visited:.0%}")  # fmt: skip
     reached = show(console, chains)
-    console.print(alone)
     console.print(
         f"Command: python benchmarks/delta.py --moves {options.moves}. {processor_name()}; "
         f"{platform.system()}; Python {platform.python_version()}, NumPy {np.__version__}, torch "
