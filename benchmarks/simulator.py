@@ -130,7 +130,7 @@ def time_runs(
 def changed_again(
     program: Program, seconds: NDArray[np.float64], place: int, repeats: int
 ) -> tuple[float, float, float]:
-    """Change one instruction to and fro; return the median CPU seconds of simulating whole and from
+    """Change one instruction back and forth; return the median CPU seconds of simulating whole and from
     the run before, and the share of instructions that the latter visited."""
     delta = DeltaSimulator(overlap_slowdown=SLOWDOWN)
     runs: list[tuple[float, float, float]] = []
