@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -104,6 +104,8 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
         )
         for tensor in graph.parameters
     )
+    if pieces == 1 or (stages == 1 and shape.schedule == "1f1b"):
+        parameters = tuple(replace(one, keeps=random.random() < 0.3) for one in parameters)
     blocks = range(len(graph.blocks))
     return Strategy(
         meshes=meshes,

@@ -132,7 +132,7 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
         )
     ]
     parameters = tuple(
-        parameter_config(graph, tensor, configs, iterations, base.meshes[0], 0)
+        parameter_config(graph, tensor, configs, iterations, base.meshes[0], Seed())
         for tensor in graph.parameters
     )
     return replace(base, configs=tuple(configs), parameters=parameters, label="random splits")

@@ -323,7 +323,10 @@ def _seeds(context: Context) -> list[Seed]:
     batch = global_batch(context)
     near = _tensor_width(context)
     stages = _stage_count(context)
-    seeds = [Seed(data=count, zero=zero) for zero in range(4)] if batch % count == 0 else []
+    seeds: list[Seed] = []
+    if batch % count == 0:
+        seeds += [Seed(data=count, zero=zero) for zero in range(4)]
+        seeds.append(Seed(data=count, zero=3, keeps=True))
     if count % batch == 0 and count > batch:
         seeds.append(Seed(data=batch, context=count // batch, zero=1))
     if near > 1 and batch % (count // near) == 0:

@@ -37,7 +37,9 @@ from shardwright.planner.space.samples import Samples, State, find_samples
 class Seed:
     """The degrees of a named strategy; their product is the number of devices.
 
-    ``zero`` is the ZeRO stage 0-3. ``context`` shards the sequence dim everywhere, attention gathering
+    ``zero`` is the ZeRO stage 0-3; with ``keeps`` its third gathers parameters before forward and
+    holds them until backward, as ZeRO-2 does, where PyTorch speaks of sharding gradients and optimizer
+    (FSDP's SHARD_GRAD_OP). ``context`` shards the sequence dim everywhere, attention gathering
     keys and values (context parallelism); ``sequence`` only between the tensor-parallel regions.
     ``height`` and ``width`` split images (spatial parallelism) wherever their sizes allow; other
     operators split the samples instead where the batch divides, else they stay whole.
@@ -53,6 +55,7 @@ class Seed:
     width: int = 1
     expert: int = 1
     zero: int = 0
+    keeps: bool = False
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
     sequence: bool = False
@@ -64,6 +67,7 @@ class Seed:
         """The name people know it by."""
         parts = [f"data parallel x {self.data}"] if self.data > 1 else []
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        parts += ["weights kept"] if self.keeps else []
         parts += [f"context parallel x {self.context}"] if self.context > 1 else []
         if self.height * self.width > 1:
             sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]
@@ -108,7 +112,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         chosen = dims if is_legal else _weaken(dims, choices(iteration, *cut))
         configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
     parameters = tuple(
-        parameter_config(graph, tensor, configs, iterations, meshes[0], seed.zero)
+        parameter_config(graph, tensor, configs, iterations, meshes[0], seed)
         for tensor in graph.parameters
     )
     return Strategy(
@@ -222,18 +226,19 @@ def parameter_config(
     configs: list[OperatorConfig],
     iterations: list[Iteration],
     mesh: Mesh,
-    zero: int,
+    seed: Seed,
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
     use = use_layout(graph, tensor, configs, iterations)
     further = tuple(axis for axis, name in enumerate(mesh.axes) if name != "tensor")
     optimizer = (
-        shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if zero else use
+        shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if seed.zero else use
     )
     return ParameterConfig(
-        rest=optimizer if zero == 3 else use,
+        rest=optimizer if seed.zero == 3 else use,
         optimizer=optimizer,
-        sync="microbatch" if zero >= 2 else "step",
+        sync="microbatch" if seed.zero >= 2 else "step",
+        keeps=seed.keeps and optimizer != use,
     )
 
 
