@@ -19,6 +19,7 @@ from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.domains import takes_at_least
 from shardwright.planner.search.additive.frontier import Hull, Point, hull, nearest_within
 from shardwright.planner.search.additive.modes import KEEP, in_modes
+from shardwright.planner.search.additive.parameters import KEEPS
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.additive.terms import (
     EACH,
@@ -381,10 +382,11 @@ def describe(candidate: Candidate) -> str:
     if not words:
         words.append("single device")
     levels = _levels(candidate)
-    if len(levels) == 1 and levels != {0}:
-        words.append(f"ZeRO-{levels.pop()}")
-    elif len(levels) > 1:
-        words.append("ZeRO-" + "/".join(map(str, sorted(levels))))
+    zero = sorted({min(level, 3) for level in levels})
+    if zero and zero != [0]:
+        words.append("ZeRO-" + "/".join(map(str, zero)))
+    if KEEPS in levels:
+        words.append("some weights kept" if 3 in levels else "weights kept")
     modes = problem.chosen_modes(candidate.assignments)
     for mode in dict.fromkeys(modes):
         if mode != KEEP:

@@ -52,9 +52,11 @@ from shardwright.planner.space import Placement, Seed
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
 # too.
 FAR = 2.0
-# So many of the fastest plans are refined, each by moves that simulate about so many operators; not
-# at all where those would be too few to find anything.
-REFINED, MOVED, LEAST_MOVES, MOST_MOVES = 2, 20_000, 8, 400
+# So many of the fastest plans are refined (twice as many where moves are cheap, so that there are more
+# than so many), each by moves that simulate about so many operators; not at all where those would be
+# too few to find anything.
+REFINED, CHEAP_MOVES = 2, 100
+MOVED, LEAST_MOVES, MOST_MOVES = 20_000, 8, 400
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
@@ -390,7 +392,8 @@ class Hunt:
             return
         # Those equally fast are mostly the same on another mesh.
         unlike = {f"{one.seconds:.4g}": one for one in reversed(self.fitting)}
-        fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:REFINED]
+        count = 2 * REFINED if moves > CHEAP_MOVES else REFINED
+        fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:count]
         for verdict in fastest if self.is_small else fastest[:1]:
             better = improve(
                 self.context, verdict, self.limit, moves,

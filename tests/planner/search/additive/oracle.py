@@ -182,7 +182,7 @@ class Additive:
         price = self.wires.merged if merges else self.wires.reshard
         sync = price(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
         self.totals[GATHER if level >= 2 else SYNC] += sync
-        gathers = 1 if self._is_last(tensor) else 2
+        gathers = 1 if self._is_last(tensor) or kept.keeps else 2
         gather = self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
         self.totals[GATHER] += gathers * gather
         if level < 2:
@@ -194,6 +194,8 @@ class Additive:
         self.totals[ONCE] += context.update_seconds(own)
         self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, kept.rest, sizes) + 3 * own
         self.totals[KEPT] += own if kept.rest != kept.optimizer else 0
+        if kept.keeps:
+            self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
         if pair.gradient != kept.optimizer and level < 2:
             self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
 

@@ -14,6 +14,7 @@ from shardwright.planner.search.additive import exhaustive
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.additive.elimination import Elimination
 from shardwright.planner.search.additive.frontier import hull
+from shardwright.planner.search.additive.parameters import num_levels
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.additive.terms import Weights
 from tests.planner.search.additive.oracle import Additive
@@ -59,7 +60,7 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
     finite = 0
     for _ in range(60):
         config = {root: rng.randrange(len(problem.domains[root])) for root in problem.roots}
-        level = {tensor: rng.randrange(4) for tensor in problem.level_of}
+        level = {tensor: rng.randrange(num_levels(problem, tensor)) for tensor in problem.level_of}
         again = {lead: rng.randrange(len(problem.modes)) for lead in problem.mode_of}
         choices = {problem.config_of[root]: choice for root, choice in config.items()}
         choices |= {problem.level_of[tensor]: choice for tensor, choice in level.items()}
@@ -82,7 +83,7 @@ def _root_parameter(problem: Problem, tensor: int) -> int:
     return graph.operators[ties.root[reader]].inputs[graph.operators[reader].inputs.index(tensor)]
 
 
-@pytest.mark.parametrize("levels", [(0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("levels", [(0,), (0, 1, 2, 3, 4)])
 def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) -> None:
     graph = mlp(batch=256, width=256, depth=1, classes=64)
     problem = problem_of(graph, (4,), 1)

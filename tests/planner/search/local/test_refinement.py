@@ -17,7 +17,7 @@ from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.judge import Judged, judge, run
-from shardwright.planner.search.local.moves import Space, gathered_once, resplit
+from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import bottlenecks, improve
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
@@ -48,23 +48,6 @@ def test_refinement_keeps_the_memory_limit() -> None:
     assert after.bytes <= before.bytes
     free = improve(HERE, before, math.inf, 30)
     assert free.seconds < before.seconds
-
-
-@pytest.mark.parametrize("zero", [0, 1, 3])
-def test_weights_may_be_gathered_once_whatever_the_plan_does_with_them(zero: int) -> None:
-    before = data_parallel(zero=zero)
-    found = list(gathered_once(Space(HERE), before))
-    named = data_parallel(zero=3, keeps=True)
-    assert any(
-        [(p.rest, p.optimizer, p.keeps) for p in one.parameters]
-        == [(p.rest, p.optimizer, p.keeps) for p in named.parameters]
-        for one in found
-    )
-    for one in found:
-        check(lower(HERE.graph, one))
-        assert all(p.rest != (-1,) or not p.keeps for p in one.parameters)
-    after = improve(HERE, judge(HERE, before), math.inf, 30)
-    assert after.seconds <= min(judge(HERE, one).seconds for one in found) * (1 + 1e-5)
 
 
 def test_weights_gathered_once_overlap_what_zero_1_gathers_after_the_update() -> None:
@@ -124,8 +107,7 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
     begin = data_parallel()
     improve(HERE, judge(HERE, begin), math.inf, 7, judging=counted)
     # Those it goes on from are simulated once more, for their critical chains.
-    count = len({*seen} - {replace(begin, label="")})
-    assert 7 <= count <= 7 + 2 * len(list(gathered_once(Space(HERE), begin)))
+    assert len({*seen} - {replace(begin, label="")}) == 7
 
 
 def test_the_search_is_never_worse_with_refinement_than_without(monkeypatch) -> None:

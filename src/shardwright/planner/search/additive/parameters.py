@@ -2,7 +2,9 @@
 
 A parameter's *level* says how much is sharded beyond its use over the axes that would keep copies:
 0 nothing, 1 the optimizer's share (ZeRO-1), 2 gradients too, reduced in every microbatch (ZeRO-2),
-3 the parameter at rest as well (ZeRO-3, FSDP).
+3 the parameter at rest as well (ZeRO-3, FSDP), 4 the same, but kept from forward to backward (FSDP's
+SHARD_GRAD_OP). The last is for one microbatch: with more, what stays whole is gathered less often;
+and not for what the last block reads, which is kept at level 3 as well, its backward being next.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from shardwright.planner.space.rest import shard_further
 if TYPE_CHECKING:
     from shardwright.planner.search.additive.problem import Problem
 
-LEVELS = 4
+LEVELS = 5
+KEEPS = 4
 
 
 def parameter_config(
@@ -41,10 +44,17 @@ def parameter_config(
     """Return how a parameter with this layout in use is kept at a level."""
     fine = shard_further(shape, use, axis_sizes)
     return ParameterConfig(
-        rest=fine if level == 3 else use,
+        rest=fine if level >= 3 else use,
         optimizer=fine if level >= 1 else use,
         sync="microbatch" if level >= 2 else "step",
+        keeps=level == KEEPS and fine != use,
     )
+
+
+def num_levels(problem: Problem, tensor: int) -> int:
+    """Return among how many levels a trained parameter may choose."""
+    is_last = tensor in problem.context.read_last
+    return LEVELS if problem.num_microbatches == 1 and not is_last else KEEPS
 
 
 def parameter_terms(problem: Problem) -> list[Term]:
@@ -102,9 +112,10 @@ def _home_term(problem: Problem, tensor: int) -> Term:
     trained = context.graph.tensors[tensor].needs_gradient
     can_shard = trained and math.prod(problem.mesh.sizes) > 1
     pairs = _pairs(problem, tensor, reader)
-    columns = np.zeros((NUM_COLUMNS, len(pairs), LEVELS if can_shard else 1))
+    levels = num_levels(problem, tensor) if can_shard else 1
+    columns = np.zeros((NUM_COLUMNS, len(pairs), levels))
     for choice, pair in enumerate(pairs):
-        for level in range(columns.shape[2]):
+        for level in range(levels):
             columns[:, choice, level] = (
                 _trained(problem, tensor, pair, level)
                 if trained
@@ -114,7 +125,7 @@ def _home_term(problem: Problem, tensor: int) -> Term:
     config = problem.config_of[reader]
     if not can_shard:
         return Term((config,), columns[:, :, 0], blocks)
-    level = problem.level_of[tensor] = problem.variable(LEVELS)
+    level = problem.level_of[tensor] = problem.variable(levels)
     return Term((config, level), columns, blocks)
 
 
@@ -132,7 +143,8 @@ def _trained(problem: Problem, tensor: int, pair: Pair, level: int) -> NDArray[n
     key = (spec.shape, spec.dtype, pair, level, problem.num_microbatches, is_last)
     known = problem.wires.parameters
     if key not in known:
-        known[key] = _columns(problem, spec, pair, level, gathers=1 if is_last else 2)
+        gathers = 1 if is_last or level == KEEPS else 2
+        known[key] = _columns(problem, spec, pair, level, gathers=gathers)
     return known[key]
 
 
@@ -167,8 +179,8 @@ def _columns(
         column[KEPT] += size(kept.optimizer, master)
     if pair.gradient != kept.optimizer or master != spec.dtype:
         column[TRANSIENT if level >= 2 else KEPT] += size(pair.value, spec.dtype)
-    if level == 3:
-        column[TRANSIENT] += size(pair.value, spec.dtype)
+    if level >= 3:
+        column[KEPT if kept.keeps else TRANSIENT] += size(pair.value, spec.dtype)
     return column
 
 
@@ -189,7 +201,7 @@ def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
     spec = context.graph.tensors[tensor]
     first, second = _pairs(problem, tensor, home), _pairs(problem, tensor, root)
     level_variable = problem.level_of.get(tensor)
-    levels = LEVELS if level_variable is not None else 1
+    levels = num_levels(problem, tensor) if level_variable is not None else 1
     columns = np.zeros((NUM_COLUMNS, len(first), len(second), levels))
     for i, pair in enumerate(first):
         for j, other in enumerate(second):
@@ -204,7 +216,9 @@ def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
                     more = local_bytes(spec.shape, spec.dtype, other.value, sizes)
                     column[TRANSIENT if level >= 2 else KEPT] += more
                 if other.value != pair.value:
-                    column[GATHER] += 2 * gather
+                    column[GATHER] += (1 if kept.keeps else 2) * gather
+                    if kept.keeps and other.value != kept.rest:
+                        column[KEPT] += local_bytes(spec.shape, spec.dtype, other.value, sizes)
                 if not np.isfinite(column).all():
                     column[:] = 0.0
                     column[EACH] = math.inf

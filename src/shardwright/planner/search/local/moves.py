@@ -7,9 +7,8 @@ only what is to change. Whether the result is legal, lowering decides.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +25,6 @@ Dims = tuple[str, ...]
 # Most axes of a fine mesh: three give every power of two up to 64 and every pair of them, while
 # messages over several axes stay few.
 MOST_AXES = 3
-# The shares of the blocks, counted from the last, whose parameters may stay gathered: 1 / each.
-KEPT_PARTS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,34 +222,6 @@ def lay(
     use, sizes = _home(space, strategy, tensor)
     fine = shard_further(space.context.graph.tensors[tensor].shape, use, sizes)
     return replace(how, rest=fine if finer[0] else use, optimizer=fine if finer[1] else use)
-
-
-def gathered_once(space: Space, strategy: Strategy) -> Iterator[Strategy]:
-    """Yield a strategy with parameters sharded at rest, as its optimizer's shares are or all that can
-    be, each gathered just before forward and kept until backward; or only those of later blocks, which
-    are kept for less long.
-
-    Against ZeRO-1 the gathers overlap computation, against ZeRO-3 there are half as many, against
-    whole parameters the update is divided. Of one stage and one microbatch only.
-    """
-    graph, ties = space.context.graph, space.context.ties
-    if len(strategy.meshes) > 1 or strategy.pipeline.num_microbatches > 1:
-        return
-    trained = {
-        place: tensor
-        for place, tensor in enumerate(graph.parameters)
-        if graph.consumers[tensor] and graph.tensors[tensor].needs_gradient
-    }
-    for is_every, part in itertools.product((False, True), KEPT_PARTS):
-        first = len(ties.ranges) - len(ties.ranges) // part
-        parameters = list(strategy.parameters)
-        for place, tensor in trained.items():
-            how, use = parameters[place], _home(space, strategy, tensor)[0]
-            fine = lay(space, strategy, tensor, how, (True, True))
-            how = fine if is_every else replace(how, rest=how.optimizer)
-            block = ties.block[graph.consumers[tensor][0]]
-            parameters[place] = replace(how, keeps=how.rest != use and block >= first)
-        yield replace(strategy, parameters=tuple(parameters))
 
 
 def _home(space: Space, strategy: Strategy, tensor: int) -> tuple[Layout, tuple[int, ...]]:

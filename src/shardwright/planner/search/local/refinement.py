@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -25,7 +25,6 @@ from shardwright.planner.search.judge import Judged, Run
 from shardwright.planner.search.local.moves import (
     Dims,
     Space,
-    gathered_once,
     lay,
     mend,
     refine,
@@ -73,14 +72,11 @@ def improve(
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
     there; half of the moves on the meshes as they are, the others on finer ones, where operators can
-    be split at more degrees. In between, and beside these moves, parameters are gathered at other
-    times (``gathered_once``). Deterministic. ``judging`` judges strategies, by default as
+    be split at more degrees. Deterministic. ``judging`` judges strategies, by default as
     ``Incremental`` does.
     """
     climb = _Climb(context, limit, num_moves, judging or Incremental(context).run, stop)
     best = climb.to_the_top(verdict, num_moves - num_moves // 2)
-    for base in dict.fromkeys((best.strategy, verdict.strategy)):
-        best = climb.best_of(best, gathered_once(Space(context), base))
     fine = refine(best.strategy, context.cluster)
     begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
     if begin is None or begin.bytes > limit or begin.seconds > best.seconds * (1 + SLACK):
@@ -120,24 +116,12 @@ class _Climb:
             best = better
         return best
 
-    def best_of(self, best: Judged, others: Iterable[Strategy]) -> Judged:
-        """Return the fastest of a strategy and others that fit; these are beside the moves."""
-        label = _refined(best.strategy.label)
-        for other in others:
-            verdict = self._simulated(replace(other, label=label))
-            if verdict is not None and verdict.bytes <= self.limit and _is_gain(verdict, best):
-                best = verdict
-        return best
-
     def judged(self, strategy: Strategy) -> Judged | None:
         """Simulate a strategy that was not yet, while moves are left; None if illegal."""
         if self._left <= 0 or strategy in self._tried:
             return None
         self._tried.add(strategy)
         self._left -= 1
-        return self._simulated(strategy)
-
-    def _simulated(self, strategy: Strategy) -> Judged | None:
         try:
             return self._judging(strategy, math.nan)[2]
         except ValueError:

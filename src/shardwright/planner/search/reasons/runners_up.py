@@ -35,7 +35,7 @@ from shardwright.planner.search.reasons.standing import Standing
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.
 HEAVY, LARGE = 0.02, 1 / 16
-LEVEL_NAMES = ("kept whole", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+LEVEL_NAMES = ("kept whole", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3, weights kept")
 # Of equal assignments the one nearest to the plan is taken: each other choice counts this share.
 NEAR = 1e-9
 

@@ -5,6 +5,7 @@ The way back from ``candidates.to_strategy``, for strategies from anywhere (a pl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.modes import in_modes
-from shardwright.planner.search.additive.parameters import LEVELS, parameter_config
+from shardwright.planner.search.additive.parameters import num_levels, parameter_config
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.arrangements import Arrangement
 
@@ -72,7 +73,7 @@ def _without_single_axes(strategy: Strategy) -> Strategy:
     )
     configs = tuple(replace(config, dims=some(config.dims)) for config in strategy.configs)
     parameters = tuple(
-        ParameterConfig(rest=some(config.rest), optimizer=some(config.optimizer), sync=config.sync)
+        replace(config, rest=some(config.rest), optimizer=some(config.optimizer))
         for config in strategy.parameters
     )
     return replace(strategy, meshes=meshes, configs=configs, parameters=parameters)
@@ -130,13 +131,26 @@ def _levels(problem: Problem, strategy: Strategy) -> dict[int, int]:
         position = context.graph.operators[reader].inputs.index(tensor)
         use = context.placements(reader, strategy.configs[reader].dims).inputs[position].value
         shape = context.graph.tensors[tensor].shape
-        for level in range(LEVELS):
-            if parameter_config(shape, use, sizes, level) == replace(
-                config_of[tensor], keeps=False
-            ):
-                found[variable] = level
-                break
+        levels = [
+            parameter_config(shape, use, sizes, level)
+            for level in range(num_levels(problem, tensor))
+        ]
+        alike = _same(problem, tensor, config_of[tensor])
+        level = next((levels.index(one) for one in alike if one in levels), None)
+        if level is not None:
+            found[variable] = level
     return found
+
+
+def _same(problem: Problem, tensor: int, config: ParameterConfig) -> Iterator[ParameterConfig]:
+    """Yield a config and what the additive model does not tell from it: of one microbatch gradients
+    are summed once either way, and what the last block gathers it always keeps."""
+    last = tensor in problem.context.read_last
+    for keeps in dict.fromkeys((config.keeps and not last, False)):
+        yield replace(config, keeps=keeps)
+        if problem.num_microbatches == 1:
+            yield replace(config, keeps=keeps, sync="step")
+            yield replace(config, keeps=keeps, sync="microbatch")
 
 
 def _modes(problem: Problem, strategy: Strategy) -> dict[int, int]:
