@@ -59,6 +59,7 @@ PLANS: dict[int, tuple[Seed | Grid, ...]] = {
         Seed(data=2, zero=1),
         Seed(data=2, zero=2, num_microbatches=2),
         Seed(data=2, zero=3),
+        Seed(data=2, zero=3, keeps=True),
         Seed(data=2, zero=3, recompute=True),
         Seed(tensor=2),
         Seed(tensor=2, sequence=True),
@@ -71,6 +72,7 @@ PLANS: dict[int, tuple[Seed | Grid, ...]] = {
     4: (
         Seed(data=4, zero=1),
         Seed(data=4, zero=3),
+        Seed(data=4, zero=3, keeps=True),
         Seed(tensor=4, sequence=True),
         Seed(data=2, tensor=2),
         Seed(data=2, zero=1, stages=2, num_microbatches=4),

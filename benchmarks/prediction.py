@@ -132,6 +132,7 @@ PLANS = {
         Seed(data=2),
         Seed(data=2, zero=1),
         Seed(data=2, zero=3),
+        Seed(data=2, zero=3, keeps=True),
         Seed(data=2, num_microbatches=4),
         Seed(tensor=2),
         Seed(stages=2, num_microbatches=4),
@@ -140,6 +141,7 @@ PLANS = {
     "hosts": (
         Seed(data=4),
         Seed(data=4, zero=3),
+        Seed(data=4, zero=3, keeps=True),
         Seed(data=2, stages=2, zero=1, num_microbatches=4),
         Seed(stages=4, num_microbatches=8),
         Seed(data=2, tensor=2),
