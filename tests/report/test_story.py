@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.core.strategy import ParameterConfig
 from shardwright.report.story import (
     Story,
     differences,
     group_rows,
     lane_text,
     memory_by_part,
+    parameter_lines,
     seconds_by_work,
     split_text,
 )
@@ -61,6 +63,17 @@ def test_equal_operators_of_repeated_layers_become_one_row(story: Story) -> None
     (row,) = group_rows(story.plans[0].operators)
     assert (row.name, row.count) == ("model.h.*.up", 3)
     assert row.forward_seconds == pytest.approx(0.2)
+
+
+def test_weights_that_are_kept_are_told_from_those_gathered_again(story: Story) -> None:
+    again = ParameterConfig(rest=(0,), optimizer=(0,))
+    parameters = (again, replace(again, keeps=True), replace(again, keeps=True))
+    plan = story.plans[0].plan
+    plan = replace(plan, strategy=replace(plan.strategy, parameters=parameters))
+    assert parameter_lines(plan) == (
+        ("S0", "S0", "step", 1),
+        ("S0, kept for backward", "S0", "step", 2),
+    )
 
 
 def test_splits_and_lanes_are_written_as_people_read_them() -> None:

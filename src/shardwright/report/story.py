@@ -260,7 +260,8 @@ def parameter_lines(plan: Plan) -> tuple[tuple[str, str, str, int], ...]:
     """How parameters are kept, grouped: (at rest, optimizer state, reduced every, how many)."""
     counts: dict[tuple[str, str, str], int] = {}
     for config in plan.strategy.parameters:
-        key = (layout_text(config.rest), layout_text(config.optimizer), config.sync)
+        rest = layout_text(config.rest) + (", kept for backward" if config.keeps else "")
+        key = (rest, layout_text(config.optimizer), config.sync)
         counts[key] = counts.get(key, 0) + 1
     return tuple((*key, count) for key, count in counts.items())
 
