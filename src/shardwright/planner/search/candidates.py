@@ -38,7 +38,7 @@ from shardwright.planner.search.partition import Chain, in_flight, measure, part
 # and gradients could hide behind this share of one microbatch: its backward.
 HIDDEN, BACKWARD = 0.08, 0.6
 # Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
-WEIGHINGS = ((HIDDEN, HIDDEN), (HIDDEN, 1.0), (1.0, 1.0))
+WEIGHINGS = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
 # Hull points per arrangement before only the pair around the memory limit is refined further.
 MAX_POINTS = 6
 # An arrangement whose bound exceeds the best candidate by this factor only adds its hull.
