@@ -17,8 +17,6 @@ from shardwright.core.program import Kind, Program
 LOCAL = ("slice", "copy")
 WAITING = (Kind.MESSAGE, Kind.RECEIVE, Kind.CLIP)
 MOST_NAMED = 8  # devices whose place an error spells out
-
-
 # Devices that go through their instructions together.
 Party = tuple[int, ...]
 
@@ -129,7 +127,8 @@ def stuck(program: Program, parties: tuple[Party, ...]) -> list[tuple[Party, int
     device of the mesh waits for.
     """
     sends = _transfers(program, Kind.SEND)
-    walks = [_stops(program, parties, party, sends) for party in parties]
+    home = {device: number for number, party in enumerate(parties) for device in party}
+    walks = [_stops(program, party, len(parties), home, sends) for party in parties]
     waiting = [next(walk, None) for walk in walks]
     has_moved = True
     while has_moved:
@@ -155,14 +154,14 @@ def _is_over(stop: _Stop, waiting: Sequence[_Stop | None]) -> bool:
 
 def _stops(
     program: Program,
-    parties: tuple[Party, ...],
     party: Party,
+    num_parties: int,
+    home: Mapping[int, int],
     sends: Mapping[tuple[int, int], int],
 ) -> Iterator[_Stop]:
-    """Return where a party waits for others, in its order."""
+    """Return where a party waits for others, in its order; ``home`` is each device's party."""
     mine = [party[0] in mesh.devices for mesh in program.meshes]
-    home = {device: number for number, devices in enumerate(parties) for device in devices}
-    is_alone = len(parties) == len(home)
+    is_alone = num_parties == len(home)
     peers: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
 
     def homes(devices: Iterable[int]) -> tuple[int, ...]:
@@ -174,7 +173,7 @@ def _stops(
         group, kind = int(program.group[index]), int(program.kind[index])
         if kind == Kind.CLIP:
             num_clips += 1
-            yield _Stop(index, tuple(range(len(parties))), meeting=-1 - num_clips)
+            yield _Stop(index, tuple(range(num_parties)), meeting=-1 - num_clips)
             continue
         item = int(program.item[index])
         message = program.messages[item]

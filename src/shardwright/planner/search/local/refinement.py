@@ -22,14 +22,7 @@ from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import microbatch_counts
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, Run
-from shardwright.planner.search.local.moves import (
-    Dims,
-    Space,
-    lay,
-    mend,
-    refine,
-    resplit,
-)
+from shardwright.planner.search.local.moves import Dims, Space, lay, mend, refine, resplit
 from shardwright.planner.search.local.proposals import Proposals
 
 # Less than this is no gain, but rounding.
