@@ -8,39 +8,51 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.strategy import Mesh, ScheduleName
 from shardwright.planner.search.additive.context import Context
 
 # A tensor axis beyond one host pays for every operator on the slow links; small clusters may try,
-# and others where little else helps (``one_axis``).
+# and others where little else helps (``free_axes``).
 SMALL_GROUP = 8
+# Two free axes square the number of configs; that is tried in graphs of no more operators.
+FEW = 100
 # More than so many doublings of the microbatches beyond the stages shrink the bubble below 6 %.
 MAX_FILLS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Arrangement:
-    """Stages x data x tensor devices, and how many microbatches pass through."""
+    """Stages x data x outer x tensor devices, and how many microbatches pass through.
+
+    The data axis splits samples alone; the other two whatever each operator likes, the outer one
+    between hosts where there are several.
+    """
 
     stages: int
     data: int
     tensor: int
     microbatches: int
     schedule: ScheduleName = "1f1b"
+    outer: int = 1
 
     @property
     def num_devices(self) -> int:
         """Devices in use."""
-        return self.stages * self.data * self.tensor
+        return self.stages * self.width
+
+    @property
+    def width(self) -> int:
+        """Devices of a stage."""
+        return self.data * self.outer * self.tensor
 
     def mesh(self, stage: int) -> Mesh:
         """Return a stage's mesh."""
-        axes = [("data", self.data), ("tensor", self.tensor)]
+        axes = [("data", self.data), ("outer", self.outer), ("tensor", self.tensor)]
         kept = [axis for axis in axes if axis[1] > 1] or axes[:1]
-        width = self.data * self.tensor
+        width = self.width
         return Mesh(
             axes=tuple(name for name, _ in kept),
             sizes=tuple(size for _, size in kept),
@@ -63,14 +75,18 @@ class Shape:
     data: int
     tensor: int
     microbatches: tuple[int, ...]
+    outer: int = 1
 
     @property
     def arrangements(self) -> tuple[Arrangement, ...]:
         """One per number of microbatches."""
         return tuple(
-            Arrangement(stages=self.stages, data=self.data, tensor=self.tensor, microbatches=count)
+            Arrangement(
+                stages=self.stages, data=self.data, outer=self.outer, tensor=self.tensor,
+                microbatches=count,
+            )
             for count in self.microbatches
-        )
+        )  # fmt: skip
 
 
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
@@ -85,12 +101,16 @@ def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
                 yield Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
 
 
-def one_axis(context: Context, num_devices: int) -> Iterator[Shape]:
-    """Yield the shape in which every operator splits what it likes over all devices, if ``shapes``
-    does not."""
+def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
+    """Yield the shapes in which every operator splits what it likes over all devices, if ``shapes``
+    does not: over one axis, and in graphs of few operators over two."""
+    counts = microbatch_counts(context, 1, 1)
+    one = Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
     if num_devices > _widest(context.cluster):
-        counts = microbatch_counts(context, 1, 1)
-        yield Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
+        yield one
+    if len(context.graph.operators) <= FEW:
+        for outer in _divisors(num_devices // 2, num_devices)[1:]:
+            yield replace(one, outer=outer, tensor=num_devices // outer)
 
 
 def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:

@@ -18,8 +18,7 @@ from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.domains import takes_at_least
 from shardwright.planner.search.additive.frontier import Hull, Point, hull, nearest_within
-from shardwright.planner.search.additive.modes import KEEP, in_modes
-from shardwright.planner.search.additive.parameters import KEEPS
+from shardwright.planner.search.additive.modes import in_modes
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.additive.terms import (
     EACH,
@@ -32,6 +31,7 @@ from shardwright.planner.search.additive.terms import (
     Weights,
 )
 from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.search.labels import describe
 from shardwright.planner.search.partition import Chain, in_flight, measure, partition
 
 # Candidates are ranked as if this share of what computation could hide at best remained exposed,
@@ -364,81 +364,6 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         batch_norm=training.batch_norm,
         optimizer_states=training.optimizer_states,
         clips=training.clips,
-        label=describe(candidate),
+        label=describe(problem, arrangement, candidate.assignments),
     )
     return in_modes(problem, strategy, problem.chosen_modes(candidate.assignments))
-
-
-def describe(candidate: Candidate) -> str:
-    """Name a candidate as people would."""
-    arrangement, problem = candidate.arrangement, candidate.problem
-    words: list[str] = []
-    if arrangement.stages > 1:
-        words.append(f"pipeline x {arrangement.stages} ({arrangement.schedule})")
-    if arrangement.data > 1:
-        words.append(f"data parallel x {arrangement.data}")
-    if arrangement.tensor > 1:
-        words.append(f"{_tensor_word(candidate)} x {arrangement.tensor}")
-    if not words:
-        words.append("single device")
-    levels = _levels(candidate)
-    zero = sorted({min(level, 3) for level in levels})
-    if zero and zero != [0]:
-        words.append("ZeRO-" + "/".join(map(str, zero)))
-    if KEEPS in levels:
-        words.append("some weights kept" if 3 in levels else "weights kept")
-    modes = problem.chosen_modes(candidate.assignments)
-    for mode in dict.fromkeys(modes):
-        if mode != KEEP:
-            words.append(f"{mode.name} {modes.count(mode)} blocks")
-    if arrangement.microbatches > 1:
-        words.append(f"{arrangement.microbatches} microbatches")
-    return ", ".join(words)
-
-
-def _levels(candidate: Candidate) -> set[int]:
-    """Return the levels of the parameters, those aside that no level would change."""
-    problem = candidate.problem
-    graph = problem.context.graph
-    biggest = max((graph.tensors[t].numel for t in problem.level_of), default=0)
-    return {
-        assignment[variable]
-        for assignment in set(candidate.assignments)
-        for tensor, variable in problem.level_of.items()
-        if graph.tensors[tensor].numel * 16 >= biggest
-    }
-
-
-def _space(context: Context, root: int) -> tuple[str, ...]:
-    """Return the dims of the image that a convolution slides over."""
-    is_convolution = ".conv" in context.graph.operators[root].kind
-    return context.iteration(root).inputs[0][2:] if is_convolution else ()
-
-
-def _tensor_word(candidate: Candidate) -> str:
-    problem = candidate.problem
-    context = problem.context
-    roles, assignments = set[str](), set(candidate.assignments)
-    for root in problem.roots:
-        if not any(
-            context.graph.tensors[tensor].role == "parameter"
-            for tensor in context.graph.operators[root].inputs
-        ):
-            continue
-        for assignment in assignments:
-            name = problem.domains[root][assignment[problem.config_of[root]]][-1]
-            if name == context.sample_names[root] and name:
-                roles.add("data")
-            elif name and name in _space(context, root):
-                roles.add("spatial")
-            elif name not in ("", "+"):
-                roles.add("tensor")
-            elif name == "":
-                roles.add("replicated")
-    if problem.mesh.axes == ("tensor",) and {"data", "tensor"} <= roles:
-        return "hybrid parallel"
-    if "tensor" in roles:
-        return "tensor parallel"
-    if "spatial" in roles:
-        return "spatial parallel"
-    return "data parallel" if "data" in roles else "replicated"

@@ -21,7 +21,7 @@ from shardwright.planner.search.arrangements import (
     Arrangement,
     Shape,
     device_counts,
-    one_axis,
+    free_axes,
     shapes,
 )
 from shardwright.planner.search.candidates import (
@@ -194,7 +194,7 @@ class Hunt:
             is_done = self._best_first(flat, part)
             least = least_flat(self.candidates, count, self._even_split(count))
             if is_done and self.fastest > WASTED * least:
-                is_done = self._best_first(list(one_axis(self.context, count)), part)
+                is_done = self._best_first(list(free_axes(self.context, count)), part)
             pipelines = [plan for plan in plans if plan.stages > 1]
             if not is_done or not self._best_first(pipelines, part):
                 self.complete = False
@@ -212,12 +212,12 @@ class Hunt:
             for arrangement in plan.arrangements
         ]
         queue.sort(key=lambda entry: (decade(entry[0]), entry[1].tensor, entry[1]))
-        smallest: dict[tuple[int, int, int], float] = {}
+        smallest: dict[Arrangement, float] = {}
         slack = HOPELESS if self.is_small else 1.0
         for number, (rough, arrangement) in enumerate(queue):
             if self.stopped():
                 return False
-            shape = (arrangement.stages, arrangement.data, arrangement.tensor)
+            shape = replace(arrangement, microbatches=1)
             if rough >= slack * self.fastest or smallest.get(shape) == math.inf:
                 continue
             if is_outdone(self.context, arrangement, slack * self.fastest):

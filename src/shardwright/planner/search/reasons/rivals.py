@@ -36,21 +36,23 @@ class Neighbour:
 
 def neighbours(context: Context, home: Arrangement) -> Iterator[Neighbour]:
     """Yield every legal arrangement one step from ``home``."""
-    p, d, t = home.stages, home.data, home.tensor
+    p, d, o, t = home.stages, home.data, home.outer, home.tensor
     steps = (
-        ("devices", home.num_devices, (p, d / 2, t), (p, d, t / 2), (p / 2, d, t)),
-        ("pipeline stages", p, (2 * p, d / 2, t), (2 * p, d, t / 2)),
-        ("pipeline stages", p, (p / 2, 2 * d, t), (p / 2, d, 2 * t)),
-        ("tensor parallel degree", t, (p, d / 2, 2 * t)),
-        ("tensor parallel degree", t, (p, 2 * d, t / 2)),
+        ("devices", home.num_devices, (p, d / 2, o, t), (p, d, o, t / 2), (p / 2, d, o, t)),
+        ("pipeline stages", p, (2 * p, d / 2, o, t), (2 * p, d, o, t / 2)),
+        ("pipeline stages", p, (p / 2, 2 * d, o, t), (p / 2, d, o, 2 * t)),
+        ("outer degree", o, *([(p, d, o / 2, 2 * t), (p, d, 2 * o, t / 2)] if o > 1 else [])),
+        ("tensor parallel degree", t, (p, d / 2, o, 2 * t)),
+        ("tensor parallel degree", t, (p, 2 * d, o, t / 2)),
     )
     for what, chosen, *options in steps:
         for option in options:
-            degrees = [int(degree) for degree in option]
-            if degrees == list(option):
+            degrees = tuple([int(degree) for degree in option])
+            if degrees == option:
                 other = {
                     "devices": math.prod(degrees), "pipeline stages": degrees[0],
-                }.get(what, degrees[2])  # fmt: skip
+                    "outer degree": degrees[2],
+                }.get(what, degrees[3])  # fmt: skip
                 for arrangement in _filled(context, home, *degrees):
                     yield Neighbour(
                         what=what, chosen=str(chosen), other=str(other), arrangement=arrangement
@@ -68,7 +70,7 @@ def neighbours(context: Context, home: Arrangement) -> Iterator[Neighbour]:
 
 
 def _filled(
-    context: Context, home: Arrangement, stages: int, data: int, tensor: int
+    context: Context, home: Arrangement, stages: int, data: int, outer: int, tensor: int
 ) -> list[Arrangement]:
     """Return the arrangement of these degrees with as many microbatches as now, and as fill it."""
     if stages > len(context.ties.ranges):
@@ -79,9 +81,7 @@ def _filled(
     wanted = {home.microbatches} if stages == 1 else {home.microbatches, 4 * stages}
     found = dict.fromkeys(min(counts, key=lambda c: (abs(c - w), c)) for w in sorted(wanted))
     return [
-        Arrangement(
-            stages=stages, data=data, tensor=tensor, microbatches=count, schedule=home.schedule
-        )
+        replace(home, stages=stages, data=data, outer=outer, tensor=tensor, microbatches=count)
         for count in found
     ]
 

@@ -19,7 +19,7 @@ from shardwright.planner.search.additive.parameters import num_levels, parameter
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.arrangements import Arrangement
 
-AXES = ("data", "tensor")
+AXES = ("data", "outer", "tensor")
 T = TypeVar("T", str, int)
 
 
@@ -87,6 +87,7 @@ def _arrangement(strategy: Strategy) -> Arrangement | None:
     arrangement = Arrangement(
         stages=len(strategy.meshes),
         data=sizes.get("data", 1),
+        outer=sizes.get("outer", 1),
         tensor=sizes.get("tensor", 1),
         microbatches=strategy.pipeline.num_microbatches,
         schedule=strategy.pipeline.schedule,
