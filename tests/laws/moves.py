@@ -56,7 +56,7 @@ def _kept(
 def moved(graph: OperatorGraph, strategy: Strategy, random: Random) -> Strategy:
     """Change what is not an operator's split: what is made again, which gradients travel together,
     or on which mesh one operator runs."""
-    what = random.randrange(5)
+    what = random.randrange(6)
     if what == 0:
         return replace(strategy, recompute=_toggled(strategy.recompute, len(graph.blocks), random))
     if what == 1:
@@ -66,6 +66,9 @@ def moved(graph: OperatorGraph, strategy: Strategy, random: Random) -> Strategy:
         again = _toggled(strategy.reshard_again, len(graph.tensors), random)
         return replace(strategy, reshard_again=again)
     if what == 3:
+        starts = _toggled(strategy.segment_starts, len(graph.operators), random)
+        return replace(strategy, segment_starts=starts)
+    if what == 4:
         trained = [t for t in graph.parameters if graph.tensors[t].needs_gradient]
         bucket = random.sample(trained, min(len(trained), 3))
         return replace(strategy, gradient_sync=GradientSync(buckets=(tuple(bucket),)))

@@ -107,6 +107,7 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     if pieces == 1 or (stages == 1 and shape.schedule == "1f1b"):
         parameters = tuple(replace(one, keeps=random.random() < 0.3) for one in parameters)
     blocks = range(len(graph.blocks))
+    starting = random.choice((0.0, 0.0, 0.2, 1.0))
     return Strategy(
         meshes=meshes,
         configs=tuple(configs),
@@ -116,6 +117,9 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
         recompute=tuple(b for b in blocks if shape.recomputes and random.random() < 0.5),
         recompute_operators=_some(len(graph.operators), shape, random),
         reshard_again=_some(len(graph.tensors), shape, random),
+        segment_starts=tuple(
+            index for index in range(len(graph.operators)) if random.random() < starting
+        ),
         clips=shape.clips,
     )
 

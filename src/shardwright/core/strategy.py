@@ -112,14 +112,17 @@ class GradientSync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A config per operator and per parameter, the pipeline, and what is recomputed.
+    """A config per operator and per parameter, the pipeline, what is recomputed, what runs as one.
 
     ``parameters`` follows the order of ``OperatorGraph.parameters``. ``recompute`` lists block
     indices whose activations are computed again in backward, messages included;
     ``recompute_operators`` lists operators of other blocks whose results are dropped after forward and
     computed again (what leaves the block is kept). ``reshard_again`` lists activations whose copies in
-    other layouts are dropped after forward and made again by the same messages before backward. ``batch_norm`` says whose batch the
-    statistics are taken over (``local``: each device's shard of each microbatch, as DDP does).
+    other layouts are dropped after forward and made again by the same messages before backward.
+    ``segment_starts`` lists operators before which a segment ends although nothing moves there: what
+    comes after them has its gradients, and lets them travel, before the backward of the rest.
+    ``batch_norm`` says whose batch the statistics are taken over (``local``: each device's shard of
+    each microbatch, as DDP does).
     ``optimizer_states`` counts the tensors which the optimizer keeps per parameter (AdamW 2),
     ``clips`` whether the gradient is clipped by its global norm before the update.
     ``label`` is what people call it ("data parallel x 2, ZeRO-1").
@@ -133,6 +136,7 @@ class Strategy:
     recompute: tuple[int, ...] = ()
     recompute_operators: tuple[int, ...] = ()
     reshard_again: tuple[int, ...] = ()
+    segment_starts: tuple[int, ...] = ()
     precision: Precision = "float32"
     batch_norm: Literal["local", "synchronised"] = "local"
     optimizer_states: int = 2

@@ -253,8 +253,9 @@ def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
         raise ValueError("the gradient buckets must name parameters, each once")
     if any(not 0 <= block < len(graph.blocks) for block in strategy.recompute):
         raise ValueError(f"recompute names blocks outside 0..{len(graph.blocks) - 1}")
-    if any(not 0 <= index < len(graph.operators) for index in strategy.recompute_operators):
-        raise ValueError(f"recompute_operators names some outside 0..{len(graph.operators) - 1}")
+    for name in ("recompute_operators", "segment_starts"):
+        if any(not 0 <= index < len(graph.operators) for index in getattr(strategy, name)):
+            raise ValueError(f"{name} names operators outside 0..{len(graph.operators) - 1}")
     if any(not 0 <= index < len(graph.tensors) for index in strategy.reshard_again):
         raise ValueError(f"reshard_again names tensors outside 0..{len(graph.tensors) - 1}")
 

@@ -71,19 +71,15 @@ def echoed(outline: Outline, strategy: Strategy, random: Random) -> Strategy:
         set(strategy.recompute),
         set(strategy.recompute_operators),
         set(strategy.reshard_again),
+        set(strategy.segment_starts),
     ]
     for one in outline.stretches:
         edges = sorted(random.sample(range(one.first + 1, one.stop), random.randrange(2)))
         for first, stop in zip([one.first, *edges], [*edges, one.stop], strict=True):
             for block in range(first, stop):
-                like = [
-                    [first],
-                    *(c[first - one.first].tolist() for c in (one.operators, one.tensors)),
-                ]
-                own = [
-                    [block],
-                    *(c[block - one.first].tolist() for c in (one.operators, one.tensors)),
-                ]
+                columns = (one.operators, one.tensors, one.operators)
+                like = [[first], *(c[first - one.first].tolist() for c in columns)]
+                own = [[block], *(c[block - one.first].tolist() for c in columns)]
                 for chosen, here, there in zip(again, like, own, strict=True):
                     chosen.difference_update(there)
                     chosen.update([o for i, o in zip(here, there, strict=True) if i in chosen])
@@ -96,7 +92,7 @@ def echoed(outline: Outline, strategy: Strategy, random: Random) -> Strategy:
     return replace(
         strategy, configs=tuple(configs), parameters=tuple(parameters),
         recompute=tuple(sorted(again[0])), recompute_operators=tuple(sorted(again[1])),
-        reshard_again=tuple(sorted(again[2])),
+        reshard_again=tuple(sorted(again[2])), segment_starts=tuple(sorted(again[3])),
     )  # fmt: skip
 
 

@@ -152,7 +152,7 @@ class Abridger:
             )
         ]
         again, whole = set(strategy.recompute_operators), set(strategy.recompute)
-        apart = set(strategy.reshard_again)
+        apart, starts = set(strategy.reshard_again), set(strategy.segment_starts)
         buckets = strategy.gradient_sync.buckets
         if buckets:
             here = {tensor: position for position, tensor in enumerate(tensors)}
@@ -168,6 +168,7 @@ class Abridger:
             recompute=tuple([place for place, block in enumerate(shown) if block in whole]),
             recompute_operators=tuple([p for p, i in enumerate(operators) if i in again]),
             reshard_again=tuple([p for p, t in enumerate(tensors) if t in apart]),
+            segment_starts=tuple([p for p, i in enumerate(operators) if i in starts]),
         )
 
 
@@ -181,6 +182,7 @@ class _Traits:
         self.tensors[0, list(graph.parameters)] = _codes(strategy.parameters)
         self.blocks = np.zeros(len(graph.blocks), dtype=np.int64)
         self.operators[list(strategy.recompute_operators)] += len(self.operators)
+        self.operators[list(strategy.segment_starts)] += 2 * len(self.operators)
         self.tensors[1, list(strategy.reshard_again)] = 1
         self.blocks[list(strategy.recompute)] = 1
         self._note_buckets(abridger.outline, strategy.gradient_sync)

@@ -118,6 +118,7 @@ class Draft:
         self.recomputed = frozenset(strategy.recompute_operators).union(
             *(range(block.start, block.stop) for block in blocks)
         )
+        self.segment_starts = frozenset(strategy.segment_starts)
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
         self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs

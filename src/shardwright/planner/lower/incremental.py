@@ -207,6 +207,7 @@ class _Replay(Lowering):
         draft, parameters, stages = self.draft, self.parameters, self.stages
         strategy, recomputed = draft.strategy, draft.recomputed
         start, stop = around.start, around.stop
+        starts = draft.segment_starts
         found: list[object] = [
             strategy.configs[start:stop],
             self.placed[start:stop],
@@ -214,6 +215,7 @@ class _Replay(Lowering):
             [stage.opened() for stage in stages],
             [stage.block for stage in stages],  # what is sent from there belongs to it
             [index for index in range(start, stop) if index in recomputed] if recomputed else [],
+            [index for index in range(start, stop) if index in starts] if starts else [],
             *map(parameters.kept.get, around.parameters),
         ]
         if len(stages) > 1:

@@ -105,7 +105,8 @@ class Stage:
         again = scope == "microbatch" and index in self.draft.recomputed
         if scope in self._open:
             opened = self._open[scope]
-            if (opened.block, opened.recomputed) != (block, again):
+            ends = index in self.draft.segment_starts
+            if ends or (opened.block, opened.recomputed) != (block, again):
                 self._close(scope)
         self.block = block
         _, pairs = self._config(index)

@@ -29,7 +29,7 @@ def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -
             configs.append(strategy.configs[match])
         else:
             configs.append(_followed(strategy, other, origin, index, configs))
-    again = set(strategy.recompute_operators)
+    again, starts = set(strategy.recompute_operators), set(strategy.segment_starts)
     apart = set(strategy.reshard_again)
     tensors = {
         mine: theirs
@@ -44,6 +44,7 @@ def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -
         configs=tuple(configs),
         recompute_operators=tuple(i for i, match in enumerate(origin) if match in again),
         reshard_again=tuple(mine for mine, theirs in tensors.items() if theirs in apart),
+        segment_starts=tuple(i for i, match in enumerate(origin) if match in starts),
     )
 
 
