@@ -114,6 +114,7 @@ def _facts(one: Plan, other: Plan) -> list[tuple[str, str, str]]:
         row("microbatches", lambda plan: plan.strategy.pipeline.num_microbatches),
         row("schedule", lambda plan: plan.strategy.pipeline.schedule),
         row("recomputed blocks", lambda plan: len(plan.strategy.recompute)),
+        row("segments begun for gradients", lambda plan: len(plan.strategy.segment_starts)),
         row(
             "parameters (at rest, optimizer state, reduced every: how many)",
             lambda plan: "; ".join(

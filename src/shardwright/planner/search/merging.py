@@ -1,10 +1,12 @@
-"""Gradient buckets for the plans that promise most."""
+"""When gradients travel, and which together, in the plans that promise most."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.judge import merge
 from shardwright.planner.search.selection import promise, unlike
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 # So many of the fastest plans get buckets of their own, of small graphs more, if this close to the
 # fastest.
 MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
+# So many, if this close, are tried with shorter segments, where memory is short in the first blocks
+# alone.
+EARLIER, CLOSE_EARLIER, FIRST = 3, 1.03, 3
 
 
 def merge_fastest(hunt: Hunt) -> None:
@@ -31,19 +36,41 @@ def merge_fastest(hunt: Hunt) -> None:
 
 
 def send_earlier(hunt: Hunt) -> None:
-    """Let the fastest plan make again what costs little, if it makes nothing again and its graph is
-    small: then segments of backward are shorter, and gradients leave earlier.
+    """Let segments begin wherever parameters are read, in all blocks or in the first few: backward
+    is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
-    if not hunt.is_small:
-        return
-    best = next(iter(hunt.fitting), None)
-    again = tuple(sorted(hunt.context.recomputed("selective")))
-    if best is None or hunt.context.training.recompute != "auto" or not again or hunt.stopped():
-        return
-    strategy = best.strategy
-    if not strategy.recompute and not strategy.recompute_operators:
-        label = f"{strategy.label}, recompute (selective)"
-        shorter = replace(strategy, recompute_operators=again, label=label)
-        verdict = hunt.verdict(shorter, best.least_seconds)
-        if verdict is not None:
-            hunt.judged[-1] = merge(hunt.context, verdict, hunt.judging.run)
+    close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE_EARLIER * hunt.fastest]
+    for verdict in close[:EARLIER]:
+        for starts in _segment_starts(hunt.context):
+            if hunt.stopped():
+                return
+            label = f"{verdict.strategy.label}, gradients sent earlier"
+            shorter = replace(verdict.strategy, segment_starts=starts, label=label)
+            found = hunt.verdict(shorter, verdict.least_seconds)
+            if found is not None:
+                hunt.judged[-1] = merge(hunt.context, found, hunt.judging.run)
+            hunt.tell(1.0, "sending gradients earlier")
+            if found is None or found.bytes <= hunt.limit:
+                break
+
+
+def _segment_starts(context: Context) -> Iterator[tuple[int, ...]]:
+    """Yield where segments could begin: at readers of trained parameters that do not begin a block,
+    in all blocks, then only in the first few, whose gradients come last."""
+    graph = context.graph
+    readers = {
+        reader
+        for tensor in graph.parameters
+        if graph.tensors[tensor].needs_gradient
+        for reader in graph.consumers[tensor]
+    }
+    inside = sorted(readers - {block.start for block in graph.blocks})
+    trained = [
+        block for block in graph.blocks if not readers.isdisjoint(range(block.start, block.stop))
+    ]
+    if inside:
+        yield tuple(inside)
+    stop = trained[min(FIRST, len(trained)) - 1].stop if trained else 0
+    few = [reader for reader in inside if reader < stop]
+    if few and len(few) < len(inside):
+        yield tuple(few)

@@ -2,7 +2,7 @@
 
 FlexFlow (MLSys 2019) picks an operator and gives it any config. So do these, over every dim an
 operator has, reductions too; besides they place operators on other devices, shard parameters and
-optimizer states further, and have results made again in backward. FlexFlow's program also carries a
+optimizer states further, have results made again in backward, and begin segments. FlexFlow's program also carries a
 new config on to neighbours; ``Walk`` does, since an operator that changes alone mostly pays for
 messages on both sides.
 """
@@ -25,7 +25,7 @@ from shardwright.planner.search.local.moves import (
 )
 
 # How often each sort of proposal is drawn, and how often it is made for all equal blocks at once.
-SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2))
+SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2), ("start", 1))
 TIED = 0.5
 # Of placements, those that bring all of one mesh to another.
 TOGETHER = 0.3
@@ -54,6 +54,7 @@ class Proposals:
             "keep": self._keep,
             "recompute": self._recompute,
             "place": self._place,
+            "start": self._start,
         }
 
     def draw(self, strategy: Strategy, operators: Sequence[int] = ()) -> Strategy:
@@ -225,6 +226,11 @@ class Proposals:
         ties = self.space.context.ties
         blocks = {ties.number[ties.block[member]] for member in members}
         return replace(strategy, recompute=tuple(sorted(set(strategy.recompute) ^ blocks)))
+
+    def _start(self, strategy: Strategy, index: int) -> Strategy:
+        """Begin a segment at an operator, or not."""
+        starts = set(strategy.segment_starts) ^ set(self._members(strategy, index))
+        return replace(strategy, segment_starts=tuple(sorted(starts)))
 
 
 def _edges(space: Space, index: int) -> list[tuple[int, int]]:

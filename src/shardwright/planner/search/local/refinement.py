@@ -237,6 +237,9 @@ def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterato
 
 def _relieved(space: Space, strategy: Strategy, one: Bottleneck) -> Iterator[Strategy]:
     if one.purpose in ("synchronise", "parameter"):
+        readers = space.equals(space.context.graph.consumers[one.tensor][0])
+        starts = {*strategy.segment_starts, *readers}
+        yield replace(strategy, segment_starts=tuple(sorted(starts)))
         yield from _parameter_moves(space, strategy, one.tensor)
     elif one.tensor >= 0:
         yield from _message_moves(space, strategy, one.tensor)
@@ -346,7 +349,8 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
 
 
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
-    """Yield changes of the whole: less recomputation, other cuts, microbatches, order."""
+    """Yield changes of the whole: less recomputation, other segments and stages,
+    microbatches, order."""
     if strategy.recompute and space.context.training.recompute == "auto":
         yield replace(strategy, recompute=strategy.recompute[:-1])
         yield replace(strategy, recompute=strategy.recompute[1:])
@@ -356,6 +360,8 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
         yield replace(strategy, recompute_operators=())
     if strategy.reshard_again:
         yield replace(strategy, reshard_again=())
+    if strategy.segment_starts:
+        yield replace(strategy, segment_starts=())
     yield from _other_cuts(space, strategy)
     count = strategy.pipeline.num_microbatches
     pieces = strategy.meshes[0].sizes[0]
