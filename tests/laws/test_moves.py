@@ -28,7 +28,7 @@ WALKS = 2
 def wander(one: Model, seed: int, steps: int) -> Strategy:
     """Accept every legal proposal, beginning at data parallelism on four devices."""
     context = Context(one.captured.graph, cluster(2, 2), CostTable(), Training())
-    here = refine(as_strategy(context, Seed(data=4)), context.cluster)
+    here = refine(context, as_strategy(context, Seed(data=4)))
     drawing = Proposals(Space(context), Random(seed))
     for _ in range(steps):
         try:

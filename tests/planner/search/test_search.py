@@ -143,7 +143,7 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
     graph = mlp(batch=16, width=1024, depth=2, classes=1024)
     where = cluster(4, 4, flops=5e10, near=10e9, far=1e9)
     context = Context(graph, where, CostTable(), Training())
-    best = search(graph, where, CostTable(), limits=FEW).best
+    best = search(graph, where, CostTable()).best
     beside_data = [
         simulated(graph, replace(best, strategy=to_strategy(context, candidate)), where)[0]
         for shape in shapes(context, 16)

@@ -84,7 +84,7 @@ def test_every_plan_says_how_it_was_found_and_its_program_is_sound() -> None:
 def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
     """Brute force over every split of every operator, parameters as used (so do the chains)."""
     where = context(mlp(batch=4, width=64, depth=1, classes=4), devices=2)
-    begin = refine(as_strategy(where, Seed(data=2)), where.cluster)
+    begin = refine(where, as_strategy(where, Seed(data=2)))
     space = Space(where)
     every = [space.splits(i, (2,), 1) for i in range(len(where.graph.operators))]
     assert math.prod(map(len, every)) < 20_000
@@ -194,8 +194,20 @@ def test_chains_that_cannot_walk_are_refused(wrong: dict[str, object]) -> None:
 def test_finer_meshes_change_no_message_of_data_parallelism() -> None:
     where = context(residual(), hosts=2, devices=4)
     plain = as_strategy(where, Seed(data=8))
-    fine = refine(plain, where.cluster)
+    fine = refine(where, plain)
     assert fine.meshes[0].sizes == (2, 2, 2)
+    assert judge(where, fine).objective == judge(where, plain).objective
+
+
+def test_finer_meshes_of_operators_placed_apart_change_no_message_either() -> None:
+    where = context(residual(batch=16), hosts=2, devices=4)
+    half = fine_mesh((0, 1, 2, 3), where.cluster)
+    begin = as_strategy(where, Seed(data=8))
+    index = next(i for i, o in enumerate(where.graph.operators) if "linear" in o.kind)
+    plain = move(Space(where), begin, {index: Place(half, ("",) * len(half.sizes))})
+    assert {len(mesh.axes) for mesh in plain.meshes} == {1, 2}
+    fine = refine(where, plain)
+    assert {mesh.sizes for mesh in fine.meshes} == {(2, 2), (2, 2, 2)}
     assert judge(where, fine).objective == judge(where, plain).objective
 
 
@@ -214,25 +226,23 @@ def test_operators_placed_apart_get_meshes_in_the_order_of_the_data() -> None:
 
 def test_proposals_reach_every_part_of_a_strategy() -> None:
     where = context(residual(batch=16), devices=4)
-    begin = refine(as_strategy(where, Seed(data=4)), where.cluster)
+    begin = refine(where, as_strategy(where, Seed(data=4)))
     drawing = Proposals(Space(where), Random(0))
+    made_again = {"recompute", "recompute_operators"}
+    parts = {"meshes", "configs", "parameters", "segment_starts"} | made_again
     seen = set()
     for _ in range(200):
         try:
             changed = drawing.draw(begin)
         except ValueError:
             continue
-        seen |= {
-            name
-            for name in ("meshes", "configs", "parameters", "recompute", "recompute_operators")
-            if getattr(changed, name) != getattr(begin, name)
-        }
-    assert seen == {"meshes", "configs", "parameters", "recompute", "recompute_operators"}
+        seen |= {name for name in parts if getattr(changed, name) != getattr(begin, name)}
+    assert seen == parts
 
 
 def test_most_proposals_can_be_lowered() -> None:
     where = context(residual(batch=16), hosts=2, devices=4)
-    here = refine(as_strategy(where, Seed(data=8)), where.cluster)
+    here = refine(where, as_strategy(where, Seed(data=8)))
     drawing, legal = Proposals(Space(where), Random(1)), 0
     for _ in range(40):
         try:

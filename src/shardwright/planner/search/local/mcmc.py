@@ -151,7 +151,7 @@ class Walk:
         return min(verdicts, key=self.cost).strategy
 
     def _refined(self, strategy: Strategy) -> Strategy:
-        fine = refine(strategy, self.context.cluster)
+        fine = refine(self.context, strategy)
         return strategy if self._judged(fine) is None else fine
 
     def cost(self, verdict: Judged) -> float:

@@ -235,9 +235,14 @@ def _home(space: Space, strategy: Strategy, tensor: int) -> tuple[Layout, tuple[
     return placed.inputs[position].value, strategy.meshes[config.mesh].sizes
 
 
-def refine(strategy: Strategy, cluster: Cluster) -> Strategy:
+def refine(context: Context, strategy: Strategy) -> Strategy:
     """Return the same strategy on meshes of more axes, so that operators can be split more ways."""
-    parts = [_axis_parts(mesh, cluster) for mesh in strategy.meshes]
+    parts = [_axis_parts(mesh, context.cluster) for mesh in strategy.meshes]
+    consumers = context.graph.consumers
+    homes = [
+        min((strategy.configs[reader].mesh for reader in consumers[tensor]), default=0)
+        for tensor in context.graph.parameters
+    ]
     meshes = tuple(
         replace(
             mesh,
@@ -255,7 +260,6 @@ def refine(strategy: Strategy, cluster: Cluster) -> Strategy:
         pairs = zip(entries, parts[mesh], strict=True)
         return tuple(entry for entry, sizes in pairs for _ in sizes)
 
-    # All meshes of one strategy are equal here, or its parameters lie on the first.
     return replace(
         strategy,
         meshes=meshes,
@@ -263,8 +267,8 @@ def refine(strategy: Strategy, cluster: Cluster) -> Strategy:
             replace(config, dims=spread(config.dims, config.mesh)) for config in strategy.configs
         ),
         parameters=tuple(
-            replace(one, rest=spread(one.rest, 0), optimizer=spread(one.optimizer, 0))
-            for one in strategy.parameters
+            replace(one, rest=spread(one.rest, home), optimizer=spread(one.optimizer, home))
+            for one, home in zip(strategy.parameters, homes, strict=True)
         ),
     )
 

@@ -70,7 +70,7 @@ def improve(
     """
     climb = _Climb(context, limit, num_moves, judging or Incremental(context).run, stop)
     best = climb.to_the_top(verdict, num_moves - num_moves // 2)
-    fine = refine(best.strategy, context.cluster)
+    fine = refine(context, best.strategy)
     begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
     if begin is None or begin.bytes > limit or begin.seconds > best.seconds * (1 + SLACK):
         return climb.to_the_top(best, num_moves)
