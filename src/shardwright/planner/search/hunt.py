@@ -18,6 +18,7 @@ from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.answer import Findings, fitting
 from shardwright.planner.search.arrangements import (
+    FEW,
     Arrangement,
     Shape,
     device_counts,
@@ -63,6 +64,8 @@ MATTERS = 0.998
 BEARABLE = 100_000
 # Graphs of so few operators are solved and simulated so fast that the whole frontier is looked at.
 SMALL = 1000
+# Where two free axes make many alike, so many times as many candidates are simulated.
+MORE = 3
 # Where more of the fastest step is no work of operators, each may split what it likes over all
 # devices.
 WASTED = 1.1
@@ -307,6 +310,7 @@ class Hunt:
     def judge_candidates(self) -> None:
         """Simulate a selection; while nothing fits go on with smaller ones."""
         count = self.max_candidates if self.is_small else max(2, self.max_candidates // 3)
+        count *= MORE if len(self.context.graph.operators) <= FEW else 1
         promising = leads(self.candidates, count, self.room)
         fits = [c for c in self.candidates if c.bytes <= self.room]
         lean = edge(fits or self.candidates, max(2, count if self.is_small else count // 2))[1:]

@@ -47,10 +47,11 @@ def step_on(machine: Cluster, plan: Plan) -> float:
 
 @functools.cache
 def candidates() -> list[Candidate]:
-    shapes = [(1, 4, 1, 1), (1, 2, 2, 2), (1, 1, 4, 1), (2, 2, 1, 4), (2, 1, 2, 4)]
+    shapes = [(1, 4, 1, 1, 1), (1, 2, 1, 2, 2), (1, 1, 1, 4, 1), (2, 2, 1, 1, 4), (2, 1, 1, 2, 4),
+              (1, 1, 2, 2, 1)]  # fmt: skip
     found: list[Candidate] = []
-    for stages, data, tensor, m in shapes:
-        one = Arrangement(stages=stages, data=data, tensor=tensor, microbatches=m)
+    for stages, data, outer, tensor, m in shapes:
+        one = Arrangement(stages=stages, data=data, outer=outer, tensor=tensor, microbatches=m)
         found += explore(context(), one, math.inf, math.inf, 0.0).candidates
     return found
 
@@ -119,6 +120,16 @@ def test_neighbours_are_one_step_away_and_legal() -> None:
     assert found["pipeline stages", "2"].num_devices == 4
     assert found["microbatches", "4"] == replace(home, microbatches=4)
     assert all(16 % (one.data * one.microbatches) == 0 for one in found.values())
+
+
+def test_neighbours_of_two_free_axes_move_devices_between_them() -> None:
+    home = Arrangement(stages=1, data=1, outer=2, tensor=2, microbatches=1)
+    found = {(one.what, one.other): one.arrangement for one in neighbours(context(), home)}
+    assert found["outer degree", "1"] == replace(home, outer=1, tensor=4)
+    assert found["outer degree", "4"] == replace(home, outer=4, tensor=1)
+    assert found["devices", "2"].num_devices == 2
+    assert found["tensor parallel degree", "1"] == replace(home, data=2, tensor=1)
+    assert {one.num_devices for (what, _), one in found.items() if what != "devices"} == {4}
 
 
 def test_a_price_of_memory_names_a_plan_that_needs_so_much_and_is_so_fast() -> None:
