@@ -132,6 +132,17 @@ def test_inner_shards_and_kept_parameters_come_back_and_must_fit(path: Path) -> 
         check_fits(replace(plan, strategy=wrong), make_graph())
 
 
+@pytest.mark.parametrize("name", ["recompute_operators", "segment_starts"])
+def test_operators_that_are_not_there_are_refused(name: str) -> None:
+    graph, plan = make_graph(), make_plan()
+    last = len(graph.operators) - 1
+    check_fits(replace(plan, strategy=replace(plan.strategy, **{name: (last,)})), graph)
+    for wrong in (-1, last + 1):
+        strategy = replace(plan.strategy, **{name: (wrong,)})
+        with pytest.raises(InputError, match=f"{name} names operators outside 0..{last}"):
+            check_fits(replace(plan, strategy=strategy), graph)
+
+
 def test_another_schema_version_is_named(path: Path) -> None:
     write_plan(path, make_plan())
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,11 +127,15 @@ def test_a_strategy_follows_its_model_into_another_precision(precision: str) -> 
     exact = capture(module, batch, precision="float64").graph
     seed = Seed(data=2, tensor=2, sequence=True, stages=2, num_microbatches=2)
     strategy = with_recomputation(graph, seed_strategy(graph, seed), "selective")
+    linears = [index for index, one in enumerate(graph.operators) if "linear" in one.kind]
+    strategy = replace(strategy, segment_starts=tuple(linears))
     carried = carry_over(strategy, graph, exact)
     for index in carried.recompute_operators:
         assert exact.operators[index].kind in {
             graph.operators[other].kind for other in strategy.recompute_operators
         }
+    starts = [exact.operators[index].kind for index in carried.segment_starts]
+    assert starts == [graph.operators[index].kind for index in linears]
     readers = [exact.tensors[tensor].producer for tensor in carried.reshard_again]
     assert readers
     assert min(readers) >= 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from shardwright.core.graph import Block, Constant, Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Kind, Program
-from shardwright.planner.lower import lower
+from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.planner.lower import check, lower
 from shardwright.planner.space import Seed, find_samples, seed_strategy
 
 HIDDEN, BATCH, LENGTH = 16, 8, 4
@@ -235,6 +237,37 @@ def test_a_strategy_of_another_graph_is_refused() -> None:
     strategy = seed_strategy(transformer_like(2), Seed())
     with pytest.raises(ValueError, match="one config per operator"):
         lower(transformer_like(3), strategy)
+
+
+def test_gradients_leave_before_the_backward_of_what_comes_before_a_segment_start() -> None:
+    graph = transformer_like(layers=1)
+    whole = replace(seed_strategy(graph, Seed(data=2)), gradient_sync=GradientSync())
+    block = graph.blocks[1]
+    down = next(
+        index
+        for index in range(block.start + 1, block.stop)
+        if graph.operators[index].kind == "aten.linear.default"
+    )
+    weight = graph.operators[down].inputs[1]
+
+    def behind(strategy: Strategy) -> tuple[int, list[int]]:
+        """Count backward segments, and those behind the message of one weight's gradient."""
+        program = lower(graph, strategy)
+        check(program)
+        backward = np.flatnonzero(program.kind == Kind.BACKWARD)
+        sent = [
+            int(place)
+            for place in np.flatnonzero(program.kind == Kind.MESSAGE)
+            for source in program.messages[int(program.item[place])].sources
+            if program.values[source].tensor == weight
+        ]
+        blocks = [program.segments[int(program.item[b])].block for b in backward if b > sent[0]]
+        return len(backward), blocks
+
+    count, later = behind(whole)
+    cut, after = behind(replace(whole, segment_starts=(down,)))
+    assert 1 not in later
+    assert (cut, after.count(1)) == (count + 1, 1)
 
 
 def test_nothing_waits_behind_the_further_messages_of_a_synchronisation() -> None:

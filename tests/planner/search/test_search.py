@@ -158,6 +158,27 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
     assert max(shards) == 16
 
 
+def test_a_second_free_axis_is_searched_and_never_makes_an_answer_worse(monkeypatch) -> None:
+    graph = residual(batch=128, width=128, depth=1, classes=16384)
+    where = cluster(2, 4, flops=5e10, near=10e9, far=1e9)
+    best = search(graph, where, CostTable()).best
+    assert best.strategy.meshes[0].axes[0] == "outer"
+    monkeypatch.setattr("shardwright.planner.search.arrangements.FEW", 0)
+    less = search(graph, where, CostTable()).best
+    assert best.predicted.step_seconds < less.predicted.step_seconds
+
+
+def test_segments_begin_where_gradients_should_leave_earlier() -> None:
+    graph = residual(batch=64, width=256, depth=2)
+    where = cluster(1, 4, flops=1e12, near=2e9, far=2e9)
+    best = search(graph, where, CostTable()).best
+    starts = best.strategy.segment_starts
+    assert starts
+    assert not {block.start for block in graph.blocks} & set(starts)
+    longer = replace(best, strategy=replace(best.strategy, segment_starts=()))
+    assert best.predicted.step_seconds < simulated(graph, longer, where)[0]
+
+
 def test_training_options_reach_every_plan() -> None:
     training = Training(precision="bfloat16", optimizer_states=1, clips=True)
     frontier = search(mlp(), cluster(1, 2), CostTable(), training=training, limits=FEW)

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 # So many of the fastest plans get buckets of their own, of small graphs more, if this close to the
 # fastest.
 MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
-# So many, if this close, are tried with shorter segments, where memory is short in the first blocks
-# alone.
-EARLIER, CLOSE_EARLIER, FIRST = 3, 1.03, 3
+# So many are tried with shorter segments, of small graphs more; where memory is short, in the first
+# blocks alone.
+EARLIER, EARLIER_SMALL, FIRST = 3, 6, 3
+# Less than this is no gain, but rounding.
+FASTER = 1 - 1e-5
 
 
 def merge_fastest(hunt: Hunt) -> None:
@@ -39,8 +41,8 @@ def send_earlier(hunt: Hunt) -> None:
     """Let segments begin wherever parameters are read, in all blocks or in the first few: backward
     is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
-    close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE_EARLIER * hunt.fastest]
-    for verdict in close[:EARLIER]:
+    close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE * hunt.fastest]
+    for verdict in close[: EARLIER_SMALL if hunt.is_small else EARLIER]:
         for starts in _segment_starts(hunt.context):
             if hunt.stopped():
                 return
@@ -48,7 +50,9 @@ def send_earlier(hunt: Hunt) -> None:
             shorter = replace(verdict.strategy, segment_starts=starts, label=label)
             found = hunt.verdict(shorter, verdict.least_seconds)
             if found is not None:
-                hunt.judged[-1] = merge(hunt.context, found, hunt.judging.run)
+                found = merge(hunt.context, found, hunt.judging.run)
+                is_faster = found.seconds < FASTER * verdict.seconds
+                hunt.judged[-1:] = [found] if is_faster else []
             hunt.tell(1.0, "sending gradients earlier")
             if found is None or found.bytes <= hunt.limit:
                 break

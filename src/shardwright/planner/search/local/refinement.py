@@ -134,7 +134,7 @@ class _Climb:
             if verdict is None or verdict.bytes > self.limit:
                 continue
             if _is_gain(verdict, best):
-                label = _refined(best.strategy.label)
+                label = _refined(best.strategy.label, changed)
                 return replace(verdict, strategy=replace(changed, label=label))
         return None
 
@@ -151,8 +151,12 @@ def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> I
             yield changed
 
 
-def _refined(label: str) -> str:
-    return label if label.endswith(REFINED) else label + REFINED
+def _refined(label: str, strategy: Strategy) -> str:
+    """Say that a strategy is refined, and not of one that makes nothing again that it does."""
+    words = label.removesuffix(REFINED).split(", ")
+    if not strategy.recompute_operators:
+        words = [word for word in words if not word.startswith("recompute (")]
+    return ", ".join(words) + REFINED
 
 
 def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[Bottleneck]:
@@ -357,6 +361,15 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
     if strategy.recompute_operators and space.context.training.recompute == "auto":
         half = strategy.recompute_operators[: len(strategy.recompute_operators) // 2]
         yield replace(strategy, recompute_operators=half)
+        # The same segments, of which none runs again.
+        again = set(strategy.recompute_operators)
+        edges = {
+            index
+            for index in (*again, *(i + 1 for i in again))
+            if (index in again) != (index - 1 in again)
+        }
+        starts = tuple(sorted(edges.union(strategy.segment_starts)))
+        yield replace(strategy, recompute_operators=(), segment_starts=starts)
         yield replace(strategy, recompute_operators=())
     if strategy.reshard_again:
         yield replace(strategy, reshard_again=())
