@@ -15,6 +15,7 @@ modelled from published hardware numbers, nothing is measured here.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import platform
 import sys
@@ -35,6 +36,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from shardwright import __version__
+from shardwright.cli.planning import COLLECTED
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
@@ -291,6 +293,7 @@ def main() -> int:
         if not options.models
         or any(word in case.name or word == case.group for word in options.models)
     ]
+    gc.set_threshold(COLLECTED, 10, 10)  # as `shardwright plan` does
     console = Console(width=160, record=True)
     outcomes: list[Outcome] = []
     outcome(Case("alexnet", 8, "1x2xV100"), options.seed)  # so that kernels are compiled

@@ -14,6 +14,7 @@ are simulated from published hardware numbers.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import platform
@@ -32,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardwright import __version__
+from shardwright.cli.planning import COLLECTED
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.files.clusterfile import parse_cluster
@@ -131,6 +133,7 @@ def alone(name: str) -> None:
     begin = time.perf_counter()
     graph = captured(case)
     seconds = time.perf_counter() - begin
+    gc.set_threshold(COLLECTED, 10, 10)  # as `shardwright plan` does
     row = run(name, case, graph)
     row.capture = seconds
     print(json.dumps(asdict(row)))

@@ -54,10 +54,10 @@ from shardwright.planner.space import Placement, Seed
 # too.
 FAR = 2.0
 # So many of the fastest plans are refined (twice as many where moves are cheap, so that there are more
-# than so many), each by moves that simulate about so many operators; not at all where those would be
-# too few to find anything.
+# than so many), each by moves that simulate about so many operators; in larger graphs, where those
+# would be too few to find anything, none.
 REFINED, CHEAP_MOVES = 2, 100
-MOVED, LEAST_MOVES, MOST_MOVES = 20_000, 8, 400
+MOVED, MOST_MOVES = 20_000, 400
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
@@ -390,15 +390,14 @@ class Hunt:
     def refine(self) -> None:
         """Let the simulator have the last word: small changes of the fastest plans, where they
         help."""
-        operators = len(self.context.graph.operators)
-        moves = min(MOVED // operators, MOST_MOVES)
-        if moves < LEAST_MOVES:
+        if not self.is_small:
             return
+        moves = min(MOVED // len(self.context.graph.operators), MOST_MOVES)
         # Those equally fast are mostly the same on another mesh.
         unlike = {f"{one.seconds:.4g}": one for one in reversed(self.fitting)}
         count = 2 * REFINED if moves > CHEAP_MOVES else REFINED
         fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:count]
-        for verdict in fastest if self.is_small else fastest[:1]:
+        for verdict in fastest:
             better = improve(
                 self.context, verdict, self.limit, moves,
                 judging=self.judging.run, stop=self.stopped,

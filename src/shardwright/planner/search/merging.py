@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
 # So many are tried with shorter segments, of small graphs more; where memory is short, in the first
 # blocks alone.
-EARLIER, EARLIER_SMALL, FIRST = 3, 6, 3
+EARLIER, EARLIER_SMALL, FIRST = 1, 6, 3
 # Less than this is no gain, but rounding.
 FASTER = 1 - 1e-5
 
