@@ -50,7 +50,8 @@ def send_earlier(hunt: Hunt) -> None:
             shorter = replace(verdict.strategy, segment_starts=starts, label=label)
             found = hunt.verdict(shorter, verdict.least_seconds)
             if found is not None:
-                found = merge(hunt.context, found, hunt.judging.run)
+                if found.seconds <= verdict.seconds:
+                    found = merge(hunt.context, found, hunt.judging.run)
                 is_faster = found.seconds < FASTER * verdict.seconds
                 hunt.judged[-1:] = [found] if is_faster else []
             hunt.tell(1.0, "sending gradients earlier")
