@@ -403,9 +403,8 @@ class Hunt:
                 judging=self.judging.run, stop=self.stopped,
             )  # fmt: skip
             self.tell(1.0, "refining")
-            if better is verdict:
-                return  # the next is not likely to gain more
-            self.judged.append(better)
+            if better is not verdict:
+                self.judged.append(better)
 
     def stopped(self) -> bool:
         """Whether the caller wants an answer now."""
