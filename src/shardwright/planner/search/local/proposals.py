@@ -2,9 +2,9 @@
 
 FlexFlow (MLSys 2019) picks an operator and gives it any config. So do these, over every dim an
 operator has, reductions too; besides they place operators on other devices, shard parameters and
-optimizer states further, have results made again in backward, and begin segments. FlexFlow's program also carries a
-new config on to neighbours; ``Walk`` does, since an operator that changes alone mostly pays for
-messages on both sides.
+optimizer states further, have results made again in backward, and begin segments. FlexFlow's
+program also carries a new config on to neighbours; ``Walk`` does, since an operator that changes
+alone mostly pays for messages on both sides.
 """
 
 from __future__ import annotations

@@ -353,8 +353,8 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
 
 
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
-    """Yield changes of the whole: less recomputation, other segments and stages,
-    microbatches, order."""
+    """Yield changes of the whole: less recomputation, other segments and stages, microbatches,
+    order."""
     if strategy.recompute and space.context.training.recompute == "auto":
         yield replace(strategy, recompute=strategy.recompute[:-1])
         yield replace(strategy, recompute=strategy.recompute[1:])
@@ -366,7 +366,7 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
         edges = {
             index
             for index in (*again, *(i + 1 for i in again))
-            if (index in again) != (index - 1 in again)
+            if (index in again) != (index - 1 in again) and index < len(strategy.configs)
         }
         starts = tuple(sorted(edges.union(strategy.segment_starts)))
         yield replace(strategy, recompute_operators=(), segment_starts=starts)
