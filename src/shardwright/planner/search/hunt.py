@@ -36,7 +36,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import STARTING, Judged, judge
-from shardwright.planner.search.local.refinement import improve
+from shardwright.planner.search.local.refinement import PATIENCE, improve
 from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
     Named,
@@ -58,6 +58,9 @@ FAR = 2.0
 # would be too few to find anything, none.
 REFINED, CHEAP_MOVES = 2, 100
 MOVED, MOST_MOVES = 20_000, 400
+# Where the bound is so far below the fastest plan, there may be more to gain: twice as many plans, so
+# many times as many moves, and more patience.
+OPEN, OPENED, OPEN_PATIENCE = 0.75, 3, 100
 # A plan of the additive model is simulated at once if it promises so much less than any before.
 MATTERS = 0.998
 # Plans that need little memory are looked for up to so many operators times microbatches.
@@ -392,14 +395,18 @@ class Hunt:
         help."""
         if not self.is_small:
             return
-        moves = min(MOVED // len(self.context.graph.operators), MOST_MOVES)
+        is_open = self.bound < OPEN * self.fastest
+        moved = MOVED * (OPENED if is_open else 1)
+        moves = min(moved // len(self.context.graph.operators), MOST_MOVES)
         # Those equally fast are mostly the same on another mesh.
         unlike = {f"{one.seconds:.4g}": one for one in reversed(self.fitting)}
-        count = 2 * REFINED if moves > CHEAP_MOVES else REFINED
+        is_cheap = len(self.context.graph.operators) < MOVED / CHEAP_MOVES
+        count = 2 * REFINED if is_cheap or is_open else REFINED
         fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:count]
         for verdict in fastest:
             better = improve(
                 self.context, verdict, self.limit, moves,
+                patience=OPEN_PATIENCE if is_open else PATIENCE,
                 judging=self.judging.run, stop=self.stopped,
             )  # fmt: skip
             self.tell(1.0, "refining")

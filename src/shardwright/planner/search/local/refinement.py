@@ -31,7 +31,7 @@ GAIN = 1e-5
 SLACK = 1e-3
 # So many bottlenecks are looked at before those of the next chain, and so many ways to split each.
 MOST_BOTTLENECKS, MOST_SPLITS, MOST_DRAWS = 12, 2, 1000
-# So many moves in vain end a climb.
+# So many moves in vain end a climb, unless more is asked for.
 PATIENCE = 50
 # An operator is split otherwise for less work only where there is this much less.
 LESS = 0.98
@@ -58,6 +58,7 @@ def improve(
     limit: float,
     num_moves: int,
     *,
+    patience: int = PATIENCE,
     judging: Run | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Judged:
@@ -65,10 +66,11 @@ def improve(
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
     there; half of the moves on the meshes as they are, the others on finer ones, where operators can
-    be split at more degrees. Deterministic. ``judging`` judges strategies, by default as
-    ``Incremental`` does.
+    be split at more degrees. ``patience``: so many moves in vain end a climb. Deterministic.
+    ``judging`` judges strategies, by default as ``Incremental`` does.
     """
-    climb = _Climb(context, limit, num_moves, judging or Incremental(context).run, stop)
+    judging = judging or Incremental(context).run
+    climb = _Climb(context, limit, (num_moves, patience), judging, stop)
     best = climb.to_the_top(verdict, num_moves - num_moves // 2)
     fine = refine(context, best.strategy)
     begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
@@ -89,21 +91,22 @@ class _Climb:
         self,
         context: Context,
         limit: float,
-        num_moves: int,
+        moves: tuple[int, int],
         judging: Run,
         stop: Callable[[], bool],
     ) -> None:
-        self.context, self.limit, self._left = context, limit, num_moves
+        self.context, self.limit = context, limit
+        self._left, self._patience = moves
         self._judging, self._stop = judging, stop
         self._space = Space(context)
         self._drawing = Proposals(self._space, Random(0))
         self._tried: set[Strategy] = set()
 
     def to_the_top(self, best: Judged, most: int) -> Judged:
-        """Take every better step, until none is found in ``PATIENCE`` moves or ``most`` were made."""
+        """Take every better step, until none is found with patience or ``most`` were made."""
         last = max(0, self._left - most)
         while self._left > last and not self._stop():
-            better = self._step(best, max(last, self._left - PATIENCE))
+            better = self._step(best, max(last, self._left - self._patience))
             if better is None:
                 return best
             best = better
