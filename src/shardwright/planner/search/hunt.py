@@ -54,10 +54,10 @@ from shardwright.planner.space import Placement, Seed
 # too.
 FAR = 2.0
 # So many of the fastest plans are refined (twice as many where moves are cheap, so that there are more
-# than so many), each by moves that simulate about so many operators; in larger graphs, where those
-# would be too few to find anything, none.
+# than so many; of larger graphs the fastest alone), each by moves that simulate about so many
+# operators; not at all where those would be too few to find anything.
 REFINED, CHEAP_MOVES = 2, 100
-MOVED, MOST_MOVES = 20_000, 400
+MOVED, LEAST_MOVES, MOST_MOVES = 20_000, 20, 400
 # Where the bound is so far below the fastest plan, there may be more to gain: twice as many plans, so
 # many times as many moves, and more patience.
 OPEN, OPENED, OPEN_PATIENCE = 0.75, 3, 100
@@ -393,17 +393,17 @@ class Hunt:
     def refine(self) -> None:
         """Let the simulator have the last word: small changes of the fastest plans, where they
         help."""
-        if not self.is_small:
-            return
         is_open = self.bound < OPEN * self.fastest
         moved = MOVED * (OPENED if is_open else 1)
         moves = min(moved // len(self.context.graph.operators), MOST_MOVES)
+        if moves < LEAST_MOVES:
+            return
         # Those equally fast are mostly the same on another mesh.
         unlike = {f"{one.seconds:.4g}": one for one in reversed(self.fitting)}
         is_cheap = len(self.context.graph.operators) < MOVED / CHEAP_MOVES
         count = 2 * REFINED if is_cheap or is_open else REFINED
         fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:count]
-        for verdict in fastest:
+        for verdict in fastest if self.is_small else fastest[:1]:
             better = improve(
                 self.context, verdict, self.limit, moves,
                 patience=OPEN_PATIENCE if is_open else PATIENCE,
