@@ -9,6 +9,7 @@ twice, so each rank broadcasts its own straight into the output.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -53,12 +54,27 @@ class Pending:
             del work  # it holds tensors, too
         self.works = ()
         if Pending.returns_lent:
-            _take_back(self.lent)
+            self._take_back()
         self.lent = ()
         if self._finish is not None:
             self._finish()
         self._finish = None
         return self.result
+
+    def _take_back(self) -> None:
+        """Wait, at most some seconds, until the backend holds no bytes of what was lent.
+
+        The bytes' holders are counted, not the tensors': a thread that has let go of its tensor may
+        still have to wait for the interpreter to drop the Python object, and then the bytes.
+        """
+        storages = [tensor.untyped_storage() for tensor in self.lent]
+        lent = Counter(storage._cdata for storage in storages)
+        holders = {of: torch._C._storage_Use_Count(of) - count for of, count in lent.items()}
+        self.lent = ()
+        deadline = time.monotonic() + 5.0
+        for of, count in holders.items():
+            while torch._C._storage_Use_Count(of) > count and time.monotonic() < deadline:
+                time.sleep(1e-5)
 
 
 @contextmanager
@@ -76,14 +92,6 @@ def alone_after_waiting() -> Generator[None]:
         Pending.returns_lent = False
 
 
-def _take_back(lent: Sequence[Tensor]) -> None:
-    """Wait, at most some seconds, until tensors are held by their Python objects alone."""
-    deadline = time.monotonic() + 5.0
-    for tensor in lent:
-        while tensor._use_count() > 1 and time.monotonic() < deadline:  # type: ignore[attr-defined]
-            time.sleep(1e-5)
-
-
 def is_gloo(group: ProcessGroup) -> bool:
     """Whether the group's tensors on the host travel by gloo."""
     return "gloo" in dist.get_backend(group)
@@ -97,8 +105,9 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
         work = dist.all_reduce(lent, group=group, async_op=True)
         return Pending((work,), buffer, lent=(lent,))  # type: ignore[arg-type]
     widened = buffer.to(wire)
-    work = dist.all_reduce(widened, group=group, async_op=True)
-    return Pending((work,), buffer, lambda: _store(buffer, widened), (widened,))  # type: ignore[arg-type]
+    lent = widened.detach()
+    work = dist.all_reduce(lent, group=group, async_op=True)
+    return Pending((work,), buffer, lambda: _store(buffer, widened), (lent,))  # type: ignore[arg-type]
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
