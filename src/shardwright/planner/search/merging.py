@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.judge import merge
+from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.selection import promise, unlike
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
 # So many are tried with shorter segments, of small graphs more; where memory is short, in the first
 # blocks alone.
 EARLIER, EARLIER_SMALL, FIRST = 1, 6, 3
-# Less than this is no gain, but rounding.
-FASTER = 1 - 1e-5
 
 
 def merge_fastest(hunt: Hunt) -> None:
@@ -42,8 +41,9 @@ def send_earlier(hunt: Hunt) -> None:
     is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
     close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE * hunt.fastest]
+    places = tuple(_segment_starts(hunt.context))
     for verdict in close[: EARLIER_SMALL if hunt.is_small else EARLIER]:
-        for starts in _segment_starts(hunt.context):
+        for starts in places:
             if hunt.stopped():
                 return
             label = f"{verdict.strategy.label}, gradients sent earlier"
@@ -52,8 +52,7 @@ def send_earlier(hunt: Hunt) -> None:
             if found is not None:
                 if found.seconds <= verdict.seconds:
                     found = merge(hunt.context, found, hunt.judging.run)
-                is_faster = found.seconds < FASTER * verdict.seconds
-                hunt.judged[-1:] = [found] if is_faster else []
+                hunt.judged[-1:] = [found] if is_gain(found, verdict) else []
             hunt.tell(1.0, "sending gradients earlier")
             if found is None or found.bytes <= hunt.limit:
                 break

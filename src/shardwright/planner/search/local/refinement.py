@@ -77,10 +77,11 @@ def improve(
     if begin is None or begin.bytes > limit or begin.seconds > best.seconds * (1 + SLACK):
         return climb.to_the_top(best, num_moves)
     found = climb.to_the_top(begin, num_moves)
-    return found if _is_gain(found, best) else best
+    return found if is_gain(found, best) else best
 
 
-def _is_gain(verdict: Judged, best: Judged) -> bool:
+def is_gain(verdict: Judged, best: Judged) -> bool:
+    """Whether a verdict is faster by more than rounding."""
     return verdict.seconds < best.seconds * (1 - GAIN)
 
 
@@ -136,7 +137,7 @@ class _Climb:
             verdict = self.judged(changed)
             if verdict is None or verdict.bytes > self.limit:
                 continue
-            if _is_gain(verdict, best):
+            if is_gain(verdict, best):
                 label = _refined(best.strategy.label, changed)
                 return replace(verdict, strategy=replace(changed, label=label))
         return None
