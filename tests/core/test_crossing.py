@@ -1,5 +1,6 @@
 """Pieces between meshes of any size and cut: every element arrives, and arrives once."""
 
+import itertools
 import math
 
 import numpy as np
@@ -99,3 +100,19 @@ def test_more_messages_than_any_network_bears_are_refused_before_they_are_listed
     with pytest.raises(ValueError, match=r"1,048,576 messages.*fewer devices"):
         pieces_between((2048, 4), here, (0,), there, (REPLICATE,))
     assert len(pieces_between((2048, 4), here, (0,), there, (0,))) == 1024
+
+
+def test_thousands_of_devices_find_their_pieces_without_trying_every_pair():
+    here = Mesh(axes=("x",), sizes=(2048,), devices=tuple(range(2048)))
+    there = Mesh(axes=("x", "y", "z"), sizes=(256, 4, 2), devices=tuple(range(2048)))
+    for (one, lying), (other, wanted) in itertools.permutations([(here, (0,)), (there, (0, 1, 0))]):
+        pieces = pieces_between((4096, 8), one, lying, other, wanted)
+        assert len(pieces) == 4 * 2048
+        assert sum(piece.num_elements for piece in pieces) == 4096 * 8
+
+
+def test_replicas_take_turns():
+    here = Mesh(axes=("x", "y"), sizes=(2, 3), devices=tuple(range(6)))
+    there = Mesh(axes=("x",), sizes=(6,), devices=tuple(range(6, 12)))
+    sources = [p.source for p in pieces_between((12,), here, (0, REPLICATE), there, (0,))]
+    assert sources == [0, 1, 2, 3, 4, 5]

@@ -8,6 +8,7 @@ to the first device of those axes only, since the others may hold nothing.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections import Counter
@@ -52,7 +53,8 @@ def pieces_between(
 
     Where both sides cut a tensor alike on meshes of equal sizes, every device at a coordinate sends
     its whole shard to the one at the same coordinate, partial sums included. Otherwise ``lying``
-    must not hold partial sums: ValueError. So are more than ``MOST_PIECES``.
+    must not hold partial sums: ValueError. So are more than ``MOST_PIECES``. Time grows with their
+    number.
     """
     if here.sizes == there.sizes and lying == wanted:
         whole = tuple((0, size) for size in local_shape(shape, lying, here.sizes))
@@ -61,34 +63,39 @@ def pieces_between(
     if PARTIAL in lying:
         raise ValueError("partial sums cannot travel to a mesh that is cut otherwise; sum them up")
     held = dict(_boxes(shape, here, lying))
-    holders: dict[Box, list[int]] = {}  # equal shards are looked at once
-    for device, box in held.items():
-        holders.setdefault(box, []).append(device)
+    holders: dict[Box, list[tuple[int, int, int]]] = {}  # as heaps: served so far, place, device
+    for place, (device, box) in enumerate(held.items()):
+        holders.setdefault(box, []).append((0, place, device))
+    order = {box: number for number, box in enumerate(holders)}
+    cell = local_shape(shape, lying, here.sizes)
     targets = list(_boxes(shape, there, wanted))
-    _check_number(holders, targets)
-    served: dict[int, int] = dict.fromkeys(here.devices, 0)
+    _check_number(cell, len(holders), targets)
     pieces: list[Piece] = []
     for target, box in targets:
-        for common, group in _cover(holders, box):
-            source = target if target in group else min(group, key=served.__getitem__)
-            piece = Piece(source, target, _within(common, held[source]), _within(common, box))
-            served[source] += piece.num_elements if source != target else 0
+        for shard in sorted(_overlapping(cell, box), key=order.__getitem__):
+            common = _intersection(shard, box)
+            source = target
+            if held.get(target) != shard:
+                served, place, source = holders[shard][0]
+                count = math.prod(size for _, size in common)
+                heapq.heapreplace(holders[shard], (served + count, place, source))
+            piece = Piece(source, target, _within(common, shard), _within(common, box))
             pieces.append(piece)
     return tuple(pieces)
 
 
-def _check_number(holders: dict[Box, list[int]], targets: list[tuple[int, Box]]) -> None:
+def _check_number(cell: tuple[int, ...], num_shards: int, targets: list[tuple[int, Box]]) -> None:
     """Refuse what would take more messages than any network bears, before all are listed."""
-    if len(holders) * len(targets) <= MOST_PIECES:
+    if num_shards * len(targets) <= MOST_PIECES:
         return
     wanted = Counter(box for _, box in targets)
     count = sum(
-        times * sum(_intersection(shard, box) is not None for shard in holders)
+        times * math.prod(len(starts) for starts in _starts(cell, box))
         for box, times in wanted.items()
     )
     if count > MOST_PIECES:
         raise ValueError(
-            f"moving one tensor from {len(holders):,} shards to {len(targets):,} devices that are cut "
+            f"moving one tensor from {num_shards:,} shards to {len(targets):,} devices that are cut "
             f"otherwise takes {count:,} messages, more than {MOST_PIECES:,}; shard it over fewer "
             "devices, or keep its readers on one mesh"
         )
@@ -106,21 +113,25 @@ def _boxes(shape: tuple[int, ...], mesh: Mesh, layout: Layout) -> Iterator[tuple
         yield device, tuple(zip(offsets, sizes, strict=True))
 
 
-def _cover(holders: dict[Box, list[int]], box: Box) -> Iterator[tuple[Box, list[int]]]:
-    """Return the parts of a box that different shards hold, each with all its holders."""
-    for shard, devices in holders.items():
-        common = _intersection(shard, box)
-        if common is not None:
-            yield common, devices
+def _starts(cell: tuple[int, ...], box: Box) -> list[range]:
+    """Return, per dim, where the shards begin that a box overlaps; shards are equal cells."""
+    return [
+        range(first // max(1, size) * size, first + length, max(1, size))
+        for size, (first, length) in zip(cell, box, strict=True)
+    ]
 
 
-def _intersection(one: Box, other: Box) -> Box | None:
+def _overlapping(cell: tuple[int, ...], box: Box) -> Iterator[Box]:
+    """Return the shards that a box overlaps."""
+    for starts in itertools.product(*_starts(cell, box)):
+        yield tuple(zip(starts, cell, strict=True))
+
+
+def _intersection(one: Box, other: Box) -> Box:
     common: list[tuple[int, int]] = []
     for (start, size), (begin, length) in zip(one, other, strict=True):
-        first, stop = max(start, begin), min(start + size, begin + length)
-        if first >= stop:
-            return None
-        common.append((first, stop - first))
+        first = max(start, begin)
+        common.append((first, min(start + size, begin + length) - first))
     return tuple(common)
 
 
