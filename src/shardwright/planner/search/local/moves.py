@@ -218,10 +218,14 @@ def _follow(space: Space, before: Strategy, after: Strategy, changed: Iterable[i
 def lay(
     space: Space, strategy: Strategy, tensor: int, how: ParameterConfig, finer: tuple[bool, bool]
 ) -> ParameterConfig:
-    """Lay a parameter, and its optimizer's share, as used or finer; the rest of ``how`` stays."""
+    """Lay a parameter, and its optimizer's share, as used or finer; the rest of ``how`` stays.
+
+    Only what is finer at rest can be kept gathered.
+    """
     use, sizes = _home(space, strategy, tensor)
     fine = shard_further(space.context.graph.tensors[tensor].shape, use, sizes)
-    return replace(how, rest=fine if finer[0] else use, optimizer=fine if finer[1] else use)
+    rest, optimizer = (fine if is_finer else use for is_finer in finer)
+    return replace(how, rest=rest, optimizer=optimizer, keeps=how.keeps and rest != use)
 
 
 def _home(space: Space, strategy: Strategy, tensor: int) -> tuple[Layout, tuple[int, ...]]:

@@ -22,13 +22,11 @@ from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import microbatch_counts
 from shardwright.planner.search.incremental import Incremental
 from shardwright.planner.search.judge import Judged, Run
-from shardwright.planner.search.local.moves import Dims, Space, lay, mend, refine, resplit
+from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
 from shardwright.planner.search.local.proposals import Proposals
 
 # Less than this is no gain, but rounding.
 GAIN = 1e-5
-# What a finer mesh may cost before operators are split on it: its messages have more parts.
-SLACK = 1e-3
 # So many bottlenecks are looked at before those of the next chain, and so many ways to split each.
 MOST_BOTTLENECKS, MOST_SPLITS, MOST_DRAWS = 12, 2, 1000
 # So many moves in vain end a climb, unless more is asked for.
@@ -65,19 +63,11 @@ def improve(
     """Return the fastest strategy within a memory limit that so many simulated moves reach.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
-    there; half of the moves on the meshes as they are, the others on finer ones, where operators can
-    be split at more degrees. ``patience``: so many moves in vain end a climb. Deterministic.
-    ``judging`` judges strategies, by default as ``Incremental`` does.
+    there. ``patience``: so many moves in vain end the climb. Deterministic. ``judging`` judges
+    strategies, by default as ``Incremental`` does.
     """
-    judging = judging or Incremental(context).run
-    climb = _Climb(context, limit, (num_moves, patience), judging, stop)
-    best = climb.to_the_top(verdict, num_moves - num_moves // 2)
-    fine = refine(context, best.strategy)
-    begin = climb.judged(fine) if fine.meshes != best.strategy.meshes else None
-    if begin is None or begin.bytes > limit or begin.seconds > best.seconds * (1 + SLACK):
-        return climb.to_the_top(best, num_moves)
-    found = climb.to_the_top(begin, num_moves)
-    return found if is_gain(found, best) else best
+    climb = _Climb(context, limit, (num_moves, patience), judging or Incremental(context).run, stop)
+    return climb.to_the_top(verdict)
 
 
 def is_gain(verdict: Judged, best: Judged) -> bool:
@@ -103,19 +93,18 @@ class _Climb:
         self._drawing = Proposals(self._space, Random(0))
         self._tried: set[Strategy] = set()
 
-    def to_the_top(self, best: Judged, most: int) -> Judged:
-        """Take every better step, until none is found with patience or ``most`` were made."""
-        last = max(0, self._left - most)
-        while self._left > last and not self._stop():
-            better = self._step(best, max(last, self._left - self._patience))
+    def to_the_top(self, best: Judged) -> Judged:
+        """Take every better step, until none is found with patience or no moves are left."""
+        while self._left > 0 and not self._stop():
+            better = self._step(best, max(0, self._left - self._patience))
             if better is None:
                 return best
             best = better
         return best
 
     def judged(self, strategy: Strategy) -> Judged | None:
-        """Simulate a strategy that was not yet, while moves are left; None if illegal."""
-        if self._left <= 0 or strategy in self._tried:
+        """Simulate a strategy that was not yet; None if illegal."""
+        if strategy in self._tried:
             return None
         self._tried.add(strategy)
         self._left -= 1
@@ -342,12 +331,9 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
     position = space.context.graph.operators[reader].inputs.index(tensor)
     tensors = {space.context.graph.operators[one].inputs[position] for one in space.equals(reader)}
     every = [one for one in sorted(tensors) if one in space.number]
-    ways = itertools.product(
-        ((False, False), (False, True), (True, True)), ("step", "microbatch"), (False, True)
-    )
+    syncs = ("step", "microbatch")[: min(2, strategy.pipeline.num_microbatches)]
+    ways = itertools.product(((False, False), (False, True), (True, True)), syncs, (False, True))
     for (finer, sync, keeps), known in itertools.product(ways, (every, [tensor])):
-        if keeps and not finer[0]:
-            continue
         parameters = list(strategy.parameters)
         for one in known:
             how = replace(parameters[space.number[one]], sync=sync, keeps=keeps)
