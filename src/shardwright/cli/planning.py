@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 # So many new objects before Python looks for cycles among them.
-COLLECTED = 50_000
+COLLECTED = 500_000
 
 
 @app.command()
