@@ -159,7 +159,7 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
 
 
 def test_a_second_free_axis_is_searched_and_never_makes_an_answer_worse(monkeypatch) -> None:
-    graph = residual(batch=128, width=128, depth=1, classes=16384)
+    graph = residual(batch=32, width=128, depth=2, classes=16384)
     where = cluster(2, 4, flops=5e10, near=10e9, far=1e9)
     best = search(graph, where, CostTable()).best
     assert best.strategy.meshes[0].axes[0] == "outer"

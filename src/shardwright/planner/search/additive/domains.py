@@ -46,29 +46,27 @@ def takes_at_least(
     """Whether a step on a mesh must take at least so many seconds, by the operators' work alone.
 
     ``rounds``: how often a microbatch's work and the step's own count. Work that divides evenly is
-    replaced by what the operators' domains really allow, the longest operators first, until the sum
-    says so: mostly after a few.
+    replaced by what the operators' domains really allow, those of a sort together and the longest
+    first, until the sum says so: mostly after a few.
     """
     if seconds == math.inf:
         return False
-    ties, each = context.ties, dict[int, tuple[float, float]]()
-    total = 0.0
+    ties = context.ties
+    weights: dict[int, float] = {}
+    alike: dict[int, tuple[int, float]] = {}  # one of each sort, and its seconds if it divides
     for index, whole in context.serial_work.items():
-        is_once = context.is_once(index)
+        is_once, sort = context.is_once(index), context.sort(index)
         count = len(ties.classes[ties.class_of(ties.block[index])])
-        weight = count * (rounds[1] if is_once else rounds[0])
-        even = whole / len(mesh.devices) / (1 if is_once else pieces)
-        each[index] = (weight, even)
-        total += weight * even
-    known: dict[int, float] = {}
-    for index in sorted(each, key=lambda index: -each[index][0] * each[index][1]):
+        weights[sort] = weights.get(sort, 0.0) + count * (rounds[1] if is_once else rounds[0])
+        alike[sort] = index, whole / len(mesh.devices) / (1 if is_once else pieces)
+    work = {sort: weight * alike[sort][1] for sort, weight in weights.items()}
+    total = sum(work.values())
+    for sort in sorted(work, key=lambda sort: -work[sort]):
         if total >= seconds:
             return True
-        weight, even = each[index]
-        if weight > 0:
-            sort = context.sort(index)
-            if sort not in known:
-                options = domain(context, mesh, pieces, index)
-                known[sort] = least_seconds(context, index, options, mesh.sizes, pieces)
-            total += weight * (known[sort] - even)
+        if weights[sort] > 0:
+            index, even = alike[sort]
+            options = domain(context, mesh, pieces, index)
+            real = least_seconds(context, index, options, mesh.sizes, pieces)
+            total += weights[sort] * (real - even)
     return total >= seconds
