@@ -133,7 +133,8 @@ def alone(name: str) -> None:
     begin = time.perf_counter()
     graph = captured(case)
     seconds = time.perf_counter() - begin
-    gc.set_threshold(COLLECTED, 10, 10)  # as `shardwright plan` does, before it imports anything
+    # As `shardwright plan` does before it imports anything; so nothing counts of what capturing made.
+    gc.set_threshold(COLLECTED, 10, 10)
     gc.collect()
     row = run(name, case, graph)
     row.capture = seconds

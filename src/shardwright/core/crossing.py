@@ -128,6 +128,7 @@ def _overlapping(cell: tuple[int, ...], box: Box) -> Iterator[Box]:
 
 
 def _intersection(one: Box, other: Box) -> Box:
+    """Return what two boxes that overlap have in common."""
     common: list[tuple[int, int]] = []
     for (start, size), (begin, length) in zip(one, other, strict=True):
         first = max(start, begin)

@@ -67,6 +67,7 @@ class Pending:
         The bytes' holders are counted, not the tensors': a thread that has let go of its tensor may
         still have to wait for the interpreter to drop the Python object, and then the bytes.
         """
+        # Held until the end, so that it is this thread which frees the bytes, and is heard.
         storages = [tensor.untyped_storage() for tensor in self.lent]
         lent = Counter(storage._cdata for storage in storages)
         holders = {of: torch._C._storage_Use_Count(of) - count for of, count in lent.items()}

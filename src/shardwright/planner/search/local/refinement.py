@@ -331,7 +331,8 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
     position = space.context.graph.operators[reader].inputs.index(tensor)
     tensors = {space.context.graph.operators[one].inputs[position] for one in space.equals(reader)}
     every = [one for one in sorted(tensors) if one in space.number]
-    syncs = ("step", "microbatch")[: min(2, strategy.pipeline.num_microbatches)]
+    # One microbatch is the step.
+    syncs = ("step", "microbatch")[: strategy.pipeline.num_microbatches]
     ways = itertools.product(((False, False), (False, True), (True, True)), syncs, (False, True))
     for (finer, sync, keeps), known in itertools.product(ways, (every, [tensor])):
         parameters = list(strategy.parameters)
