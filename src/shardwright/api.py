@@ -84,6 +84,7 @@ def plan(
     proposals: int | None = None,
     outputs: tuple[str, ...] = (),
     spacing: float | None = None,
+    trials: int | None = None,
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
@@ -93,7 +94,8 @@ def plan(
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
     that a step may take. ``method="mcmc"`` draws ``proposals`` at random instead of searching exactly,
     or as many as it can in ``seconds``. ``spacing=0.02`` looks for plans between neighbours on the
-    frontier that are more than 2 % apart in both time and memory.
+    frontier that are more than 2 % apart in both time and memory. On this machine the ``trials`` best
+    plans of a model given by name are run for some steps beside plain data parallelism (None: 4).
     Deterministic, unless given ``seconds``: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """
@@ -115,6 +117,7 @@ def plan(
         proposals=proposals,
         outputs=outputs,
         spacing=spacing,
+        trials=trials,
     )
     return study(model, cluster, request, batch=batch).frontier
 

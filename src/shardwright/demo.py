@@ -24,6 +24,7 @@ from shardwright.verbs.reasons import with_reasons
 from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.training import Outcome, start
+from shardwright.verbs.trials import Entry, run_trial
 from shardwright.voice import Voice
 
 MODEL = "shardwright.demo_model:build"
@@ -52,6 +53,7 @@ def play(voice: Voice, out: str, steps: int) -> None:
     story = _story(study, outcome, alone)
     chosen = story.plans[story.chosen]
     voice.say(difference_table(differences(chosen)))
+    rows = _race(voice, study)
     worst = _show_losses(voice, outcome, alone)
 
     page = write_atomically(folder / "report.html", page_text(story).encode())
@@ -65,6 +67,9 @@ def play(voice: Voice, out: str, steps: int) -> None:
         held_out=outcome.run.held_out,
         worst_difference=worst,
         step_seconds=outcome.run.step_seconds,
+        race=[
+            dict(zip(("what", "predicted", "measured", "spread"), row, strict=True)) for row in rows
+        ],
         seconds=time.monotonic() - began,
     )
     voice.say(
@@ -99,6 +104,36 @@ def _study(voice: Voice) -> Study:
     table.add_row("measurements", new)
     voice.say(table)
     return study
+
+
+def _race(voice: Voice, study: Study) -> list[tuple[str, float | None, float, float]]:
+    """Run the chosen plan beside plain data parallelism, ours and torch's, in turns; return and print
+    (what, predicted, measured, spread) in seconds."""
+    plain = study.plain
+    entry = Entry(model=MODEL, seq=SEQ, optimizer="adamw", environment="")
+    plans = [study.frontier.best, *(p for p in plain if p.strategy != study.frontier.best.strategy)]
+    with voice.progress() as watch:
+        watch.tell("the chosen plan beside plain data parallelism", 0.0)
+        laps = run_trial(plans, entry, watch, with_torch=True)
+    names = [plan.strategy.label for plan in plans] + ["torch's DistributedDataParallel"]
+    predicted: list[float | None] = [plan.predicted.step_seconds for plan in plans]
+    rows = [
+        (name, guess, lap.seconds, lap.spread)
+        for name, guess, lap in zip(names, [*predicted, None], laps, strict=True)
+    ]
+    turns = len(laps[0].turns)
+    table = plain_table(f"Step time, in turns: {turns} turns, {laps[0].num_steps} steps each")
+    for name in ("", "predicted", "measured", "chosen plan is faster by"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, guess, seconds, spread in rows:
+        table.add_row(
+            Text(name),
+            seconds_text(guess) if guess else "-",
+            f"{seconds_text(seconds)} ±{spread / seconds:.1%}",
+            "" if seconds is rows[0][2] else f"{seconds / rows[0][2]:.2f}x",
+        )
+    voice.say(table)
+    return rows
 
 
 def _room(study: Study) -> float:

@@ -72,6 +72,10 @@ Spacing = Annotated[
     float | None,
     typer.Option("--spacing", help="Fill gaps of the frontier wider than this, such as 0.02."),
 ]
+Tries = Annotated[
+    int | None,
+    typer.Option("--try", min=0, help="Plans to run for some steps on this machine (4); 0: none."),
+]
 Deadline = Annotated[
     str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
 ]

@@ -34,6 +34,7 @@ from shardwright.cli.options import (
     Seq,
     Shards,
     Spacing,
+    Tries,
     Workers,
     given,
     voice_for,
@@ -64,6 +65,7 @@ def plan(
     recompute: Recompute = "auto",
     output: Outputs = None,
     spacing: Spacing = None,
+    tries: Tries = None,
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     seed_plan: SeedPlan = "",
     mode: Annotated[
@@ -121,6 +123,7 @@ def plan(
         seconds=seconds,
         proposals=proposals,
         spacing=spacing,
+        trials=tries,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

@@ -32,6 +32,8 @@ LINE = 100
 
 # Nouns that come by the thousand are written without the fields that have their default value.
 SPARSE: frozenset[type] = frozenset({TensorSpec, Operator, Value, Call, Segment, Message})
+# Fields that are written only where they say something.
+OMITTED = frozenset({("Plan", "measured")})
 # Sequences that repeat a few distinct entries: written once each, with runs of indices.
 RUNS = frozenset({("Strategy", "configs"), ("Strategy", "parameters")})
 
@@ -71,7 +73,8 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]]:
     noun = cast("type[Any]", type(value))
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
-        if noun in SPARSE and field.default is not dataclasses.MISSING and item == field.default:
+        is_sparse = noun in SPARSE or (noun.__name__, field.name) in OMITTED
+        if is_sparse and field.default is not dataclasses.MISSING and item == field.default:
             continue
         if (noun.__name__, field.name) in RUNS:
             yield field.name, _fold(item)

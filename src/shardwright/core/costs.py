@@ -102,12 +102,15 @@ class CostTable:
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys to points
     (bytes, seconds, spread), ascending in bytes. ``overheads`` are named scalars measured on the
     machine: ``segment_seconds`` (fixed cost of one segment), ``message_seconds``,
-    ``update_seconds_per_byte``, ``process_bytes`` (what an empty rank occupies).
+    ``update_seconds_per_byte``, ``process_bytes`` (what an empty rank occupies). ``factors`` are
+    fitted to plans that ran: by how much the seconds of ``compute``, or of a message's primitive,
+    differ there from what is known of them alone.
     """
 
     operators: tuple[tuple[str, Cost], ...] = ()
     collectives: tuple[tuple[str, tuple[tuple[float, float, float], ...]], ...] = ()
     overheads: tuple[tuple[str, float], ...] = ()
+    factors: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def operator_map(self) -> dict[str, Cost]:
@@ -125,7 +128,20 @@ class CostTable:
         return dict(self.overheads)
 
     @cached_property
+    def factor_map(self) -> dict[str, float]:
+        """Factors by what they multiply."""
+        return dict(self.factors)
+
+    def fitted(self, what: str, cost: Cost) -> Cost:
+        """Return a cost as plans that ran say it is."""
+        factor = self.factor_map.get(what, 1.0)
+        if factor == 1.0:
+            return cost
+        return Cost(seconds=factor * cost.seconds, spread=factor * cost.spread, source=cost.source)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of all measurements."""
-        text = repr((self.operators, self.collectives, self.overheads))
+        known = (self.operators, self.collectives, self.overheads)
+        text = repr((*known, self.factors) if self.factors else known)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

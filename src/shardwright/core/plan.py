@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.strategy import Strategy
 
@@ -40,12 +40,30 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A plan as it ran in a trial: the median of its steps, half the distance between the quartiles
+    of its turns, and how many steps that is. ``plain_seconds`` is plain data parallelism's step in
+    the same trial, 0 where it could not run."""
+
+    step_seconds: float
+    spread_seconds: float
+    num_steps: int
+    plain_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.step_seconds > 0 and self.spread_seconds >= 0 and self.plain_seconds >= 0):
+            raise ValueError(f"a measured step takes time: {self}")
+        if self.num_steps < 1:
+            raise ValueError("a measurement needs at least one step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A strategy complete enough to run, or to refuse.
 
     The fingerprints name the graph, cluster and costs it was made for. ``sources`` counts how many of
     its step's seconds are measured, published or modelled. ``reason`` is one sentence why. ``outputs``
-    are reported besides the loss.
+    are reported besides the loss. ``measured`` is how it ran, if it was tried.
     """
 
     strategy: Strategy
@@ -64,23 +82,41 @@ class Plan:
     sources: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    measured: Measured | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """What is predicted, with the measured step time where there is one."""
+        if self.measured is None:
+            return self.predicted
+        share = self.measured.step_seconds / self.predicted.step_seconds
+        return replace(
+            self.predicted,
+            step_seconds=self.measured.step_seconds,
+            dollars=self.predicted.dollars * share,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """Plans none of which dominates another, fastest first; ``chosen`` indexes the recommended one."""
+    """Plans, fastest first, none of which dominates another; ``chosen`` indexes the recommended one.
+
+    The recommended one may be dominated: of plans that a prediction cannot tell apart it is the
+    simplest.
+    """
 
     plans: tuple[Plan, ...]
     chosen: int = 0
 
     def __post_init__(self) -> None:
-        for plan in self.plans:
-            if any(other.predicted.dominates(plan.predicted) for other in self.plans):
-                raise ValueError("a frontier holds no dominated plan")
-        if [p.predicted for p in self.plans] != sorted(p.predicted for p in self.plans):
-            raise ValueError("a frontier is sorted by step time")
         if self.plans and not 0 <= self.chosen < len(self.plans):
             raise ValueError("the chosen plan is not on the frontier")
+        objectives = [plan.objective for plan in self.plans]
+        others = [one for place, one in enumerate(objectives) if place != self.chosen]
+        if any(one.dominates(other) for one in objectives for other in others):
+            raise ValueError("a frontier holds no dominated plan besides the chosen one")
+        if objectives != sorted(objectives):
+            raise ValueError("a frontier is sorted by step time")
 
     @property
     def best(self) -> Plan:

@@ -81,11 +81,12 @@ def _frontier_rows(story: Story) -> str:
     rows: list[str] = []
     for index, item in enumerate(story.plans):
         plan = item.plan
-        spread = f" ± {seconds_text(item.spread_seconds)}" if item.spread_seconds > 0 else ""
+        half = _half_width(item)
         cells = (
-            seconds_text(plan.predicted.step_seconds) + spread,
+            seconds_text(plan.objective.step_seconds)
+            + (f" ± {seconds_text(half)}" if half else ""),
             bytes_text(plan.predicted.peak_bytes),
-            dollars_text(plan.predicted.dollars),
+            dollars_text(plan.objective.dollars),
             sources_text(plan),
         )
         name = html.escape(plan.strategy.label or f"plan {index}")
@@ -99,6 +100,12 @@ def _frontier_rows(story: Story) -> str:
     return "\n".join(rows)
 
 
+def _half_width(item: PlanStory) -> float:
+    """Return the half-width of a plan's step time: of the measurement where it was tried."""
+    measured = item.plan.measured
+    return item.spread_seconds if measured is None else measured.spread_seconds
+
+
 def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
     plan, program = item.plan, item.program
     strategy = plan.strategy
@@ -107,10 +114,10 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
     return {
         "label": strategy.label or "unnamed",
         "reason": plan.reason,
-        "step": plan.predicted.step_seconds,
-        "spread": item.spread_seconds,
+        "step": plan.objective.step_seconds,
+        "spread": _half_width(item),
         "peak": plan.predicted.peak_bytes,
-        "dollars": plan.predicted.dollars,
+        "dollars": plan.objective.dollars,
         "bound": None
         if plan.bound is None
         else [plan.bound.step_seconds, plan.bound.gap, plan.bound.model],

@@ -57,9 +57,10 @@ def frontier_table(
     for name in ("step time", "peak memory", "$/step", "known from"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, plan in enumerate(frontier.plans):
-        step = seconds_text(plan.predicted.step_seconds)
+        seconds = plan.objective.step_seconds
+        step = seconds_text(seconds)
         if index < len(spreads) and spreads[index] > 0:
-            step += f" ±{percent_text(spreads[index] / plan.predicted.step_seconds)[1:]}"
+            step += f" ±{percent_text(spreads[index] / seconds)[1:]}"
         peak = bytes_text(plan.predicted.peak_bytes)
         if capacity:
             peak += f" ({plan.predicted.peak_bytes / capacity:.0%})"
@@ -69,7 +70,7 @@ def frontier_table(
             Text(plan.strategy.label or "unnamed"),
             step,
             peak,
-            dollars_text(plan.predicted.dollars),
+            dollars_text(plan.objective.dollars),
             sources_text(plan),
             style="bold" if chosen else "",
         )
@@ -244,7 +245,10 @@ def plain_table(title: str) -> Table:
 
 
 def sources_text(plan: Plan) -> str:
-    """Say what part of the step's seconds is measured, published or modelled."""
+    """Say over how many steps a plan's time was measured, or else what part of the step's seconds is
+    measured, published or modelled."""
+    if plan.measured is not None:
+        return f"measured {plan.measured.num_steps} steps"
     total = sum(seconds for _, seconds in plan.sources)
     if total <= 0:
         return "-"

@@ -46,16 +46,19 @@ def environment() -> str:
     return local_environment(num_local_devices())
 
 
-def known_costs() -> CostTable:
-    """Return everything measured in this environment so far."""
+def known_costs(graph: str = "") -> CostTable:
+    """Return everything measured in this environment so far, with what was fitted to plans of a
+    graph (its fingerprint) that ran."""
     with Store() as store:
-        return build_costs(store.find(None, environment()), environment())
+        return build_costs(store.find(None, environment()), environment(), graph)
 
 
 def costs_of(plan: Plan) -> CostTable:
     """Return what a plan's prediction rests on: nothing measured, or this machine's
     measurements."""
-    return NOTHING if plan.costs_fingerprint == NOTHING.fingerprint else known_costs()
+    if plan.costs_fingerprint == NOTHING.fingerprint:
+        return NOTHING
+    return known_costs(plan.graph_fingerprint)
 
 
 def local_cluster(watch: Watch) -> Cluster:
@@ -111,7 +114,8 @@ def refine(
     solve: Callable[[CostTable], Frontier],
 ) -> tuple[CostTable, Frontier, int]:
     """Plan and measure in turns; return the costs, the frontier and how many records were made."""
-    costs = known_costs()
+    graph = captured.graph.fingerprint
+    costs = known_costs(graph)
     done: set[str] = set() if request.measure == "always" else set(costs.operator_map)
     strategies = plain_strategies(captured.graph, cluster.num_devices)
     frontier: Frontier | None = None
@@ -125,7 +129,7 @@ def refine(
         _keep(records)
         if frontier is not None and (not records or watch.stop()):
             break
-        costs = known_costs()
+        costs = known_costs(graph)
         frontier = solve(costs)
         best = (frontier.best, *frontier.plans[:PLANS])
         strategies = tuple(plan.strategy for plan in best)

@@ -20,6 +20,7 @@ METHODS = ("exact", "mcmc")
 # What chains may take where nothing was said.
 MCMC_SECONDS = 60.0
 LARGEST_BATCH = 2**31
+MOST_TRIALS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,9 @@ class Request:
     ``outputs`` are what forward returns besides the
     loss and a step may report. ``spacing``: how far apart, as a share of both time and memory,
     neighbours on the frontier may be before plans between them are looked for (None: 15 %, and in
-    graphs of more than 1,000 operators nothing is filled).
+    graphs of more than 1,000 operators nothing is filled). ``trials``: how many plans are tried for
+    some steps on this machine, besides plain data parallelism (0: none; None: 4 where the model
+    has a name).
     """
 
     global_batch: int | None = None
@@ -61,6 +64,7 @@ class Request:
     proposals: int | None = None
     outputs: tuple[str, ...] = ()
     spacing: float | None = None
+    trials: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
@@ -79,6 +83,11 @@ class Request:
         if self.spacing is not None and not 0.001 <= self.spacing <= 1:
             raise InputError(
                 f"the frontier's spacing must be between 0.001 and 1, not {self.spacing}"
+            )
+
+        if self.trials is not None and not 0 <= self.trials <= MOST_TRIALS:
+            raise InputError(
+                f"between 0 and {MOST_TRIALS} plans can be tried (--try), not {self.trials}"
             )
 
     def _check_method(self) -> None:

@@ -55,8 +55,9 @@ class Study:
     """A finished planning session: the frontier with everything it rests on.
 
     ``spreads`` are the half-widths of the plans' step times. ``curve`` holds the fastest plan for each
-    number of devices, where that was asked for. ``is_complete`` is false when the
-    search was stopped and this is the best it had found.
+    number of devices, where that was asked for. ``plain`` is plain data parallelism with 1, 2 and 4
+    microbatches, as far as it fits. ``is_complete`` is false when the search was stopped and this is
+    the best it had found.
     """
 
     graph: OperatorGraph
@@ -66,6 +67,7 @@ class Study:
     origin: Origin = field(default_factory=Origin)
     spreads: tuple[float, ...] = ()
     curve: tuple[Plan, ...] = ()
+    plain: tuple[Plan, ...] = ()
     num_measured: int = 0
     is_complete: bool = True
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import NoPlan
 from shardwright.files.partsfile import read_parts
@@ -20,11 +21,12 @@ from shardwright.planner.search import (
     Goal,
     Limits,
     Progress,
+    Survey,
     Training,
     best_of,
     curve,
     sample,
-    search,
+    survey,
 )
 from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.capture import Captured
+    from shardwright.verbs.trials import Entry
 
 
 def study(
@@ -56,7 +59,6 @@ def study(
     """
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
-    wanted = _wanted(request.seed_plan)
     machine, is_local = find_cluster(cluster, watch)
     if request.precision == "auto":
         request = replace(request, precision=natural_precision(machine))
@@ -71,25 +73,7 @@ def study(
         outputs=request.outputs,
     )
     graph = captured.graph
-    goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
-    points: tuple[Plan, ...] = ()
-
-    def solve(costs: CostTable) -> Frontier:
-        nonlocal points
-        how: dict[str, Any] = {
-            "training": _training(request),
-            "limits": limits,
-            "progress": _search_progress(watch),
-            "stop": watch.stop,
-        }
-        if request.method == "mcmc":
-            return sample(graph, machine, costs, Chain(seed=request.seed), _spent(request), **how)
-        how["seed"] = request.seed
-        if goal.mode != "curve":
-            return search(graph, machine, costs, goal=goal, seed_plan=wanted, **how)
-        points = curve(graph, machine, costs, **how)
-        return best_of(points, goal)
-
+    solver = _Solver(graph, machine, request, limits, watch)
     question = Question(
         model=model,
         batch=batch,
@@ -100,10 +84,26 @@ def study(
         request=request,
         training=_training,
     )
-    question, frontier, measured = _answered(question, captured, watch, solve)
+    question, frontier, measured = _answered(question, captured, watch, solver)
     machine, costs = question.cluster, question.costs
+    entry = _entry(question, solver)
+    if entry is not None and solver.last is not None:
+        from shardwright.verbs.measure import refine
+        from shardwright.verbs.trials import tried
+
+        def again() -> Survey:
+            nonlocal measured
+            measured += refine(captured, machine, request, watch, solver)[2]
+            assert solver.last is not None  # solving made it
+            return solver.last
+
+        last, frontier = tried(solver.last, entry, again, watch)
+        costs = last.context.table
     watch.tell("estimating uncertainty", 1.0)
-    spreads = tuple(spread_of(one, graph, machine, costs) for one in frontier.plans)
+    spreads = tuple(
+        one.measured.spread_seconds if one.measured else spread_of(one, graph, machine, costs)
+        for one in frontier.plans
+    )
     return Study(
         graph=graph,
         cluster=machine,
@@ -117,10 +117,48 @@ def study(
             unruled=list(coverage(graph).replicated),
         ),
         spreads=spreads,
-        curve=points,
+        curve=solver.points,
+        plain=solver.last.plain if solver.last else (),
         num_measured=measured,
         is_complete=not watch.stop(),
     )
+
+
+class _Solver:
+    """Plans for one request with the costs it is given; ``last`` is what the last search looked at,
+    ``points`` the curve where one was asked for."""
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        machine: Cluster,
+        request: Request,
+        limits: Limits,
+        watch: Watch,
+    ) -> None:
+        self.graph, self.machine, self.request = graph, machine, request
+        self.goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
+        self.wanted = _wanted(request.seed_plan)
+        self.how: dict[str, Any] = {
+            "training": _training(request),
+            "limits": limits,
+            "progress": _search_progress(watch),
+            "stop": watch.stop,
+        }
+        self.last: Survey | None = None
+        self.points: tuple[Plan, ...] = ()
+
+    def __call__(self, costs: CostTable) -> Frontier:
+        request, facts = self.request, (self.graph, self.machine, costs)
+        if request.method == "mcmc":
+            return sample(*facts, Chain(seed=request.seed), _spent(request), **self.how)
+        how = {**self.how, "seed": request.seed}
+        if self.goal.mode == "curve":
+            self.points = curve(*facts, **how)
+            return best_of(self.points, self.goal)
+        found = survey(*facts, goal=self.goal, seed_plan=self.wanted, **how)
+        self.last = found if self.wanted else found.settled()
+        return self.last.frontier
 
 
 def _answered(
@@ -144,6 +182,29 @@ def _answered(
         return replace(question, costs=costs), frontier, measured + shards
     except NoPlan as refused:
         raise relaxed(replace(question, nearest=refused.nearest), refused, watch) from refused
+
+
+def _entry(question: Question, solver: _Solver) -> Entry | None:
+    """Return what is to be tried on this machine; None where nothing is."""
+    request, model = question.request, question.model
+    searches = request.method == "exact" and request.mode == "min-time" and not solver.wanted
+    if not question.is_local or not searches or request.measure == "never" or request.clips:
+        return None
+    if question.cluster.num_devices < 2 or not isinstance(model, str):
+        return None
+    from shardwright.verbs.measure import environment
+    from shardwright.verbs.trials import TRIED, Entry
+
+    count = TRIED if request.trials is None else request.trials
+    if not count:
+        return None
+    return Entry(
+        model=model,
+        seq=request.seq,
+        optimizer=request.optimizer,
+        environment=environment(),
+        count=count,
+    )
 
 
 def _training(request: Request) -> Training:

@@ -6,13 +6,10 @@ private folder: the plan, the job, and afterwards its results; nothing is left b
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
 import tempfile
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +18,7 @@ from shardwright.core.plan import Plan
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin, read_plan_file, write_plan
+from shardwright.verbs.events import following, read_events
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.request import Job, Watch
 from shardwright.verbs.results import TrainingRun
@@ -28,7 +26,6 @@ from shardwright.verbs.results import TrainingRun
 if TYPE_CHECKING:
     from shardwright.runtime.train import LoopEnd
 
-POLL_SECONDS = 0.2
 PROFILED_STEPS = 3
 WARM_STEPS = 2
 
@@ -80,9 +77,9 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
             folder=name,
             backend=local_backend(),
         )
-        with _following(folder, watch):
+        with following(folder, watch):
             (end, *_) = launch(train_rank, len(devices), (task,), backend=task.backend)
-        return _outcome(end, _events(folder / "events"))
+        return _outcome(end, read_events(folder / "events"))
 
 
 def train_rank(task: Task) -> LoopEnd:
@@ -145,38 +142,6 @@ def _tokens(example: dict[str, Any], batch_size: int) -> float:
     first = next(iter(example.values()))
     is_text = first.dim() == 2 and not first.is_floating_point()
     return float(batch_size * first.shape[1]) if is_text else 0.0
-
-
-@contextlib.contextmanager
-def _following(folder: Path, watch: Watch) -> Iterator[None]:
-    """Show every event that rank 0 writes while the block runs, and pass on the wish to stop."""
-    over = threading.Event()
-
-    def follow() -> None:
-        shown = 0
-        while not over.wait(POLL_SECONDS):
-            if watch.stop():
-                (folder / "stop").touch()
-            lines = _events(folder / "events")
-            for event in lines[shown:]:
-                watch.step(event)
-            shown = len(lines)
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _events(path: Path) -> list[dict[str, float]]:
-    """Return the complete lines written so far."""
-    if not path.exists():
-        return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:

@@ -52,9 +52,10 @@ def collective_seconds(
     key = collective_key(primitive, group.hosts, len(devices), group.label)
     points = table.collective_map.get(key)
     if points:
-        return interpolate(points, num_bytes * concurrent)
+        return table.fitted(primitive, interpolate(points, num_bytes * concurrent))
     seconds = _modelled(primitive, num_bytes, group)
-    return Cost(seconds=seconds, spread=MODEL_SPREAD * seconds, source="modelled")
+    cost = Cost(seconds=seconds, spread=MODEL_SPREAD * seconds, source="modelled")
+    return table.fitted(primitive, cost)
 
 
 def halo_seconds(
@@ -79,6 +80,7 @@ def halo_seconds(
     else:
         seconds = _modelled("transfer", num_bytes, _group(cluster, devices, concurrent))
         wire = Cost(seconds=seconds, spread=MODEL_SPREAD * seconds)
+    wire = table.fitted("transfer", wire)
     copy = _local_copy(copied, cluster, devices[0])
     source = wire.source if wire.seconds >= copy.seconds else copy.source
     return Cost(

@@ -80,6 +80,19 @@ def operator_cost(
     operator = graph.operators[operator_index]
     if phase == "backward" and not has_backward(graph, operator):
         return Cost(seconds=0.0)
+    cost = _alone(graph, operator, input_local_shapes, output_local_shapes, phase, rates)
+    return rates.table.fitted("compute", cost)
+
+
+def _alone(
+    graph: OperatorGraph,
+    operator: Operator,
+    input_local_shapes: Shapes,
+    output_local_shapes: Shapes,
+    phase: str,
+    rates: Rates,
+) -> Cost:
+    """Return what an operator shard takes by itself: measured, else modelled."""
     if rates.table.operators:
         key = operator_key(
             graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision

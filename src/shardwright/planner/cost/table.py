@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from shardwright.core.costs import Cost, CostTable, Record
 
 
-def build_costs(records: Iterable[Record], environment: str) -> CostTable:
+def build_costs(records: Iterable[Record], environment: str, graph: str = "") -> CostTable:
     """Collect the records made in ``environment``.
 
-    Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``; and
-    ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit.
+    Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``;
+    ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
+    ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.
     """
     newest: dict[str, Record] = {}
     for record in records:
@@ -23,6 +24,7 @@ def build_costs(records: Iterable[Record], environment: str) -> CostTable:
     operators: list[tuple[str, Cost]] = []
     points: dict[str, list[tuple[float, float, float]]] = {}
     overheads: list[tuple[str, float]] = []
+    factors: list[tuple[str, float]] = []
     for key in sorted(newest):
         record = newest[key]
         family, _, rest = key.partition("|")
@@ -34,7 +36,12 @@ def build_costs(records: Iterable[Record], environment: str) -> CostTable:
             points.setdefault(group, []).append((float(size), record.seconds, record.spread))
         elif family == "overhead":
             overheads.append((rest, record.seconds))
+        elif family == "factor" and graph and rest.startswith(f"{graph}|"):
+            factors.append((rest.partition("|")[2], record.seconds))
     collectives = tuple((group, tuple(sorted(found))) for group, found in sorted(points.items()))
     return CostTable(
-        operators=tuple(operators), collectives=collectives, overheads=tuple(overheads)
+        operators=tuple(operators),
+        collectives=collectives,
+        overheads=tuple(overheads),
+        factors=tuple(factors),
     )

@@ -14,6 +14,7 @@ from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.local.mcmc import STARTS, Chain
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
+from shardwright.planner.search.refit import refit
 from shardwright.planner.search.search import (
     Limits,
     best_of,
@@ -21,8 +22,11 @@ from shardwright.planner.search.search import (
     room,
     sample,
     search,
+    survey,
     why_not,
 )
+from shardwright.planner.search.survey import Survey
+from shardwright.planner.search.ties import is_simpler
 
 __all__ = [
     "MODES",
@@ -31,15 +35,19 @@ __all__ = [
     "Goal",
     "Limits",
     "Progress",
+    "Survey",
     "Training",
     "Wish",
     "best_of",
     "curve",
     "explain",
     "grown",
+    "is_simpler",
+    "refit",
     "room",
     "sample",
     "search",
     "some_plan",
+    "survey",
     "why_not",
 ]

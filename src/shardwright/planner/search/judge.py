@@ -19,6 +19,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.lower.unroll import Irregular, unroll
 from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
 from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.ties import doubts_of
 from shardwright.planner.simulate import Traits, simulate
 
 # About the seconds of starting a message; merging is for what these come to, as a share of a step.
@@ -73,6 +74,11 @@ def judge(
 
 def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
     """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
+    found = _priced_abridged(context, strategy)
+    return found and judge_program(context, *found, least_seconds)[1]
+
+
+def _priced_abridged(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
     abridged = context.abridger.abridge(strategy)
     if abridged is None:
         return None
@@ -80,9 +86,18 @@ def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) 
         whole = unroll(abridged, strategy)
     except Irregular:
         return None
-    tariff = Tariff(whole.graph, context.shards)
-    prices = tariff.price(whole.program, whole.masters)
-    return judge_program(context, whole.program, prices, least_seconds)[1]
+    return whole.program, Tariff(whole.graph, context.shards).price(whole.program, whole.masters)
+
+
+def weigh(context: Context, strategy: Strategy) -> tuple[Judged, dict[str, float]]:
+    """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
+    illegal."""
+    found = _priced_abridged(context, strategy) if context.abridger.is_long else None
+    if found is None:
+        program = lower(context.graph, strategy, context.samples)
+        found = program, price(program, context.graph, context.cluster, context.table)
+    timeline, judged = judge_program(context, *found, float("nan"))
+    return judged, doubts_of(*found, timeline)
 
 
 def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:

@@ -25,6 +25,7 @@ from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.merging import merge_fastest
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.rescue import rescue
+from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
 
 RESERVE = 0.05
@@ -78,25 +79,48 @@ def search(
     when nothing fits, saying how much is missing where. ``seed_plan`` names the one strategy
     wanted (``cube``, ``summa:2x2``; see ``named.SEED_PLANS``), or is one: then nothing is searched.
     """
+    found = survey(
+        graph, cluster, table, training=training, limits=limits, goal=goal, seed=seed,
+        seed_plan=seed_plan, progress=progress, stop=stop,
+    )  # fmt: skip
+    return found.frontier
+
+
+def survey(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    *,
+    training: Training = AS_USUAL,
+    limits: Limits = NO_LIMITS,
+    goal: Goal = FASTEST,
+    seed: int = 0,
+    seed_plan: str | Placement = "",
+    progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Survey:
+    """Search, and return besides the frontier all that was looked at; arguments as for ``search``."""
     session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
     if seed_plan:
         hunt = session.hunt(cluster.num_devices)
         hunt.judge_asked_for(seed_plan)
         merge_fastest(hunt)
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
-        return named_answer(hunt.findings(), seed, name)
+        found = hunt.findings()
+        return Survey(named_answer(found, seed, name), found, goal, seed)
     if goal.mode == "min-time":
         hunt = session.hunt(cluster.num_devices)
         if not hunt.run().fitting:
             rescue(hunt)
         fill_holes(hunt, limits.spacing)
-        return answer(hunt.findings(), seed, goal)
+        found = hunt.findings()
+        return Survey(answer(found, seed, goal), found, goal, seed)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)
     if goal.mode == "min-money":
         _check_prices(cluster)
-    found = [findings for _, findings in session.each()]
-    return answer(_merged(found), seed, goal)
+    found = _merged([findings for _, findings in session.each()])
+    return Survey(answer(found, seed, goal), found, goal, seed)
 
 
 def sample(
@@ -223,7 +247,7 @@ class _Session:
             yield number, hunt.findings()
 
 
-def _fewest(session: _Session, goal: Goal, seed: int) -> Frontier:
+def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
     tried: list[int] = []
     nearest: Findings | None = None
     for number, findings in session.each(goal.deadline):
@@ -235,12 +259,13 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Frontier:
             reason = f"The fewest devices that {meets}: {number}{before}. "
             best = replace(frontier.best, reason=reason + frontier.best.reason)
             plans = tuple(best if plan is frontier.best else plan for plan in frontier.plans)
-            return Frontier(plans=plans, chosen=frontier.chosen)
+            frontier = Frontier(plans=plans, chosen=frontier.chosen)
+            return Survey(frontier, findings, goal, seed)
         if nearest is None or _nearness(findings) <= _nearness(nearest):
             nearest = findings
     assert nearest is not None  # one device is always tried
     if not nearest.fitting:
-        return answer(nearest, seed)  # raises NoPlan with what is missing
+        return Survey(answer(nearest, seed), nearest)  # raises NoPlan with what is missing
     best = nearest.fitting[0]
     tried_first = f"tried {tried_text(tried)} devices: "
     raise late(best.strategy.label, best.seconds, goal.deadline, tried_first)

@@ -1,0 +1,186 @@
+"""A finished search with all that it looked at: what is recommended, and what could be instead.
+
+``search`` proposes a frontier of the plans that it simulated. Here plans that the prediction cannot
+tell apart become one line, the simplest of them, and any other strategy can be laid beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from shardwright.core.plan import Frontier, Plan
+from shardwright.core.strategy import Strategy
+from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.answer import Findings, make_plan
+from shardwright.planner.search.goals import FASTEST, Goal
+from shardwright.planner.search.judge import Judged, weigh
+from shardwright.planner.search.local.refinement import REFINED
+from shardwright.planner.search.named import as_strategy
+from shardwright.planner.search.ties import NEAR, Doubts, complexity, half_width_between
+from shardwright.planner.space import Seed
+
+# So many simpler plans are held against one, simplest first.
+MOST_RIVALS = 12
+# Plain data parallelism with so many microbatches is what users already have.
+PLAIN_MICROBATCHES = (1, 2, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """A search's frontier and findings. ``goal`` and ``seed`` are what it was asked for."""
+
+    frontier: Frontier
+    findings: Findings
+    goal: Goal = FASTEST
+    seed: int = 0
+    _known: dict[Strategy, tuple[Judged, Doubts]] = field(
+        default_factory=dict[Strategy, tuple[Judged, Doubts]], repr=False
+    )
+
+    @property
+    def context(self) -> Context:
+        """What was searched: graph, cluster and costs."""
+        return self.findings.context
+
+    @property
+    def room(self) -> float:
+        """The bytes of a device that plans may use."""
+        return self.findings.limit
+
+    @property
+    def num_devices(self) -> int:
+        """On how many devices was searched."""
+        return self.context.num_devices
+
+    def weighed(self, strategy: Strategy) -> tuple[Judged, Doubts]:
+        """Return a strategy's verdict, and where its half-width comes from. Raises ValueError where
+        it is illegal."""
+        if strategy not in self._known:
+            self._known[strategy] = weigh(self.context, strategy)
+        return self._known[strategy]
+
+    def plan(self, strategy: Strategy) -> Plan:
+        """Return a strategy as a plan, with what is predicted of it."""
+        return make_plan(self.findings, self.weighed(strategy)[0], self.seed)
+
+    def half_width(self, one: Strategy, other: Strategy) -> float:
+        """Return the half-width of the difference of two strategies' step times, in seconds."""
+        return half_width_between(self.weighed(one)[1], self.weighed(other)[1])
+
+    @cached_property
+    def plain(self) -> tuple[Plan, ...]:
+        """Plain data parallelism on all devices, with 1, 2 and 4 microbatches where that is legal
+        and fits."""
+        found: list[Plan] = []
+        context = self.context
+        for count in PLAIN_MICROBATCHES:
+            try:
+                seed = Seed(data=context.num_devices, num_microbatches=count)
+                plan = self.plan(as_strategy(context, seed))
+            except ValueError:
+                continue
+            if plan.predicted.peak_bytes <= self.room:
+                found.append(plan)
+        return tuple(found)
+
+    def fastest(self, count: int) -> tuple[Plan, ...]:
+        """Return the plans predicted fastest, one for each name; refinement is no other name."""
+        found: dict[str, Judged] = {}
+        for verdict in self.findings.fitting:
+            found.setdefault(verdict.strategy.label.removesuffix(REFINED), verdict)
+            if len(found) == count:
+                break
+        return tuple(make_plan(self.findings, verdict, self.seed) for verdict in found.values())
+
+    def settled(self) -> Survey:
+        """Return the survey with a frontier of plans that can be told apart, the simplest of each
+        kind, for the goal that asks for speed."""
+        if self.goal.mode != "min-time" or len(self.findings.fitting) < 2:
+            return self
+        pool = [*self.findings.fitting]
+        known = {verdict.strategy for verdict in pool}
+        pool += [self.weighed(one.strategy)[0] for one in self.plain if one.strategy not in known]
+        pool.sort(key=lambda one: one.objective)
+        lines: list[tuple[Judged, Judged]] = []  # the simplest, and the fastest it stands for
+        for verdict in pool:
+            kept = [simple for simple, _ in lines]
+            if verdict.seconds > self.goal.deadline or self._is_covered(verdict, kept):
+                continue
+            simple = self._simplest(verdict, pool)
+            lines.append((verdict if self._is_covered(simple, kept) else simple, verdict))
+        return replace(self, frontier=self._frontier(lines))
+
+    def _frontier(self, lines: list[tuple[Judged, Judged]]) -> Frontier:
+        chosen, fastest = lines[0]
+        kept = [chosen]
+        for simple, _ in lines[1:]:
+            beaten = any(other.objective.dominates(simple.objective) for other, _ in lines)
+            if not beaten and simple not in kept:
+                kept.append(simple)
+        kept.sort(key=lambda one: one.objective)
+        plans = [make_plan(self.findings, verdict, self.seed) for verdict in kept]
+        place = kept.index(chosen)
+        reason = self.frontier.best.reason
+        if chosen is not fastest:
+            width = self.half_width(chosen.strategy, fastest.strategy)
+            reason = (
+                f"{chosen.strategy.label} ({chosen.seconds:.4g} s) is the simplest of the plans that "
+                f"the prediction cannot tell from the fastest: {fastest.strategy.label} is predicted "
+                f"{1 - fastest.seconds / chosen.seconds:.1%} faster, less than the half-width of the "
+                f"difference, {width / chosen.seconds:.1%}."
+            )
+        plans[place] = replace(plans[place], reason=reason)
+        return Frontier(plans=tuple(plans), chosen=place)
+
+    def _is_covered(self, verdict: Judged, kept: list[Judged]) -> bool:
+        return any(self._covers(one, verdict) for one in kept)
+
+    def _covers(self, kept: Judged, other: Judged) -> bool:
+        """Whether a plan offers nothing beside one that is kept."""
+        if not _is_no_less(other, kept):
+            return False
+        return kept.seconds <= other.seconds or self._are_same(kept, other)
+
+    def _are_same(self, one: Judged, other: Judged) -> bool:
+        """Whether the prediction cannot tell two step times apart."""
+        apart = abs(one.seconds - other.seconds)
+        if apart > self._farthest * min(one.seconds, other.seconds):
+            return False
+        return apart <= self.half_width(one.strategy, other.strategy)
+
+    @cached_property
+    def _farthest(self) -> float:
+        """What half-widths of differences come to at most, as a share: twice the fastest's own."""
+        judged, doubts = self.weighed(self.findings.fitting[0].strategy)
+        return max(2 * sum(doubts.values()) / judged.seconds, 1e-3)
+
+    def _simplest(self, verdict: Judged, pool: list[Judged]) -> Judged:
+        """Return the simplest plan that is the same in time, and no worse in memory and money where
+        the plan stands on the frontier for these."""
+        return next(self._simpler(verdict, pool), verdict)
+
+    def _simpler(self, verdict: Judged, pool: list[Judged]) -> Iterator[Judged]:
+        own = complexity(verdict.strategy)
+        is_fastest = verdict is pool[0]
+        reach = (1 + self._farthest) * verdict.seconds
+        rivals = [
+            (complexity(one.strategy), one.seconds, place)
+            for place, one in enumerate(pool)
+            if one.seconds <= reach and (is_fastest or _is_no_less(verdict, one))
+        ]
+        for how, _, place in sorted(rivals)[:MOST_RIVALS]:
+            if how < own and self._are_same(pool[place], verdict):
+                yield pool[place]
+
+
+def _is_no_less(one: Judged, other: Judged) -> bool:
+    """Whether a plan needs about as much memory and money as another, or more."""
+    here, there = one.objective, other.objective
+    return (
+        here.peak_bytes >= there.peak_bytes * (1 - NEAR)
+        and here.dollars >= there.dollars * (1 - NEAR)
+        and math.isfinite(here.step_seconds)
+    )

@@ -1,0 +1,135 @@
+"""Trials: several ways to train one model, run in turns by the same ranks, so that what else the
+machine does befalls all of them alike.
+
+Every rank calls ``race`` with the same contestants and batches. Rank 0's clock counts: a step ends
+when its loss is known, as in training.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwright.runtime.executor import OptimizerFactory
+
+Batch = dict[str, Tensor]
+Step = Callable[[Batch], Any]
+# Before a contestant's first turn: kernels are chosen, memory is found.
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laps:
+    """Seconds of every step of one contestant, turn by turn."""
+
+    turns: tuple[tuple[float, ...], ...]
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were timed."""
+        return sum(len(turn) for turn in self.turns)
+
+    @property
+    def seconds(self) -> float:
+        """The median step."""
+        return statistics.median([step for turn in self.turns for step in turn])
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles of the turns' medians: how far the machine, not
+        the plan, moves the figure."""
+        middles = [statistics.median(turn) for turn in self.turns]
+        if len(middles) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(middles, n=4, method="inclusive")
+        return (high - low) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How often everybody has a turn, of how many steps, and after how many seconds no further turn
+    is begun."""
+
+    turns: int = 5
+    steps: int = 4
+    budget_seconds: float = 60.0
+
+
+def race(
+    contestants: Sequence[Step],
+    batches: Sequence[Batch],
+    rules: Rules,
+    tell: Callable[[int], None] = lambda turns: None,
+) -> tuple[Laps, ...]:
+    """Return every contestant's laps. ``tell`` is called after each turn of all of them."""
+    for step in contestants:
+        for number in range(WARM_STEPS):
+            float(step(batches[number % len(batches)]))
+    begin = time.perf_counter()
+    turns: list[list[tuple[float, ...]]] = [[] for _ in contestants]
+    for turn in range(rules.turns):
+        # Who comes first is another one each time.
+        for place in range(len(contestants)):
+            who = (place + turn) % len(contestants)
+            turns[who].append(_turn(contestants[who], batches, rules.steps))
+        tell(turn + 1)
+        if _agreed(time.perf_counter() - begin > rules.budget_seconds):
+            break
+    return tuple(Laps(turns=tuple(found)) for found in turns)
+
+
+def _turn(step: Step, batches: Sequence[Batch], count: int) -> tuple[float, ...]:
+    """Time steps, all ranks beginning together."""
+    if dist.is_initialized():
+        dist.barrier()
+    laps: list[float] = []
+    for number in range(count):
+        start = time.perf_counter()
+        float(step(batches[number % len(batches)]))
+        laps.append(time.perf_counter() - start)
+    return tuple(laps)
+
+
+def _agreed(wish: bool) -> bool:
+    """Return rank 0's wish on every rank."""
+    if not dist.is_initialized():
+        return wish
+    shared = torch.tensor([float(wish)])
+    dist.broadcast(shared, src=0)
+    return bool(shared.item())
+
+
+class PlainData:
+    """What users have without a plan: torch's DistributedDataParallel, each rank on its equal share
+    of the global batch."""
+
+    def __init__(self, module: nn.Module, optimizer: OptimizerFactory) -> None:
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.module = module if self.ranks == 1 else DistributedDataParallel(module)
+        self.optimizer = optimizer(list(module.named_parameters()))
+
+    def step(self, batch: Batch) -> Tensor:
+        """Train on this rank's share and return its loss."""
+        size = next(iter(batch.values())).shape[0]
+        share = size // self.ranks
+        mine = {
+            name: tensor[self.rank * share : (self.rank + 1) * share]
+            if tensor.dim() and tensor.shape[0] == size
+            else tensor
+            for name, tensor in batch.items()
+        }
+        out = self.module(**mine)
+        loss = out if isinstance(out, Tensor) else out.loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()

@@ -1,0 +1,398 @@
+"""Trials: the plans predicted fastest are run for some steps beside plain data parallelism, costs are
+fitted to what was seen, and planned again, until no untried plan promises more than the prediction
+can tell.
+
+The plan chosen is the fastest measured; of those that the measurement cannot tell apart, the
+simplest. What was measured is kept in the store, so that planning again tries nothing twice.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardwright.core.codec import dumps, encode
+from shardwright.core.costs import CostTable, Record
+from shardwright.core.plan import Frontier, Measured, Plan
+from shardwright.core.strategy import Strategy
+from shardwright.files.planfile import read_plan_file, write_plan
+from shardwright.planner.lower import lower
+from shardwright.planner.search import Survey, is_simpler, refit
+from shardwright.report.units import seconds_text
+from shardwright.store import Store
+from shardwright.verbs.events import following
+from shardwright.verbs.request import Watch
+
+if TYPE_CHECKING:
+    from shardwright.runtime.race import Laps, Rules
+
+# Plans tried besides plain data parallelism, unless --try says otherwise.
+TRIED = 4
+# Rounds of trying and planning again, and the seconds of steps of one round at most.
+ROUNDS = 3
+ROUND_SECONDS = 40.0
+TURNS, MOST_STEPS = 5, 4
+# The seconds that one turn of one plan should take.
+TURN_SECONDS = 0.6
+WARM_STEPS = 2
+LEARNING_RATE = 1e-3
+# Two plans in one trial are told apart if they differ by more than this and their turns' spread.
+TOLD_APART = 0.01
+# Of the plans that need less memory than the chosen one, those are shown that need so much less.
+LESS = 0.95
+# So many of the plans predicted fastest are looked up in the store.
+MOST_LOOKED_UP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What every rank of a trial is told; ``folder`` holds one plan file for each contestant."""
+
+    model: str
+    seq: int | None
+    optimizer: str
+    folder: str
+    plans: tuple[str, ...]
+    turns: int
+    steps: int
+    budget_seconds: float
+    with_torch: bool = False
+    backend: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is to be tried: a model by name, as it is to be trained, with ``count`` plans."""
+
+    model: str
+    seq: int | None
+    optimizer: str
+    environment: str
+    count: int = TRIED
+
+
+def tried(
+    survey: Survey, entry: Entry, again: Callable[[], Survey], watch: Watch
+) -> tuple[Survey, Frontier]:
+    """Return the last survey, with costs fitted to what ran, and its frontier with measured times.
+
+    ``again`` plans with what the store knows by then.
+
+    Tries at most ``entry.count`` plans and plain data parallelism, for some ``ROUND_SECONDS`` in each
+    of ``ROUNDS`` rounds.
+    """
+    known = _known(survey, entry)
+    if known and not survey.context.table.factors:
+        _keep(survey, entry, {}, _fitted(survey, known))
+        survey = again()
+    left = entry.count - len([one for one in known if not _is_plain(survey, one)])
+    for number in range(ROUNDS):
+        wanted = _wanted(survey, known, left)
+        if not wanted or watch.stop():
+            break
+        left -= len([plan for plan in wanted if not _is_plain(survey, plan.strategy)])
+        before = [survey.plan(_fastest(known))] if known else []
+        plans = _fitting(survey, [*survey.plain[:1], *before, *wanted])
+        text = f"round {number + 1}, {len(plans)} plans"
+        laps = run_trial(plans, entry, _following(watch, text))
+        ran = {plan.strategy: _measured(lap) for plan, lap in zip(plans, laps, strict=True)}
+        known |= ran
+        _keep(survey, entry, ran, _fitted(survey, known))
+        watch.tell("planning with what was measured", 1.0)
+        survey = again()
+    return survey, with_measured(survey, known)
+
+
+def run_trial(
+    plans: Sequence[Plan],
+    entry: Entry,
+    watch: Watch,
+    *,
+    turns: int = TURNS,
+    with_torch: bool = False,
+) -> tuple[Laps, ...]:
+    """Run plans in turns on ranks of their own, and return their laps; ``with_torch`` adds torch's
+    DistributedDataParallel as the last. Raises RunError where a rank fails."""
+    from shardwright.runtime.launch import launch
+    from shardwright.runtime.profile import local_backend
+
+    slowest = max(plan.objective.step_seconds for plan in plans)
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
+        folder = Path(name)
+        names = tuple(f"{number}.json" for number in range(len(plans)))
+        for place, plan in zip(names, plans, strict=True):
+            write_plan(folder / place, plan)
+        task = Task(
+            model=entry.model,
+            seq=entry.seq,
+            optimizer=entry.optimizer,
+            folder=name,
+            plans=names,
+            turns=turns,
+            steps=max(1, min(MOST_STEPS, round(TURN_SECONDS / slowest))),
+            budget_seconds=ROUND_SECONDS,
+            with_torch=with_torch,
+            backend=local_backend(),
+        )
+        with following(folder, watch):
+            ranks = len(plans[0].strategy.devices)
+            (laps, *_) = launch(trial_rank, ranks, (task,), backend=local_backend())
+    return laps
+
+
+def trial_rank(task: Task) -> tuple[Laps, ...]:
+    """Run all contestants as one rank: the body of every process."""
+    from shardwright.runtime.launch import local_rank
+    from shardwright.runtime.race import Rules
+
+    folder = Path(task.folder)
+    plans = [read_plan_file(folder / name).frontier.best for name in task.plans]
+    device = f"cuda:{local_rank()}" if task.backend == "cuda" else None
+    rules = Rules(turns=task.turns, steps=task.steps, budget_seconds=task.budget_seconds)
+    events = folder / "events"
+
+    def tell(turn: int) -> None:
+        with events.open("a") as file:
+            file.write(json.dumps({"step": turn, "of": task.turns}) + "\n")
+
+    return race_plans(plans, task, rules, tell, device)
+
+
+def race_plans(
+    plans: Sequence[Plan],
+    task: Task,
+    rules: Rules,
+    tell: Callable[[int], None],
+    device: str | None = None,
+) -> tuple[Laps, ...]:
+    """Build the executor of every plan on this rank, in the world that is joined, and race them."""
+    import itertools
+
+    from shardwright.runtime.capture import load_model
+    from shardwright.runtime.executor import Executor, RunOptions
+    from shardwright.runtime.race import PlainData, race
+    from shardwright.runtime.train import build_seeded, named_optimizer
+    from shardwright.verbs.subject import capture
+
+    source, first = load_model(task.model), plans[0]
+    captured = capture(
+        source.build("cpu"),
+        source.example(2, task.seq),
+        global_batch=first.global_batch,
+        precision=first.strategy.precision,
+        batch_norm=first.strategy.batch_norm,
+        outputs=first.outputs,
+    )
+    optimizer = named_optimizer(task.optimizer, LEARNING_RATE)
+    options = RunOptions(device=device)
+    executors = [
+        Executor(
+            captured,
+            lower(captured.graph, plan.strategy),
+            build_seeded(source),
+            optimizer=optimizer,
+            options=options,
+        )
+        for plan in plans
+    ]
+    steps: list[Callable[..., object]] = [executor.step for executor in executors]
+    if task.with_torch:
+        steps.append(PlainData(build_seeded(source), optimizer).step)
+    stream = source.batches(first.global_batch, task.seq)
+    batches = list(itertools.islice(stream, MOST_STEPS))
+    is_first = executors[0].rank == 0
+    try:
+        return race(steps, batches, rules, tell if is_first else lambda turn: None)
+    finally:
+        for executor in executors:
+            executor.close()
+
+
+def with_measured(survey: Survey, known: Mapping[Strategy, Measured]) -> Frontier:
+    """Return the survey's frontier with what was measured: the fastest measured plan chosen, every
+    measured plan that could be, and those predicted to need less memory or money."""
+    if not known:
+        return survey.frontier
+    plain = next((known[one.strategy] for one in survey.plain if one.strategy in known), None)
+    ran = [
+        replace(
+            survey.plan(strategy),
+            measured=replace(one, plain_seconds=plain.step_seconds if plain else 0.0),
+        )
+        for strategy, one in known.items()
+    ]
+    ran.sort(key=lambda plan: plan.objective)
+    best = _simplest(ran)
+    best = replace(best, reason=_reason(best, ran, plain))
+    others = [plan for plan in ran if plan.strategy != best.strategy]
+    others += [plan for plan in survey.frontier.plans if plan.strategy not in known]
+    kept = [best]
+    for plan in sorted(others, key=lambda one: one.objective):
+        if all(_is_less(plan, one) for one in kept):
+            kept.append(plan)
+    kept.sort(key=lambda plan: plan.objective)
+    return Frontier(plans=tuple(kept), chosen=kept.index(best))
+
+
+def told_apart(one: Measured, other: Measured) -> bool:
+    """Whether two measured step times differ by more than the machine moves them."""
+    spread = (one.spread_seconds + other.spread_seconds) / 2
+    apart = abs(one.step_seconds - other.step_seconds)
+    return apart > TOLD_APART * min(one.step_seconds, other.step_seconds) + spread
+
+
+def _simplest(ran: Sequence[Plan]) -> Plan:
+    """Return, of the plans as fast as the fastest, the simplest."""
+    best = ran[0]
+    for plan in ran[1:]:
+        are_same = not told_apart(_ran(plan), _ran(ran[0]))
+        if are_same and is_simpler(plan.strategy, best.strategy):
+            best = plan
+    return best
+
+
+def _ran(plan: Plan) -> Measured:
+    assert plan.measured is not None  # asked of plans that ran only
+    return plan.measured
+
+
+def _is_less(plan: Plan, than: Plan) -> bool:
+    """Whether a plan offers something beside another: less memory, or less money."""
+    here, there = plan.objective, than.objective
+    return here.peak_bytes < LESS * there.peak_bytes or here.dollars < LESS * there.dollars
+
+
+def _reason(best: Plan, ran: Sequence[Plan], plain: Measured | None) -> str:
+    own, fastest = _ran(best), ran[0]
+    text = f"{best.strategy.label} is the fastest of {len(ran)} plans tried"
+    if fastest.strategy != best.strategy:
+        text = (
+            f"{best.strategy.label} is the simplest of those that nobody could tell from the fastest "
+            f"of {len(ran)} plans tried ({fastest.strategy.label}, "
+            f"{seconds_text(_ran(fastest).step_seconds)})"
+        )
+    text += f": {seconds_text(own.step_seconds)} per step, measured over {own.num_steps} steps"
+    if plain is not None and plain != own:
+        gain = plain.step_seconds / own.step_seconds
+        text += f"; plain data parallelism took {seconds_text(plain.step_seconds)} ({gain:.2f}x)"
+    return text + "."
+
+
+# -- what to try -----------------------------------------------------------------------------------
+
+
+def _wanted(survey: Survey, known: Mapping[Strategy, Measured], left: int) -> list[Plan]:
+    """Return untried plans: at first the best few and plain data parallelism; then those predicted
+    faster than the fastest that ran, by more than the half-width of the difference."""
+    plain = [plan for plan in survey.plain[:1] if plan.strategy not in known]
+    if not known:
+        best = [survey.frontier.best, *survey.plain[1:], *survey.fastest(max(left, 1))]
+        chosen = list({plan.strategy: plan for plan in best}.values())
+        return [*plain, *chosen[: max(left, 0)]]
+    fastest = _fastest(known)
+    seconds = known[fastest].step_seconds
+    promising = [
+        plan
+        for plan in survey.fastest(TRIED)
+        if plan.strategy not in known
+        and plan.predicted.step_seconds + survey.half_width(plan.strategy, fastest) < seconds
+    ]
+    return [*plain, *promising[: max(left, 0)]]
+
+
+def _fastest(known: Mapping[Strategy, Measured]) -> Strategy:
+    return min(known, key=lambda one: known[one].step_seconds)
+
+
+def _is_plain(survey: Survey, strategy: Strategy) -> bool:
+    return any(plan.strategy == strategy for plan in survey.plain[:1])
+
+
+def _fitting(survey: Survey, plans: Iterable[Plan]) -> list[Plan]:
+    """Return different plans that may be in memory together, and whose steps are soon over."""
+    room, seconds = survey.room, ROUND_SECONDS
+    kept: list[Plan] = []
+    for plan in {plan.strategy: plan for plan in plans}.values():
+        room -= plan.predicted.peak_bytes
+        seconds -= (WARM_STEPS + 2) * plan.objective.step_seconds
+        if len(plan.strategy.devices) == survey.num_devices and (
+            len(kept) < 2 or room > 0 < seconds
+        ):
+            kept.append(plan)
+    return kept
+
+
+def _following(watch: Watch, text: str) -> Watch:
+    """Show the turns of a trial as they end."""
+
+    def step(event: dict[str, float]) -> None:
+        share = event["step"] / event["of"]
+        watch.tell(f"trying plans, {text}: turn {event['step']:.0f} of {event['of']:.0f}", share)
+
+    watch.tell(f"trying plans, {text}", 0.0)
+    return Watch(tell=watch.tell, stop=watch.stop, step=step)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def _measured(laps: Laps) -> Measured:
+    return Measured(step_seconds=laps.seconds, spread_seconds=laps.spread, num_steps=laps.num_steps)
+
+
+def _fitted(survey: Survey, known: Mapping[Strategy, Measured]) -> CostTable:
+    return refit(survey.context, {one: found.step_seconds for one, found in known.items()})
+
+
+def trial_key(graph: str, strategy: Strategy, entry: Entry) -> str:
+    """Name a trial by what decides its step time besides the machine."""
+    text = dumps(encode(replace(strategy, label="")))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"trial|{graph}|{entry.optimizer}|{digest}"
+
+
+def _known(survey: Survey, entry: Entry) -> dict[Strategy, Measured]:
+    """Return what the store knows of the plans that would be tried."""
+    graph = survey.context.graph.fingerprint
+    plain = [plan.strategy for plan in survey.plain]
+    searched = [verdict.strategy for verdict in survey.findings.fitting[:MOST_LOOKED_UP]]
+    keys = {trial_key(graph, one, entry): one for one in (*plain, *searched)}
+    with Store() as store:
+        records = {one.key: one for one in store.find(list(keys), entry.environment)}
+    return {
+        keys[key]: Measured(
+            step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count
+        )
+        for key, one in records.items()
+    }
+
+
+def _keep(
+    survey: Survey, entry: Entry, known: Mapping[Strategy, Measured], table: CostTable
+) -> None:
+    """Store what was measured, and the factors fitted to it."""
+    graph = survey.context.graph.fingerprint
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    rows = [
+        (trial_key(graph, one, entry), found.step_seconds, found.spread_seconds, found.num_steps)
+        for one, found in known.items()
+    ]
+    rows += [(f"factor|{graph}|{name}", value, 0.0, len(known)) for name, value in table.factors]
+    with Store() as store:
+        store.put(
+            Record(
+                key=key,
+                seconds=seconds,
+                spread=spread,
+                count=count,
+                environment=entry.environment,
+                measured_at=now,
+            )
+            for key, seconds, spread, count in rows
+        )

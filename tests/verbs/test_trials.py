@@ -1,0 +1,104 @@
+"""Trials: plans run in turns on real ranks; the fastest measured is chosen, simple wins ties."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.plan import Measured
+from shardwright.planner.search import Survey, survey
+from shardwright.verbs.trials import told_apart, with_measured
+from tests.command import shardwright
+from tests.planner.search.models import cluster, residual
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 8)
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.down(torch.relu(self.up(x))), y)
+
+def build():
+    return Net()
+
+def example_batch(batch_size=8):
+    return {"x": torch.randn(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> Survey:
+    where = cluster(1, 4, flops=1e10, near=1e9, far=1e8)
+    return survey(residual(batch=16, width=64, depth=3, classes=16), where, CostTable()).settled()
+
+
+def steps(seconds: float, spread: float = 0.0) -> Measured:
+    return Measured(step_seconds=seconds, spread_seconds=spread, num_steps=20)
+
+
+def test_the_fastest_measured_plan_is_chosen_whatever_was_predicted(found: Survey) -> None:
+    plain, other = found.plain[0], found.findings.fitting[0].strategy
+    ran = {plain.strategy: steps(0.5), other: steps(0.8)}
+    frontier = with_measured(found, ran)
+    assert frontier.best.strategy == plain.strategy
+    assert frontier.best.objective.step_seconds == 0.5
+    frontier = with_measured(found, {plain.strategy: steps(0.8), other: steps(0.5)})
+    assert frontier.best.strategy == other
+    assert frontier.best.measured is not None
+    assert frontier.best.measured.plain_seconds == 0.8
+    assert "1.60x" in frontier.best.reason
+
+
+def test_of_plans_that_the_machine_moves_more_than_they_differ_the_simplest_is_chosen(
+    found: Survey,
+) -> None:
+    plain, other = found.plain[0], found.findings.fitting[0].strategy
+    for spread, chosen in ((0.02, plain.strategy), (0.0, other)):
+        ran = {plain.strategy: steps(0.51, spread), other: steps(0.5, spread)}
+        frontier = with_measured(found, ran)
+        assert frontier.best.strategy == chosen
+    assert not told_apart(steps(1.0), steps(1.009))
+    assert told_apart(steps(1.0), steps(1.011))
+
+
+def test_what_is_shown_beside_the_chosen_plan_needs_less_memory_or_is_the_frontiers(
+    found: Survey,
+) -> None:
+    plain = found.plain[0]
+    frontier = with_measured(found, {plain.strategy: steps(plain.predicted.step_seconds)})
+    for plan in frontier.plans:
+        if plan is not frontier.best:
+            here, there = plan.objective, frontier.best.objective
+            assert here.peak_bytes < 0.95 * there.peak_bytes or here.dollars < 0.95 * there.dollars
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_planning_here_tries_plans_beside_data_parallelism_and_never_twice(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("plan", "net.py:build", "-b", "8", "--json")
+    answers = []
+    for _ in range(2):
+        done = shardwright(*words, "--try", "1", folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout))
+    best = answers[0]["plans"][answers[0]["chosen"]]
+    if len(best["sources"]) == 0 or answers[0]["plans"][0]["devices"] < 2:
+        pytest.skip("this machine has one device: there is nothing to try")
+    assert best["measured"]["num_steps"] >= 5
+    assert best["measured"]["plain_seconds"] > 0
+    again = answers[1]["plans"][answers[1]["chosen"]]
+    assert again["measured"]["step_seconds"] == best["measured"]["step_seconds"]
+    written = json.loads((tmp_path / "plan.json").read_text())["content"]["plans"]
+    assert any("measured" in plan for plan in written)
+    none = shardwright(
+        *words, "--try", "0", "-o", "none.json", "--measure", "never", folder=tmp_path
+    )
+    plans = json.loads(none.stdout)["plans"]
+    assert all(plan["measured"] is None for plan in plans)
