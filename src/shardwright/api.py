@@ -23,10 +23,11 @@ from shardwright.files.planfile import (
     write_plan,
 )
 from shardwright.planner.search import Wish
+from shardwright.report.comparison import differences
 from shardwright.report.contrast import Contrast, contrast
 from shardwright.report.html import page_text
 from shardwright.report.perfetto import trace_bytes
-from shardwright.report.story import PlanStory, Story, differences
+from shardwright.report.story import PlanStory, Story
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import document_of, evidence, model_of, picked, provenance
 from shardwright.verbs.narrate import tell, with_process

@@ -16,8 +16,8 @@ from shardwright import api
 from shardwright.errors import ShardwrightError
 from shardwright.files.planfile import write_atomically
 from shardwright.report.html import page_text
-from shardwright.report.story import PlanStory, Story, differences
-from shardwright.report.text import chosen_lines, difference_table, frontier_table, plain_table
+from shardwright.report.story import PlanStory, Story
+from shardwright.report.text import chosen_lines, comparison_parts, frontier_table, plain_table
 from shardwright.report.units import bytes_text, count_text, seconds_text
 from shardwright.verbs.narrate import tell, with_process
 from shardwright.verbs.reasons import with_reasons
@@ -52,7 +52,7 @@ def play(voice: Voice, out: str, steps: int) -> None:
     alone = _alone(voice, len(outcome.run.losses))
     story = _story(study, outcome, alone)
     chosen = story.plans[story.chosen]
-    voice.say(difference_table(differences(chosen)))
+    voice.say(comparison_parts(chosen))
     rows = _race(voice, study)
     worst = _show_losses(voice, outcome, alone)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shardwright.core.strategy import ParameterConfig
+from shardwright.report.comparison import comparison_notes, differences
 from shardwright.report.story import (
     Story,
-    differences,
     group_rows,
     lane_text,
     memory_by_part,
@@ -19,6 +19,8 @@ from shardwright.report.story import (
     split_text,
 )
 from shardwright.report.units import bytes_text, count_text, dollars_text, seconds_text
+
+MIB = 2**20
 
 
 def test_seconds_by_work_are_those_of_the_busiest_stage(story: Story) -> None:
@@ -48,6 +50,24 @@ def test_a_measured_step_ten_percent_longer_differs_by_ten_percent(story: Story)
     assert rows["step time"].ratio == pytest.approx(1 / 1.1 - 1)
     assert rows["peak memory"].ratio == 0
     assert rows["backward"].ratio == pytest.approx(1 / 1.1 - 1)
+
+
+def test_the_peak_compared_is_the_one_of_all_tables_and_tensors_alone_stand_below(
+    story: Story,
+) -> None:
+    plan = replace(story.plans[0], process_bytes=3.0 * MIB)
+    rows = {row.name: row.predicted for row in differences(plan) if row.unit == "bytes"}
+    assert rows == {"peak memory": plan.plan.predicted.peak_bytes, "of it tensors": 6.0 * MIB}
+    assert "3.00 MiB that a process occupies" in comparison_notes(plan)[0]
+
+
+def test_a_prediction_made_with_other_measurements_than_the_plan_files_says_so(
+    story: Story,
+) -> None:
+    """The second plan's file says 6 MiB, and 9 MiB are predicted now."""
+    assert comparison_notes(story.plans[0]) == ()
+    (note,) = comparison_notes(story.plans[1])
+    assert "The plan file predicts 7.50 s and 6.00 MiB" in note
 
 
 def test_instructions_nobody_measured_are_not_held_against_the_prediction(story: Story) -> None:

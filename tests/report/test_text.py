@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from shardwright.core.plan import Frontier
-from shardwright.report.story import Story, differences
+from shardwright.report.comparison import differences
+from shardwright.report.story import Story
 from shardwright.report.text import (
     chosen_lines,
     difference_table,

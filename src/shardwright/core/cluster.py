@@ -106,8 +106,14 @@ class Cluster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of every number in the cluster."""
-        text = repr((self.kinds, self.switches, self.devices, self.overlap_slowdown))
+        """A digest of the devices, their memory and the tree they hang on: what a plan belongs to.
+
+        Rates, latencies and prices only say how fast and how dear it is predicted to be, and those
+        that are measured are not the same twice; names and addresses of hosts say nothing.
+        """
+        kinds = [(kind.name, kind.backend, kind.memory_bytes) for kind in self.kinds]
+        tree = [(switch.parent, switch.is_host) for switch in self.switches]
+        text = repr((kinds, tree, [(device.kind, device.host) for device in self.devices]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property

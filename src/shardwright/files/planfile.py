@@ -136,6 +136,11 @@ def read_plan_file(path: str | Path) -> PlanFile:
             raise ValueError("content.plans: the frontier is empty")
         for plan in document.frontier.plans:
             _check_strategy(plan.strategy)
+            if cluster is not None and plan.strategy.devices[-1] >= cluster.num_devices:
+                raise ValueError(
+                    f"content.strategy.meshes: device {plan.strategy.devices[-1]} is not among the "
+                    f"{cluster.num_devices} of the file's cluster"
+                )
     except (ValueError, RecursionError) as error:
         _refuse(path, error)
     return document

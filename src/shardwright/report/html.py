@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
+from shardwright.report.comparison import comparison_notes, differences
 from shardwright.report.story import (
     WORK,
     PlanStory,
     Story,
-    differences,
     group_rows,
     kind_text,
     lane_text,
@@ -157,6 +157,7 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         ],
         "hidden": max(0, len(rows) - MAX_OPERATORS),
         "differences": [[d.name, d.predicted, d.measured, d.unit] for d in differences(item)],
+        "differenceNotes": list(comparison_notes(item)),
     }
 
 

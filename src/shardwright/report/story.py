@@ -63,21 +63,6 @@ class OperatorRow:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Predicted beside measured. ``unit`` is ``seconds`` or ``bytes``."""
-
-    name: str
-    predicted: float
-    measured: float
-    unit: str = "seconds"
-
-    @property
-    def ratio(self) -> float:
-        """(predicted - measured) / measured; NaN where nothing was measured."""
-        return (self.predicted - self.measured) / self.measured if self.measured else float("nan")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanStory:
     """One plan with its program, how it is predicted to run, and how it ran if it did.
@@ -141,39 +126,6 @@ def seconds_by_work(
     mine = program.group == (busiest_mesh(program, timeline) if mesh is None else mesh)
     sums = ((name, float(spent[mine & (work == i)].sum())) for i, name in enumerate(WORK))
     return tuple((name, total) for name, total in sums if total > 0)
-
-
-def differences(story: PlanStory) -> tuple[Difference, ...]:
-    """Lay a prediction beside its measurement: step time, peak memory, seconds per kind of work.
-
-    Memory is that of tensors: what the process occupies by itself is no prediction. Transfers are
-    left out, since a measured receive also waits for its sender.
-    """
-    program, predicted, measured = story.program, story.predicted, story.measured
-    if measured is None:
-        return ()
-    rows = [
-        Difference(
-            name="step time", predicted=predicted.step_seconds, measured=measured.step_seconds
-        ),
-        Difference(
-            name="peak memory",
-            predicted=predicted.worst_peak_bytes - story.process_bytes,
-            measured=measured.worst_peak_bytes - story.process_bytes,
-            unit="bytes",
-        ),
-    ]
-    hidden = np.where(np.isnan(measured.start), np.nan, 0.0)
-    there = replace(predicted, start=predicted.start + hidden, end=predicted.end + hidden)
-    mesh = busiest_mesh(program, there)
-    was = dict(seconds_by_work(program, there, mesh))
-    now = dict(seconds_by_work(program, measured, mesh))
-    names = [name for name in WORK[:-1] if name in was or name in now]
-    rows += [
-        Difference(name=name, predicted=was.get(name, 0.0), measured=now.get(name, 0.0))
-        for name in names
-    ]
-    return tuple(rows)
 
 
 def memory_by_part(story: PlanStory, mesh: int) -> tuple[tuple[str, float], ...]:

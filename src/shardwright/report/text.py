@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.plan import Frontier, Plan
+from shardwright.report.comparison import Difference, comparison_notes, differences
 from shardwright.report.contrast import Contrast
 from shardwright.report.story import (
-    Difference,
     OperatorRow,
     PlanStory,
     kind_text,
@@ -183,6 +183,12 @@ def operator_table(rows: Sequence[OperatorRow], limit: int = 20) -> Table:
             row.source,
         )
     return table
+
+
+def comparison_parts(story: PlanStory) -> Group:
+    """Lay predicted beside measured, with what has to be said about it."""
+    notes = [Text(f"Note: {note}", style="dim") for note in comparison_notes(story)]
+    return Group(difference_table(differences(story)), *notes)
 
 
 def difference_table(rows: Sequence[Difference]) -> Table:

@@ -40,7 +40,11 @@ def evidence(
     cluster: Cluster | str,
     batch: Batch | None,
 ) -> tuple[OperatorGraph, Cluster, CostTable]:
-    """Return the graph, cluster and costs behind a plan, refusing what it was not made for."""
+    """Return the graph, cluster and costs behind a plan, refusing what it was not made for.
+
+    A file's own cluster is the one its plans were made for, whatever digest they carry: those of
+    older files covered measured rates as well.
+    """
     origin = document.origin
     model = model or model_of(document)
     captured = capture(
@@ -52,8 +56,9 @@ def evidence(
         batch_norm=plan.strategy.batch_norm,
         outputs=plan.outputs,
     )
-    machine = find_cluster(cluster)[0] if cluster or not document.cluster else document.cluster
-    check_fits(plan, captured.graph, machine)
+    own = None if cluster else document.cluster
+    machine = own or find_cluster(cluster)[0]
+    check_fits(plan, captured.graph, None if own else machine)
     from shardwright.verbs.measure import costs_of
 
     return captured.graph, machine, costs_of(plan)

@@ -11,7 +11,8 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.files.iopddl import FORBIDDEN
 from shardwright.files.planfile import Origin, Unruled
-from shardwright.report.story import Difference, PlanStory
+from shardwright.report.comparison import Difference
+from shardwright.report.story import PlanStory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,7 @@ def study(
 ) -> Study:
     """Plan, and return the frontier with the graph, cluster and costs it rests on.
 
-    On this machine: plan, measure what the best plans would run, plan again, until nothing new has
-    to be measured (three rounds at most).
+    On this machine: plan, measure what the best plans would run, plan again (three times at most).
     """
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
@@ -73,6 +72,8 @@ def study(
         outputs=request.outputs,
     )
     graph = captured.graph
+    measures = is_local and request.measure != "never"
+    machine, num_links = _with_links(machine, watch) if measures else (machine, 0)
     solver = _Solver(graph, machine, request, limits, watch)
     question = Question(
         model=model,
@@ -84,16 +85,15 @@ def study(
         request=request,
         training=_training,
     )
-    question, frontier, measured = _answered(question, captured, watch, solver)
-    machine, costs = question.cluster, question.costs
+    costs, frontier, num_shards = _answered(question, captured, watch, solver)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
         from shardwright.verbs.measure import refine
         from shardwright.verbs.trials import tried
 
         def again() -> Survey:
-            nonlocal measured
-            measured += refine(captured, machine, request, watch, solver)[2]
+            nonlocal num_shards
+            num_shards += refine(captured, machine, request, watch, solver)[2]
             assert solver.last is not None  # solving made it
             return solver.last
 
@@ -119,7 +119,7 @@ def study(
         spreads=spreads,
         curve=solver.points,
         plain=solver.last.plain if solver.last else (),
-        num_measured=measured,
+        num_measured=num_links + num_shards,
         is_complete=not watch.stop(),
     )
 
@@ -161,25 +161,32 @@ class _Solver:
         return self.last.frontier
 
 
+def _with_links(machine: Cluster, watch: Watch) -> tuple[Cluster, int]:
+    """Measure this machine's links; return it with the measured overlap, and how much was new.
+
+    Before anything is planned: all that is told of a plan rests on one description.
+    """
+    from shardwright.verbs.measure import local_cluster, measure_links
+
+    count = measure_links(machine, watch)
+    return local_cluster(watch), count
+
+
 def _answered(
     question: Question,
     captured: Captured,
     watch: Watch,
     solve: Callable[[CostTable], Frontier],
-) -> tuple[Question, Frontier, int]:
-    """Plan, measuring in between on this machine; return the cluster and costs planned with in the
-    question, the frontier, and how much was measured. A refusal says what would help."""
-    measured = 0
+) -> tuple[CostTable, Frontier, int]:
+    """Plan, where it is asked for measuring operators in between; return the costs planned with,
+    the frontier, and how much was measured. A refusal says what would help."""
     try:
         if not question.is_local or question.request.measure == "never":
-            return question, solve(question.costs), 0
-        from shardwright.verbs.measure import known_costs, local_cluster, measure_links, refine
+            return question.costs, solve(question.costs), 0
+        from shardwright.verbs.measure import known_costs, refine
 
-        measured = measure_links(question.cluster, watch)
-        machine = local_cluster(watch)  # now with the measured overlap
-        question = replace(question, cluster=machine, costs=known_costs())
-        costs, frontier, shards = refine(captured, machine, question.request, watch, solve)
-        return replace(question, costs=costs), frontier, measured + shards
+        question = replace(question, costs=known_costs(captured.graph.fingerprint))
+        return refine(captured, question.cluster, question.request, watch, solve)
     except NoPlan as refused:
         raise relaxed(replace(question, nearest=refused.nearest), refused, watch) from refused
 

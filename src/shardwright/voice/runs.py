@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from shardwright.report.comparison import comparison_notes
 from shardwright.report.text import (
-    difference_table,
+    comparison_parts,
     plain_table,
 )
 from shardwright.report.units import bytes_text, count_text, seconds_text
@@ -56,7 +57,7 @@ def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
 
 def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) -> None:
     """Print predicted beside measured."""
-    voice.say(difference_table(comparison.rows))
+    voice.say(comparison_parts(comparison.story))
     voice.emit(
         label=comparison.story.plan.strategy.label,
         rows=[
@@ -68,6 +69,7 @@ def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) ->
             }
             for row in comparison.rows
         ],
+        notes=comparison_notes(comparison.story),
         step_seconds=comparison.training.step_seconds,
         trace=str(trace) if trace else None,
     )

@@ -1,0 +1,56 @@
+"""A study of this machine, its measurements given: what is planned is what is told of the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwright import api
+from shardwright.core.costs import Record
+from shardwright.store import Store
+from shardwright.verbs import measure
+from shardwright.verbs.narrate import plain_strategies, shards, tell
+from tests.zoo import mlp
+
+pytestmark = pytest.mark.torch
+
+
+def note(seconds: dict[str, float]) -> None:
+    with Store() as store:
+        store.put(
+            Record(key=key, seconds=value, spread=0.0, count=1, environment=measure.environment())
+            for key, value in seconds.items()
+        )
+
+
+def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow-down of overlap becomes known after the study began, as from an empty store."""
+    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(measure, "ROUNDS", 0)
+    module, batch = mlp()
+    graph = api.capture(module, batch, precision="float32").graph
+    devices = measure.num_local_devices()
+    found = shards(plain_strategies(graph, devices), graph)
+    names = {key: 1e-4 for shard in found for key in measure._keys(graph, shard, "float32")}
+    note(names | {"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
+    note({f"overhead|{name}": 1e-5 for name in ("segment_seconds", "message_seconds")})
+    for size in range(2, devices + 1):
+        for primitive in ("all_reduce", "all_gather", "reduce_scatter"):
+            note({f"collective|{primitive}|1x{size}|loopback|{b}": 1e-4 for b in (1024, 65536)})
+
+    def tell_step(what: str, _fraction: float) -> None:
+        if what == "capturing the model":
+            note({"overhead|overlap_slowdown": 2.0})
+
+    study = api.study(module, "local", api.Request(), api.Watch(tell=tell_step), batch=batch)
+    assert study.cluster.overlap_slowdown == 2.0
+    for plan in study.frontier.plans:
+        story = tell(plan, study.graph, study.cluster, study.costs)
+        assert story.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds)
+        assert story.predicted.worst_peak_bytes == pytest.approx(plan.predicted.peak_bytes)
+    file = api.save_plan(study, tmp_path / "plan.json")
+    again = api.simulate(file, module, batch=batch)
+    assert again.predicted.step_seconds == pytest.approx(again.plan.predicted.step_seconds)
