@@ -5,6 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
 
 from shardwright.report.perfetto import MEASURED_OFFSET, trace_bytes
 from shardwright.report.story import Story
@@ -42,6 +46,19 @@ def test_arrows_leave_a_slice_and_end_in_one(story: Story) -> None:
             and e["ts"] - 1 <= arrow["ts"] <= e["ts"] + e["dur"] + 1
         ]
         assert inside
+
+
+def test_standing_still_for_another_rank_is_drawn_where_the_device_computes(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    index = np.arange(8)
+    begun = np.where(index == 6, 4.8, plan.measured.start)
+    seen = replace(plan.measured, begun=begun, waited=np.where(index == 6, 0.5, 0.0))
+    events = json.loads(trace_bytes(replace(plan, measured=seen)))["traceEvents"]
+    update = next(e for e in events if e["name"].endswith("update") and e["pid"] > MEASURED_OFFSET)
+    still = [e for e in events if e.get("cat") == "waiting"]
+    assert {(e["tid"], e["dur"]) for e in still} == {(update["tid"], 0.5e6)}
+    assert [e["ts"] for e in still] == pytest.approx([4.3e6] * 2)
 
 
 def test_memory_is_a_counter(story: Story) -> None:

@@ -52,6 +52,27 @@ def test_a_measured_step_ten_percent_longer_differs_by_ten_percent(story: Story)
     assert rows["backward"].ratio == pytest.approx(1 / 1.1 - 1)
 
 
+def test_waiting_for_another_stage_and_the_transfer_itself_stand_in_rows_of_their_own(
+    story: Story,
+) -> None:
+    """Stage 1 is the busiest: it needs what stage 0 sends from 1.0 s on, and itself sends nothing
+    to another stage."""
+    rows = {row.name: row for row in differences(story.plans[0])}
+    assert rows["waiting for a rank: transfer"].predicted == pytest.approx(1.0)
+    assert rows["waiting for a rank: transfer"].measured == pytest.approx(1.1)
+
+
+def test_a_message_that_waited_for_the_last_rank_has_sent_for_less_time(story: Story) -> None:
+    plan = story.plans[0]
+    assert plan.measured is not None
+    late = np.where(np.arange(8) == 6, plan.measured.end - 0.1, plan.measured.start)
+    waited = np.where(np.arange(8) == 6, 0.2, 0.0)
+    seen = replace(plan.measured, begun=late, waited=waited)
+    rows = {row.name: row.measured for row in differences(replace(plan, measured=seen))}
+    assert rows["gradient synchronisation"] == pytest.approx(0.1)
+    assert rows["waiting for a rank: gradient synchronisation"] == pytest.approx(0.2)
+
+
 def test_the_peak_compared_is_the_one_of_all_tables_and_tensors_alone_stand_below(
     story: Story,
 ) -> None:

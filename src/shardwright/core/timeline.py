@@ -18,6 +18,10 @@ class Timeline:
     indices. ``memory`` holds, per mesh, an array of (seconds, bytes alive on each of its devices)
     rows in time order; ``peak_bytes`` is per mesh. ``critical`` lists instruction indices of one
     longest chain, last first (simulated timelines only).
+
+    A rank comes to a message at ``start``; nothing travels before the last that takes part has
+    come, which is ``begun`` (None: at ``start``, as in simulations). ``waited`` are the seconds
+    that the device stood still meanwhile, since it needed the result (None: not known).
     """
 
     source: Literal["simulated", "measured"]
@@ -28,8 +32,20 @@ class Timeline:
     peak_bytes: tuple[float, ...]
     step_seconds: float
     critical: tuple[int, ...] = ()
+    begun: NDArray[np.float64] | None = None
+    waited: NDArray[np.float64] | None = None
 
     @property
     def worst_peak_bytes(self) -> float:
         """The largest peak over all devices."""
         return max(self.peak_bytes, default=0.0)
+
+    @property
+    def working_from(self) -> NDArray[np.float64]:
+        """When each instruction began to compute or to send, all who take part being there."""
+        return self.start if self.begun is None else self.begun
+
+    @property
+    def worked_seconds(self) -> NDArray[np.float64]:
+        """Seconds that each instruction computed or sent, without what it waited for others."""
+        return self.end - self.working_from

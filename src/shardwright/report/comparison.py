@@ -6,10 +6,15 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardwright.report.story import WORK, PlanStory, busiest_mesh, seconds_by_work
+from shardwright.core.completion import completions
+from shardwright.core.program import Kind, Program
+from shardwright.core.timeline import Timeline
+from shardwright.report.story import WORK, PlanStory, busiest_mesh, seconds_of_work
 from shardwright.report.units import bytes_text, seconds_text
 
+COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 # Predictions nearer than this are the same but for rounding.
 SAME = 1e-6
 
@@ -33,8 +38,9 @@ def differences(story: PlanStory) -> tuple[Difference, ...]:
     """Lay a prediction beside its measurement: step time, peak memory, seconds per kind of work.
 
     The peak is the one that every other table shows, tensors and process; where a process is
-    known to occupy something, tensors alone follow. Transfers are left out, since a measured
-    receive also waits for its sender.
+    known to occupy something, tensors alone follow. Work is computing and sending on the busiest
+    stage; how long its device stood still because another rank had not come stands in rows of its
+    own. A transfer counts where it is sent.
     """
     program, predicted, measured = story.program, story.predicted, story.measured
     if measured is None:
@@ -45,17 +51,48 @@ def differences(story: PlanStory) -> tuple[Difference, ...]:
         ),
         *_memory_rows(story),
     ]
-    hidden = np.where(np.isnan(measured.start), np.nan, 0.0)
-    there = replace(predicted, start=predicted.start + hidden, end=predicted.end + hidden)
-    mesh = busiest_mesh(program, there)
-    was = dict(seconds_by_work(program, there, mesh))
-    now = dict(seconds_by_work(program, measured, mesh))
-    names = [name for name in WORK[:-1] if name in was or name in now]
-    rows += [
-        Difference(name=name, predicted=was.get(name, 0.0), measured=now.get(name, 0.0))
-        for name in names
-    ]
+    unseen = np.where(np.isnan(measured.start), np.nan, 0.0)
+    mesh = busiest_mesh(program, replace(predicted, end=predicted.end + unseen))
+    pairs = [(predicted.worked_seconds + unseen, measured.worked_seconds)]
+    pairs.append((waiting_seconds(program, predicted) + unseen, waiting_seconds(program, measured)))
+    for (foretold, seen), words in zip(pairs, ("", "waiting for a rank: "), strict=True):
+        was = dict(seconds_of_work(program, foretold, mesh))
+        now = dict(seconds_of_work(program, seen, mesh))
+        rows += [
+            Difference(name=words + name, predicted=was.get(name, 0.0), measured=now.get(name, 0.0))
+            for name in WORK
+            if name in was or name in now
+        ]
     return tuple(rows)
+
+
+def waiting_seconds(program: Program, timeline: Timeline) -> NDArray[np.float64]:
+    """Return how long each instruction's device stood still for another rank.
+
+    In simulations all ranks of a stage come at once, and only receives wait: from when the device
+    has done all that comes before it needs the result until the other stage sends.
+    """
+    if timeline.waited is not None:
+        return timeline.waited
+    waited = np.zeros(program.num_instructions)
+    sends = {
+        (int(program.item[index]), int(program.microbatch[index])): index
+        for index in np.flatnonzero(program.kind == Kind.SEND).tolist()
+    }
+    if not sends:
+        return waited
+    until, computes = completions(program), np.isin(program.kind, COMPUTE)
+    for mesh in range(len(program.meshes)):
+        mine = program.group == mesh
+        busy = np.maximum.accumulate(np.where(mine & computes, timeline.end, 0.0))
+        receives = np.flatnonzero(mine & (program.kind == Kind.RECEIVE))
+        free = 0.0
+        for index in receives[np.argsort(until[receives], kind="stable")].tolist():
+            send = sends.get((int(program.item[index]), int(program.microbatch[index])), index)
+            free = max(free, float(busy[int(until[index]) - 1]))
+            waited[index] = max(0.0, float(timeline.start[send]) - free)
+            free = max(free, float(timeline.end[index]))
+    return waited
 
 
 def _memory_rows(story: PlanStory) -> list[Difference]:

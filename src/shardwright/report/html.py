@@ -219,14 +219,15 @@ def _thin(steps: NDArray[np.float64]) -> NDArray[np.float64]:
 def _bars(program: Program, timeline: Timeline, limit: int) -> dict[str, list[Any]]:
     """Return bars per row (stage and resource); touching short bars of equal work become one."""
     work = work_of(program)
-    seen = np.flatnonzero(~np.isnan(timeline.start) & (timeline.end > timeline.start))
-    order = seen[np.lexsort((timeline.start[seen], program.resource[seen], program.group[seen]))]
+    begun = timeline.working_from  # waiting for another rank is a gap, not a bar
+    seen = np.flatnonzero(~np.isnan(begun) & (timeline.end > begun))
+    order = seen[np.lexsort((begun[seen], program.resource[seen], program.group[seen]))]
     slack = timeline.step_seconds / 2000
     bars: list[list[Any]] = []
     for index in map(int, order):
         lane = lane_text(program.resource_names[program.resource[index]])
         row = f"stage {program.group[index]} {lane}"
-        start, end = float(timeline.start[index]), float(timeline.end[index])
+        start, end = float(begun[index]), float(timeline.end[index])
         last = bars[-1] if bars else None
         small = last is not None and end - last[2] < slack * 4
         if last and small and last[0] == row and last[1] == work[index] and start - last[3] < slack:

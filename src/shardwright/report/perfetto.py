@@ -51,7 +51,8 @@ def _timeline_events(
                 yield _meta("thread_name", pid, thread, lane_text(program.resource_names[resource]))
             for index in mine:
                 thread = threads[int(program.resource[index])]
-                yield _slice(program, timeline, int(index), pid, thread, WORK[work[index]])
+                yield _slice(program, timeline, int(index), (pid, thread), WORK[work[index]])
+                yield from _waiting(timeline, int(index), (pid, _compute(program, threads)))
             for seconds, size in timeline.memory[mesh] if mesh < len(timeline.memory) else ():
                 yield {
                     "ph": "C",
@@ -75,6 +76,12 @@ def _threads(program: Program, mesh: int) -> dict[int, int]:
     return {int(resource): index for index, resource in enumerate(used)}
 
 
+def _compute(program: Program, threads: dict[int, int]) -> int:
+    """Return the thread on which a mesh computes, the first where none does."""
+    names = program.resource_names
+    return next((t for r, t in threads.items() if names[r].startswith("compute")), 0)
+
+
 def _names(pid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", pid, 0, name)
     yield {
@@ -91,19 +98,35 @@ def _meta(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _slice(
-    program: Program, timeline: Timeline, index: int, pid: int, tid: int, work: str
+    program: Program, timeline: Timeline, index: int, lane: tuple[int, int], work: str
 ) -> dict[str, Any]:
-    start, end = float(timeline.start[index]), float(timeline.end[index])
+    start, end = float(timeline.working_from[index]), float(timeline.end[index])
     return {
         "ph": "X",
         "name": program.describe(index),
         "cat": work,
-        "pid": pid,
-        "tid": tid,
+        "pid": lane[0],
+        "tid": lane[1],
         "ts": start * 1e6,
         "dur": (end - start) * 1e6,
         "args": {"instruction": index, "microbatch": int(program.microbatch[index])},
     }
+
+
+def _waiting(timeline: Timeline, index: int, lane: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Yield how long the device stood still before the last rank that takes part had come."""
+    waited = 0.0 if timeline.waited is None else float(timeline.waited[index])
+    if waited > 0:
+        yield {
+            "ph": "X",
+            "name": "stands still for another rank",
+            "cat": "waiting",
+            "pid": lane[0],
+            "tid": lane[1],
+            "ts": (float(timeline.working_from[index]) - waited) * 1e6,
+            "dur": waited * 1e6,
+            "args": {"instruction": index},
+        }
 
 
 def _arrows(
@@ -122,7 +145,7 @@ def _arrows(
         from_ranks, to_ranks = ranks[int(program.group[send])], ranks[int(program.group[receive])]
         for source, target in zip(from_ranks, to_ranks, strict=False):
             name = {"name": "message", "cat": "message", "id": f"{offset}-{receive}-{source}"}
-            begin, end = float(timeline.start[send]), float(timeline.end[receive])
+            begin, end = float(timeline.working_from[send]), float(timeline.end[receive])
             for phase, index, rank, when in (
                 ("s", send, source, begin),
                 ("f", receive, target, end),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
@@ -110,7 +111,7 @@ def work_of(program: Program) -> np.ndarray:
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:
     """Return the mesh whose devices work longest."""
-    spent = np.nan_to_num(timeline.end - timeline.start)
+    spent = np.nan_to_num(timeline.worked_seconds)
     return int(
         np.argmax([spent[program.group == mesh].sum() for mesh in range(len(program.meshes))])
     )
@@ -120,10 +121,18 @@ def seconds_by_work(
     program: Program, timeline: Timeline, mesh: int | None = None
 ) -> tuple[tuple[str, float], ...]:
     """Sum durations per kind of work on a mesh (the busiest one), leaving out what does not
-    occur."""
-    work = work_of(program)
-    spent = np.nan_to_num(timeline.end - timeline.start)
-    mine = program.group == (busiest_mesh(program, timeline) if mesh is None else mesh)
+    occur. Waiting for another rank is not work."""
+    return seconds_of_work(
+        program, timeline.worked_seconds, busiest_mesh(program, timeline) if mesh is None else mesh
+    )
+
+
+def seconds_of_work(
+    program: Program, seconds: NDArray[np.float64], mesh: int
+) -> tuple[tuple[str, float], ...]:
+    """Sum seconds of instructions per kind of work on a mesh, leaving out what does not occur."""
+    work, spent = work_of(program), np.nan_to_num(seconds)
+    mine = program.group == mesh
     sums = ((name, float(spent[mine & (work == i)].sum())) for i, name in enumerate(WORK))
     return tuple((name, total) for name, total in sums if total > 0)
 

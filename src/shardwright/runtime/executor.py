@@ -155,7 +155,8 @@ class Executor:
             self._run(self._training, batch, walk)
             self.machine.clock.step += 1
 
-        return trace.measure(self.machine, self.status, self.optimizer, self._training, run)
+        machine, meets = self.machine, self.options.check_finite
+        return trace.measure(machine, self.status, self.optimizer, self._training, run, meets)
 
     def _run(
         self, compiled: Compiled, batch: inputs.Batch, walk: Callable[[Compiled], None]

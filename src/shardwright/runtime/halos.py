@@ -84,6 +84,9 @@ class _Rows(Exchange):
                 pending = side.back.receive(to_before.new_empty(shape), shore.tag)
             self.arriving.append(pending)
 
+    def under_way(self) -> list[Pending]:
+        return [*self.sent, *(pending for pending in self.arriving if pending)]
+
     def _arrived(self) -> list[Tensor | None]:
         rows = [pending.wait() if pending else None for pending in self.arriving]
         for pending in self.sent:

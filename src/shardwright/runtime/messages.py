@@ -59,6 +59,10 @@ class Exchange:
         """Wait for the result and write it."""
         raise NotImplementedError
 
+    def under_way(self) -> list[Pending]:
+        """Return what was started and not yet waited for."""
+        return [self.pending] if self.pending is not None else []
+
     def _wait(self) -> Tensor:
         pending, self.pending = self.pending, None
         if pending is None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,15 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from shardwright.core.timeline import Timeline
+from shardwright.runtime.clocks import clock_offset
 from shardwright.runtime.collectives import alone_after_waiting
 from shardwright.runtime.interpreter import Compiled, Machine
+from shardwright.runtime.meeting import Seen, told
+from shardwright.runtime.messages import Exchange
 from shardwright.runtime.status import StatusFile
 
 Walk = Callable[[Compiled], None]
+MOST_WAITERS = 2**16
 # Runs one step with the given way of walking the instructions.
 Run = Callable[[Walk], None]
 
@@ -35,49 +41,102 @@ def measure(
     optimizer: torch.optim.Optimizer,
     compiled: Compiled,
     run: Run,
+    meets_at_update: bool,
 ) -> Timeline:
-    """Take two training steps, one for times and one for memory; equal on all ranks."""
-    clock = _Stopwatch(machine.program.num_instructions, status)
+    """Take two training steps, one for times and one for memory; equal on all ranks.
+
+    ``meets_at_update``: see ``meeting.told``.
+    """
+    offset = clock_offset(_device(machine))
     _together()
-    begin = time.perf_counter()
-    run(clock.walk)
-    seconds = time.perf_counter() - begin
+    with Stopwatch(machine.program.num_instructions, status) as clock:
+        begin = time.perf_counter()
+        run(clock.walk)
+        seconds = time.perf_counter() - begin
     memory = measure_memory(machine, optimizer, status, run)
-    return _gather(machine, clock.start - begin, clock.end - begin, memory, seconds)
+    mine = Noted(clock.seen().shifted(offset), begin + offset, memory, seconds)
+    return _gather(machine, mine, meets_at_update=meets_at_update)
 
 
-class _Stopwatch:
-    """Walks instructions and notes when each began and ended; messages end when complete."""
+class Stopwatch:
+    """Walks instructions and notes when each began and ended; messages end when complete, which may
+    be long before anybody asks for them."""
 
     def __init__(self, count: int, status: StatusFile) -> None:
-        self.start = np.full(count, np.nan)
-        self.end = np.full(count, np.nan)
+        self.start, self.end, self.done, self.asked, self.finished = np.full((5, count), np.nan)
         self.status = status
+        self._travels = np.zeros(count, dtype=np.bool_)
+        # One for each work under way: what waited for its turn could wait for ever.
+        self._waiters = ThreadPoolExecutor(MOST_WAITERS, thread_name_prefix="waiter")
+
+    def __enter__(self) -> Stopwatch:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self._waiters.shutdown(wait=error is None)
 
     def walk(self, compiled: Compiled) -> None:
+        """Run one step."""
         words = self.status.words
         for index, action in compiled.actions:
             words[1] = index + 1
+            exchange = compiled.exchanges.get(index)
             began = time.perf_counter()
             action()
-            if math.isnan(self.start[index]):
-                self.start[index] = began
-            self.end[index] = time.perf_counter()
-            exchange = compiled.exchanges.get(index)
-            pending = getattr(exchange, "pending", None)
-            if pending is not None:
-                self._watch(index, pending.works)
+            ended = time.perf_counter()
+            if exchange is None:
+                if math.isnan(self.start[index]):
+                    self.start[index] = began
+                self.end[index] = ended
+            elif action == exchange.issue:
+                self.start[index], self.end[index] = began, ended
+                self._watch(index, exchange)
+            elif action == exchange.complete:
+                self.asked[index], self.finished[index] = began, ended
 
-    def _watch(self, index: int, works: Iterable[Any]) -> None:
-        """Note completion from the communication thread, where the backend can tell."""
-        for work in works:
-            try:
-                work.get_future().add_done_callback(lambda _: self._done(index))
-            except (RuntimeError, NotImplementedError):
-                return
+    def seen(self) -> Seen:
+        """Return what was noted. The backend may tell late that something is complete, yet never
+        later than who waited for it went on."""
+        end = np.where(self._travels, np.fmin(self.done, self.finished), self.end)
+        unpacking = self.finished - np.maximum(self.asked, end)
+        unpacking = np.where(self._travels, np.maximum(unpacking, 0.0), 0.0)
+        return Seen(start=self.start, end=end, asked=self.asked, unpacking=unpacking)
+
+    def _watch(self, index: int, exchange: Exchange) -> None:
+        """Note when all works of a message are complete."""
+        for pending in exchange.under_way():
+            works: list[Any] = []
+            for work in pending.works:
+                try:
+                    work.get_future().add_done_callback(lambda _: self._done(index))
+                    works.append(work)
+                except (RuntimeError, NotImplementedError):
+                    works.append(self._waited_for(index, work))
+            self._travels[index] |= bool(works)
+            pending.works = works
+
+    def _waited_for(self, index: int, work: Any) -> _Heard:
+        """Let a thread wait: sends and receives of gloo tell nobody else that they are complete."""
+
+        def wait() -> None:
+            work.wait()
+            self._done(index)
+
+        return _Heard(self._waiters.submit(wait))
 
     def _done(self, index: int) -> None:
-        self.end[index] = time.perf_counter()
+        self.done[index] = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A work for which a thread waits; waiting for it is waiting for the thread."""
+
+    future: Future[None]
+
+    def wait(self) -> None:
+        """Block until complete; raises what the work raised."""
+        self.future.result()
 
 
 def _together() -> None:
@@ -105,7 +164,7 @@ def measure_memory(
             status.words[1] = index + 1
             action()
 
-    device = next(iter(machine.sites.values())).device
+    device = _device(machine)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run(walk)
@@ -125,38 +184,41 @@ def measure_memory(
     return rows
 
 
-def _gather(
-    machine: Machine,
-    start: NDArray[np.float64],
-    end: NDArray[np.float64],
-    memory: NDArray[np.float64],
-    seconds: float,
-) -> Timeline:
-    """Put the ranks' measurements together: the first device of each mesh speaks for it."""
-    mine = (machine.device, start, end, memory, seconds)
-    everyone: list[Any] = [mine]
+@dataclass(frozen=True, eq=False)
+class Noted:
+    """What one rank measured: its instructions and the step's begin on the common clock, its memory,
+    and how long its step took."""
+
+    seen: Seen
+    begin: float
+    memory: NDArray[np.float64]
+    seconds: float
+
+
+def _device(machine: Machine) -> torch.device:
+    return next(iter(machine.sites.values())).device
+
+
+def _gather(machine: Machine, mine: Noted, *, meets_at_update: bool) -> Timeline:
+    """Put the ranks' measurements together."""
+    everyone: list[Any] = [(machine.device, mine)]
     if dist.is_initialized() and dist.get_world_size() > 1:
         everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-    by_device = {one[0]: one for one in everyone}
-    program = machine.program
-    starts, ends = np.full_like(start, np.nan), np.full_like(end, np.nan)
-    memories: list[NDArray[np.float64]] = []
-    for index, mesh in enumerate(program.meshes):
-        speaker = by_device[mesh.devices[0]]
-        chosen = program.group == index
-        starts[chosen], ends[chosen] = speaker[1][chosen], speaker[2][chosen]
-        memories.append(speaker[3])
-    peaks = tuple(
-        max(float(by_device[device][3][:, 1].max()) for device in mesh.devices)
-        for mesh in program.meshes
-    )
-    return Timeline(
+        dist.all_gather_object(everyone, (machine.device, mine))
+    noted: dict[int, Noted] = dict(everyone)
+    program, begin = machine.program, min(one.begin for one in noted.values())
+    unseen = np.full(program.num_instructions, np.nan)
+    step = Timeline(
         source="measured",
-        start=starts,
-        end=ends,
+        start=unseen,
+        end=unseen,
         group=program.group,
-        memory=tuple(memories),
-        peak_bytes=peaks,
-        step_seconds=max(one[4] for one in everyone),
+        memory=tuple(noted[mesh.devices[0]].memory for mesh in program.meshes),
+        peak_bytes=tuple(
+            max(float(noted[device].memory[:, 1].max()) for device in mesh.devices)
+            for mesh in program.meshes
+        ),
+        step_seconds=max(one.seconds for one in noted.values()),
     )
+    seen = {device: one.seen.shifted(-begin) for device, one in noted.items()}
+    return told(program, seen, step, meets_at_update=meets_at_update)

@@ -113,6 +113,9 @@ class Send(Exchange):
                 else:
                     self.outstanding.append(leg.link.send(piece.contiguous(), tag))
 
+    def under_way(self) -> list[Pending]:
+        return self.outstanding
+
     def complete(self) -> None:
         for pending in self.outstanding:
             pending.wait()
@@ -155,6 +158,9 @@ class Receive(Exchange):
             return leg.link.receive(view, tag)
         buffer = torch.empty_like(view, memory_format=torch.contiguous_format)
         return leg.link.receive(buffer, tag)
+
+    def under_way(self) -> list[Pending]:
+        return [pending for _, works in self.arriving for _, pending in works]
 
     def complete(self) -> None:
         for item, (memory, works) in zip(self.items, self.arriving, strict=True):
