@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind
@@ -57,6 +61,42 @@ def test_single_operators_may_run_again(share: float) -> None:
 
     for factory in (zoo.gpt, zoo.cnn, zoo.lstm_translation):
         assert_equivalent(1, factory, {"some": some})
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products that really run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
+        self.count += str(func) in names
+        return func(*args, **(kwargs or {}))
+
+
+def test_as_many_products_run_again_as_under_pytorchs_own_checkpoint() -> None:
+    depth = 3
+    module, batch = zoo.gpt(depth=depth)
+    captured = capture(module, batch)
+    counts: dict[str, int] = {}
+    for name in ("none", "blocks"):
+        program = lower(captured.graph, recomputing(name, Seed(), captured.graph))
+        executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
+        executor.step(batch)
+        with Products() as products:
+            executor.step(batch)
+        counts[name] = products.count
+    for name in ("none", "blocks"):
+        plain = copy.deepcopy(module)
+        for layer in plain.layers if name == "blocks" else ():
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        with Products() as products:
+            plain(**batch).backward()
+        assert counts[name] == products.count
+    # Of query, key, value, output, up and down the last is not needed again.
+    assert counts["blocks"] - counts["none"] == 5 * depth
 
 
 def test_dropout_that_runs_again_draws_the_same_mask() -> None:

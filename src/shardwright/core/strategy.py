@@ -117,7 +117,8 @@ class Strategy:
     ``parameters`` follows the order of ``OperatorGraph.parameters``. ``recompute`` lists block
     indices whose activations are computed again in backward, messages included;
     ``recompute_operators`` lists operators of other blocks whose results are dropped after forward and
-    computed again (what leaves the block is kept). ``reshard_again`` lists activations whose copies in
+    computed again (what leaves the block is kept). What follows the last of a block that its
+    backward needs is not run again (see ``planner.cost.recomputation``). ``reshard_again`` lists activations whose copies in
     other layouts are dropped after forward and made again by the same messages before backward.
     ``segment_starts`` lists operators before which a segment ends although nothing moves there: what
     comes after them has its gradients, and lets them travel, before the backward of the rest.

@@ -55,6 +55,28 @@ def test_only_the_chosen_operators_run_again() -> None:
     assert {kind for kind, when in counts if when == Kind.RECOMPUTE} == {"aten.gelu.default"}
 
 
+@pytest.mark.parametrize("seed", [Seed(), SPLIT, Seed(data=2, zero=3)])
+def test_a_block_runs_again_until_its_backward_has_what_it_reads(seed: Seed) -> None:
+    plain, program = recomputing("none", seed), recomputing("blocks", seed)
+    again = Counter(
+        GRAPH.operators[call.operator].kind
+        for kind, item in zip(program.kind, program.item, strict=True)
+        if kind == Kind.RECOMPUTE
+        for call in program.segments[int(item)].calls
+    )
+    # Neither the second product, which reads what it needs, nor the sum behind it, nor its messages.
+    assert again == {"aten.linear.default": LAYERS, "aten.gelu.default": LAYERS}
+    scatters = [
+        sum(
+            program.messages[int(item)].primitive == "reduce_scatter"
+            for kind, item in zip(program.kind, program.item, strict=True)
+            if kind == Kind.MESSAGE
+        )
+        for program in (plain, program)
+    ]
+    assert scatters[0] == scatters[1]
+
+
 def test_a_split_linear_gathers_its_input_again() -> None:
     plain, again = recomputing("none"), recomputing("selective")
     inside = {i for b in GRAPH.blocks[1:-1] for i in range(b.start, b.stop)}

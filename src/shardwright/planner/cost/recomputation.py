@@ -76,6 +76,51 @@ def recomputed_operators(graph: OperatorGraph, name: Recomputation) -> frozenset
     return _attention_cores(graph) if name == "attention" else frozenset()
 
 
+def needed_again(graph: OperatorGraph, asked: Container[int]) -> frozenset[int]:
+    """Return those of the operators asked to run again that some backward of their block needs.
+
+    Recomputation of a block stops where all is there that its backward reads, as PyTorch's
+    non-reentrant checkpoint does: of a transformer's block the last product is not run again, since
+    only the next block reads its result, and its own backward reads what goes into it. What follows
+    keeps its graph from forward, which then holds nothing of its own. In between nothing is left
+    out: a segment more costs more than a cheap operator.
+    """
+    found: set[int] = set()
+    for block in graph.blocks:
+        idle: list[int] = []
+        mine = [index for index in range(block.start, block.stop) if index in asked]
+        while mine and not _is_needed(graph, mine[-1], block.stop):
+            idle.append(mine.pop())
+        # What is only seen anew may stay with what made it.
+        while idle and _is_seen_anew(graph, idle[-1]):
+            mine.append(idle.pop())
+        found.update(mine)
+    return frozenset(found)
+
+
+def _is_needed(graph: OperatorGraph, index: int, stop: int) -> bool:
+    """Whether a backward in its block, which ends at ``stop``, reads what an operator makes."""
+    operator = graph.operators[index]
+    if saved_tensors(graph, operator)[1] or _bytes_beside_results(graph, index) > 0:
+        return True
+    return any(
+        tensor in [other.inputs[position] for position in saved_tensors(graph, other)[0]]
+        or (_is_seen_anew(graph, reader) and tensor == other.inputs[0]
+            and _is_needed(graph, reader, stop))
+        for tensor in operator.outputs
+        for reader in graph.consumers[tensor]
+        if reader < stop
+        for other in (graph.operators[reader],)
+    )  # fmt: skip
+
+
+def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:
+    """Whether an operator's result lies in the memory of what it reads."""
+    operator = graph.operators[index]
+    is_same = is_view(base_kind(operator.kind)) or is_identity(graph, operator)
+    return is_same and bool(operator.inputs)
+
+
 def block_of_operators(graph: OperatorGraph) -> list[int]:
     """Return the block of every operator."""
     block = [0] * len(graph.operators)

@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypedDict, TypeVar, Unpack
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
@@ -26,6 +27,7 @@ from shardwright.core.program import (
     value_pieces,
 )
 from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
+from shardwright.planner.cost.recomputation import needed_again
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
@@ -115,9 +117,11 @@ class Draft:
             if config.keeps
         )
         blocks = [graph.blocks[number] for number in strategy.recompute]
-        self.recomputed = frozenset(strategy.recompute_operators).union(
+        asked = frozenset(strategy.recompute_operators).union(
             *(range(block.start, block.stop) for block in blocks)
         )
+        again = ("run again", strategy.recompute, strategy.recompute_operators)
+        self.recomputed = self.once(again, partial(needed_again, graph, asked))
         self.segment_starts = frozenset(strategy.segment_starts)
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()

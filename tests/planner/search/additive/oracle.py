@@ -13,7 +13,8 @@ from types import MappingProxyType
 from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
-from shardwright.planner.cost.derivatives import base_kind, is_view
+from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
+from shardwright.planner.cost.recomputation import storages
 from shardwright.planner.search.additive.context import Context, Wires, num_bytes
 from shardwright.planner.search.additive.modes import KEEP, Mode
 from shardwright.planner.search.additive.parameters import parameter_config
@@ -64,7 +65,7 @@ class Additive:
             for t, pair in zip(operator.outputs, placed.outputs, strict=True)
         )
         mode = self.modes[context.ties.block[index]]
-        again = mode.whole or index in mode.operators
+        again = self._runs_again(index, mode)
         price = context.seconds(index, inputs, outputs)
         times = 2 if again and not context.is_once(index) else 1
         column = ONCE if context.is_once(index) else EACH
@@ -87,6 +88,27 @@ class Additive:
             for p in saves.crossing[index]
         )
         self.totals[FLIGHT] += across + (0 if again else inner)
+
+    def _runs_again(self, index: int, mode: Mode) -> bool:
+        """Whether an operator comes before the last of its block that a backward there needs."""
+        graph, block = self.context.graph, self.context.ties.block
+        inside = [i for i, other in enumerate(block) if other == block[index]]
+        root = storages(graph)
+        saved: set[int] = set()
+        needed: list[int] = []
+        for other in inside:
+            operator = graph.operators[other]
+            read, made, extra = saved_tensors(graph, operator)
+            saved |= {root[operator.inputs[p]] for p in read}
+            saved |= {root[operator.outputs[p]] for p in made}
+            shapes = [
+                tuple(graph.tensors[t].shape for t in ends)
+                for ends in (operator.inputs, operator.outputs)
+            ]
+            needed += [other] if extra(*shapes) else []
+        needed += [i for i in inside if saved & {root[t] for t in graph.operators[i].outputs}]
+        asked = [i for i in inside if mode.whole or i in mode.operators]
+        return index in asked and index <= max((i for i in needed if i in asked), default=-1)
 
     def _maker(self, tensor: int) -> int:
         """Return who made the data of a tensor, looking through views."""
@@ -139,7 +161,8 @@ class Additive:
                     backward += self.wires.halos(local, spec.dtype, halos)
             self.totals[ONCE if once else EACH] += forward + backward
             moves = value != out.value or bool(halos)
-            again = mode.whole or (mode.copies and kept and moves)
+            read_again = all(self._runs_again(i, mode) for i in graph.consumers[tensor])
+            again = (mode.whole and read_again) or (mode.copies and kept and moves)
             self.totals[EACH] += forward if again and not once else 0.0
             if moves and kept and not once and not mode.copies:
                 local = extended_shape(local_shape(shape, value, self.mesh.sizes), halos)

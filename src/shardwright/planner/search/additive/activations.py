@@ -98,12 +98,13 @@ class _Copies:
         maker = self.problem.config_of[self.flow.maker]
         terms: list[Term] = []
         for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
-            alone = self._table(self.sources, wanted, skip=frozenset(shared))
+            alone = self._table(self.sources, wanted, [reader], skip=frozenset(shared))
             terms += self._pair_terms(maker, self.problem.config_of[reader], alone)
         terms += self._sums()
         for key in shared:
             copy = self.problem.variable(2)
-            made = self._table(self.sources, [key], skip=frozenset())[:, :, 0]
+            readers = [reader for reader, _ in self.flow.readers]
+            made = self._table(self.sources, [key], readers, skip=frozenset())[:, :, 0]
             columns = np.stack([np.zeros_like(made), made], axis=2)
             terms += self._switched((maker, copy), columns)
             terms += self._requirements(copy, key)
@@ -172,14 +173,19 @@ class _Copies:
         return tuple([key for key, times in count.items() if times > 1 and key != only])
 
     def _table(
-        self, sources: list[Key], wanted: list[Key], skip: frozenset[Key]
+        self, sources: list[Key], wanted: list[Key], readers: list[int], skip: frozenset[Key]
     ) -> NDArray[np.float64]:
-        """Return columns over (maker config, reader config, mode), repeats shared."""
+        """Return columns over (maker config, reader config, mode), repeats shared.
+
+        Of the ``readers`` (roots) that may read the copy, one that runs again needs it again.
+        """
         made = list(zip(sources, self.open_axes, strict=True))
         places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
         columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
         table = np.zeros((NUM_COLUMNS, len(places), len(columns), len(self.modes)))
         seconds = ONCE if self.once else EACH
+        # Which of them will read it is not known; charged is what is certain.
+        whole = [mode.whole and all(map(mode.repeats, readers)) for mode in self.modes]
         for (source, axes), i in places.items():
             for target, j in columns.items():
                 if source == target or target in skip:
@@ -190,7 +196,7 @@ class _Copies:
                     table[EACH, i, j] = both
                     continue
                 for number, mode in enumerate(self.modes):
-                    is_needed = mode.whole or (mode.copies and crossing.bytes > 0)
+                    is_needed = whole[number] or (mode.copies and crossing.bytes > 0)
                     again = crossing.forward if is_needed and not self.once else 0.0
                     table[seconds, i, j, number] = both + again
                     table[TRANSIENT if mode.copies else FLIGHT, i, j, number] = crossing.bytes

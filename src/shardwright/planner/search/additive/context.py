@@ -22,7 +22,7 @@ from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
-from shardwright.planner.cost.recomputation import recomputed_operators
+from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
 from shardwright.planner.lower.abridged import Abridger
 from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.search.additive.flows import Flow, find_flows, find_passing
@@ -92,6 +92,7 @@ class Context:
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
         self._wires: dict[Mesh, Wires] = {}
         self._recomputed: dict[str, frozenset[int]] = {}
+        self._idle: dict[frozenset[int], frozenset[int]] = {}
 
     def on(self, num_devices: int) -> Context:
         """Return the same facts, and the same caches, for plans on the first so many devices."""
@@ -120,6 +121,12 @@ class Context:
             tied = frozenset(i for i, root in enumerate(self.ties.root) if root in again)
             self._recomputed[name] = tied
         return self._recomputed[name]
+
+    def idle(self, asked: frozenset[int]) -> frozenset[int]:
+        """Return those of the operators asked to run again that no backward needs to."""
+        if asked not in self._idle:
+            self._idle[asked] = asked - needed_again(self.graph, asked)
+        return self._idle[asked]
 
     def wires(self, mesh: Mesh) -> Wires:
         """Return the prices of messages on a mesh, the same for every number of microbatches."""

@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """``operators`` run again; ``copies``: so do messages whose results backward needs; ``whole``:
-    the block keeps nothing but what others hand to it.
+    the block keeps nothing but what others hand to it. Of these operators the ``idle`` make nothing
+    that a backward needs (``needed_again``).
     """
 
     name: str
     operators: frozenset[int] = frozenset()
     copies: bool = False
     whole: bool = False
+    idle: frozenset[int] = frozenset()
 
     def repeats(self, operator: int) -> bool:
         """Whether an operator of the block runs again in backward."""
-        return self.whole or operator in self.operators
+        return (self.whole or operator in self.operators) and operator not in self.idle
 
 
 KEEP = Mode(name="keep")
@@ -41,8 +43,9 @@ WHOLE = Mode(name="recompute", copies=True, whole=True)
 def find_modes(context: Context, mesh: Mesh) -> tuple[Mode, ...]:
     """Return the modes to choose from, ``KEEP`` first unless something else was asked for."""
     wanted = context.training.recompute
+    whole = replace(WHOLE, idle=context.idle(frozenset(range(len(context.graph.operators)))))
     if wanted == "blocks":
-        return (WHOLE,)
+        return (whole,)
     if wanted == "selective" or wanted == "attention":  # noqa: PLR1714 - the type narrows so
         return (_named(context, wanted),)
     pairs = zip(mesh.axes, mesh.sizes, strict=True)
@@ -51,12 +54,17 @@ def find_modes(context: Context, mesh: Mesh) -> tuple[Mode, ...]:
     if wanted == "none":
         return found
     some = _named(context, "selective")
-    return (*found, some, WHOLE) if some.operators else (*found, WHOLE)
+    return (*found, some, whole) if some.operators else (*found, whole)
 
 
 def _named(context: Context, name: Literal["selective", "attention"]) -> Mode:
     again = context.recomputed(name)
-    return Mode(name=f"recompute ({name})", operators=again, copies=name == "selective")
+    return Mode(
+        name=f"recompute ({name})",
+        operators=again,
+        copies=name == "selective",
+        idle=context.idle(again),
+    )
 
 
 def in_modes(problem: Problem, strategy: Strategy, modes: Sequence[Mode]) -> Strategy:
