@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
 from shardwright.core.layout import (
+    FLAT,
     PARTIAL,
     REPLICATE,
     inner,
@@ -15,8 +17,10 @@ from shardwright.core.layout import (
     layout_text,
     local_shape,
     normal,
+    shard_boxes,
     shard_offsets,
 )
+from shardwright.planner.space.rest import shard_further
 
 SIZES = (2, 3, 2)
 PLACEMENTS = (REPLICATE, 0, 1, inner(0), inner(1))
@@ -69,3 +73,37 @@ def test_only_the_axis_that_splits_last_is_innermost() -> None:
 
 def test_an_inner_shard_is_written_with_a_prime() -> None:
     assert layout_text((inner(0), 0, 1, REPLICATE, PARTIAL)) == "S0'·S0·S1·R·P"
+
+
+@pytest.mark.parametrize("layout", [(FLAT,), (FLAT, FLAT), (0, FLAT), (FLAT, 1), (REPLICATE, FLAT)])
+def test_the_boxes_of_flat_shards_hold_a_row_cut_into_padded_pieces(
+    layout: tuple[int, ...],
+) -> None:
+    sizes, shape = (2, 3)[: len(layout)], (4, 3, 5)
+    whole = np.arange(60).reshape(shape)
+    seen = np.zeros(shape, dtype=int)
+    for place in np.ndindex(*sizes):
+        row = whole
+        for placement, size, at in zip(layout, sizes, place, strict=True):
+            row = np.split(row, size, axis=placement)[at] if placement >= 0 else row
+        row = row.reshape(-1)
+        for placement, size, at in zip(layout, sizes, place, strict=True):
+            if placement == FLAT:
+                row = np.split(np.append(row, [-1] * (-row.size % size)), size)[at]
+        assert local_shape(shape, layout, sizes) == row.shape
+        found = [-1] * row.size
+        for box in shard_boxes(shape, layout, sizes, place):
+            window = tuple(slice(a, a + n) for a, n in zip(box.start, box.size, strict=True))
+            seen[window] += 1
+            taken = whole[window].reshape(-1)
+            found[box.first : box.first + taken.size] = taken
+        assert found == row.tolist()
+    assert (seen == (2 if REPLICATE in layout else 1)).all()
+
+
+@pytest.mark.parametrize("count", [6, 12, 24, 48, 96])
+def test_what_no_dim_lets_divide_is_cut_flat(count: int) -> None:
+    assert shard_further((4096, 4096), (REPLICATE,), (count,)) == (FLAT,)
+    assert local_shape((4096, 4096), (FLAT,), (count,)) == (math.ceil(2**24 / count),)
+    assert shard_further((4096, 96), (REPLICATE,), (count,)) == (1,)
+    assert shard_further((count - 1,), (REPLICATE,), (count,)) == (REPLICATE,)

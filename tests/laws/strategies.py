@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import PARTIAL, REPLICATE, Layout, local_shape
+from shardwright.core.layout import FLAT, PARTIAL, REPLICATE, Layout, local_shape
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -212,9 +212,11 @@ def _parameter(
 
 @cache
 def layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
-    """Return every layout of a parameter on a mesh: each axis shards a dim, or none."""
+    """Return every layout of a parameter on a mesh: each axis shards a dim or none, or cuts flat
+    shards."""
     found: list[Layout] = []
-    for layout in itertools.product(range(REPLICATE, len(shape)), repeat=len(sizes)):
+    placements = (*range(REPLICATE, len(shape)), FLAT)
+    for layout in itertools.product(placements, repeat=len(sizes)):
         try:
             local_shape(shape, layout, sizes)
         except ValueError:

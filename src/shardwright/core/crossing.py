@@ -57,9 +57,7 @@ def pieces_between(
     number.
     """
     if here.sizes == there.sizes and lying == wanted:
-        whole = tuple((0, size) for size in local_shape(shape, lying, here.sizes))
-        ends = zip(here.devices, there.devices, strict=True)
-        return tuple(Piece(source, target, whole, whole) for source, target in ends)
+        return whole_shards(local_shape(shape, lying, here.sizes), here, there)
     if PARTIAL in lying:
         raise ValueError("partial sums cannot travel to a mesh that is cut otherwise; sum them up")
     held = dict(_boxes(shape, here, lying))
@@ -82,6 +80,13 @@ def pieces_between(
             piece = Piece(source, target, _within(common, shard), _within(common, box))
             pieces.append(piece)
     return tuple(pieces)
+
+
+def whole_shards(shape: tuple[int, ...], here: Mesh, there: Mesh) -> tuple[Piece, ...]:
+    """Return pieces that bring shards of one shape from every coordinate to the same one."""
+    whole = tuple((0, size) for size in shape)
+    ends = zip(here.devices, there.devices, strict=True)
+    return tuple(Piece(source, target, whole, whole) for source, target in ends)
 
 
 def _check_number(cell: tuple[int, ...], num_shards: int, targets: list[tuple[int, Box]]) -> None:

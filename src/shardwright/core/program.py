@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.crossing import Piece, pieces_between
+from shardwright.core.crossing import Piece, pieces_between, whole_shards
 from shardwright.core.halo import Halos
 from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
@@ -145,7 +145,8 @@ class Message:
     (from_dim, to_dim): *all_gather* gathers from_dim; *reduce_scatter* and *slice* split to_dim;
     *all_to_all* gathers from_dim and splits to_dim; *halo* brings the neighbours' rows of to_dim, the
     last of the result's ``halos``, and *halo_sum* adds those of from_dim, the last of the source's, to
-    the neighbours' own; -1 where unused. ``axes`` are the mesh axes that the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
+    the neighbours' own; -1 where unused, ``FLAT`` where flat shards are gathered or cut, with their
+    padding. ``axes`` are the mesh axes that the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
     reduce_scatter and all_to_all, the full local *output* for all_gather, and the most that one device
     sends or receives for halos and for a transfer, whose pieces ``Program.pieces`` lists. ``purpose`` says why
     it is sent.
@@ -200,6 +201,8 @@ class Output:
 
 def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple[Piece, ...]:
     """Return what travels when ``source`` on one mesh becomes ``result`` on another."""
+    if here.sizes == there.sizes and source.layout == result.layout:
+        return whole_shards(source.shape, here, there)
     shape = whole_shape(source.shape, source.layout, here.sizes)
     return pieces_between(shape, here, source.layout, there, result.layout)
 

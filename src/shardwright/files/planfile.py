@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shardwright.core.cluster import Cluster
 from shardwright.core.codec import MAX_INTEGER, SCHEMA, decode, dumps, encode
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import REPLICATE, Layout, shard_dim
+from shardwright.core.layout import FLAT, REPLICATE, Layout, shard_dim
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, PlanMismatch
@@ -266,7 +266,8 @@ def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
 
 
 def _is_layout_of(layout: Layout, rank: int) -> bool:
-    return all(placement == REPLICATE or 0 <= shard_dim(placement) < rank for placement in layout)
+    whole = (REPLICATE, FLAT)
+    return all(placement in whole or 0 <= shard_dim(placement) < rank for placement in layout)
 
 
 def _write(path: str | Path, kind: str, content: object, extra: dict[str, Any]) -> Path:

@@ -8,6 +8,7 @@ its name only when all of it is on disk. ``latest`` names the newest one. Nothin
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ from shardwright.runtime.manifest import (
 )
 from shardwright.runtime.state import (
     Held,
-    box_of,
+    boxes_of,
     idle_tensors,
     lasting,
     merged_groups,
@@ -51,11 +52,12 @@ KEPT = 2  # newest checkpoints that a save leaves in the directory
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank has written, for the manifest."""
+    """What one rank has written, for the manifest. ``boxes``: key, name in the file ("": the key),
+    dtype, the whole tensor's shape, start and size."""
 
     file: str
     size_and_crc: tuple[int, int]
-    boxes: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+    boxes: tuple[tuple[str, str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
     values: Mapping[str, Any]
     groups: list[Group]
 
@@ -98,25 +100,36 @@ def _write_part(
         for key, tensor in (*idle_tensors(machine).items(), *extra.items()):
             shape = tuple(tensor.shape)
             held.append(Held(key, tensor, (0,) * len(shape), shape, True))
-    by_key = {box.key: box for box in held}
+    named: dict[str, Held] = {}
+    for box in held:  # a flat shard is several boxes of one key
+        number = next(n for n in itertools.count() if _named(box.key, n) not in named)
+        named[_named(box.key, number)] = box
     outlines = in_file_order(
-        Outline(box.key, box.local.dtype, tuple(box.local.shape)) for box in by_key.values()
+        Outline(name, box.local.dtype, tuple(box.local.shape)) for name, box in named.items()
     )
     file = f"rank-{rank():05d}.safetensors"
-    written = write(partial / file, outlines, (by_key[one.name].local for one in outlines))
+    written = write(partial / file, outlines, (named[one.name].local for one in outlines))
     listed = tuple(
-        (key, book.dtype_name(box.local.dtype), box.shape, box.start, tuple(box.local.shape))
-        for key, box in by_key.items()
-    )
+        (
+            box.key, name if name != box.key else "", book.dtype_name(box.local.dtype), box.shape,
+            box.start, tuple(box.local.shape),
+        )
+        for name, box in named.items()
+    )  # fmt: skip
     return Part(file, written, listed, values, parameter_groups(machine, optimizer))
+
+
+def _named(key: str, number: int) -> str:
+    return f"{key}#{number}" if number else key
 
 
 def _manifest(machine: Machine, parts: list[Part], extra: Any) -> Manifest:
     tensors: dict[str, TensorTable] = {}
     for part in parts:
-        for key, dtype, shape, start, size in part.boxes:
+        for key, name, dtype, shape, start, size in part.boxes:
             table = tensors.setdefault(key, TensorTable(dtype=dtype, shape=list(shape), pieces=[]))
-            table.pieces.append(Box(file=part.file, start=list(start), size=list(size)))
+            box = Box(file=part.file, start=list(start), size=list(size), name=name)
+            table.pieces.append(box)
     modules = module_tables(machine.parameters.module)
     for name, table in modules.items():
         if table.key not in tensors:  # on the meta device, and not used
@@ -230,11 +243,13 @@ def _load_optimizer(
             optimizer.state[parameter][entry] = book.lively(content.values[key], {})
             continue
         stored = book.stored(directory, content, key)
-        box = box_of(machine, masters[name].value, key, parameter)
+        value = masters[name].value
+        spec = machine.captured.graph.tensors[machine.program.values[value].tensor]
         with reading() as reader:
-            if stored.shape == box.shape:
+            if stored.shape == tuple(spec.shape):
                 local = torch.zeros_like(parameter, dtype=stored.dtype, requires_grad=False)
-                reader.read(stored, box.start, seen_as(local, box.local.shape))
+                for held in boxes_of(machine, value, key, local):
+                    reader.read(stored, held.start, held.local)
             else:
                 local = reader.whole(stored)
                 group = group_of.get(id(parameter), {})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import shard_dim
+from shardwright.core.layout import is_split
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
@@ -277,8 +277,8 @@ class Executor:
         name = type(self.optimizer).__name__
         values = self.program.values
         layouts = {values[master.value].layout for master in self.machine.parameters.masters}
-        is_split = any(shard_dim(placement) >= 0 for layout in layouts for placement in layout)
-        if name in CLOSURE_OPTIMIZERS or (name in WHOLE_OPTIMIZERS and is_split):
+        has_shards = any(is_split(placement) for layout in layouts for placement in layout)
+        if name in CLOSURE_OPTIMIZERS or (name in WHOLE_OPTIMIZERS and has_shards):
             raise InputError(
                 f"an update must be possible shard by shard in one pass, but {name} "
                 + ("calls the model again" if name in CLOSURE_OPTIMIZERS else "needs whole tensors")

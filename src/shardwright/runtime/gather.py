@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import shard_dim
+from shardwright.core.layout import is_split
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
-from shardwright.runtime.parameters import cut
+from shardwright.runtime.parameters import parts
 from shardwright.runtime.store import DTYPES
 
 
@@ -27,10 +27,11 @@ def whole_tensor(machine: Machine, value: int) -> Tensor:
         is_first = all(
             place == 0
             for placement, place in zip(entry.layout, site.coordinate, strict=True)
-            if shard_dim(placement) < 0
+            if not is_split(placement)
         )
         if is_first:
-            cut(whole, entry, site).copy_(machine.parameters.raw[value])
+            for part in parts(shape, machine.parameters.raw[value], entry, site):
+                part.within(whole).copy_(part.local)
     if whole.numel():
         machine.world.all_reduce(whole.view(-1).view(torch.uint8)).wait()
     return whole

@@ -32,11 +32,13 @@ class _Table(BaseModel):
 
 
 class Box(_Table):
-    """A piece of a tensor: the file it is in, and where in the whole it begins and ends."""
+    """A piece of a tensor: the file it is in, and where in the whole it begins and ends. ``name``:
+    what it is called there, "" where that is the tensor's key."""
 
     file: FileName
     start: Sizes
     size: Sizes
+    name: str = ""
 
 
 class TensorTable(_Table):
@@ -84,7 +86,7 @@ class Manifest(_Table):
 
 def manifest_text(manifest: Manifest) -> str:
     """Return the text of a manifest with its checksum."""
-    content = manifest.model_dump()
+    content = manifest.model_dump(exclude_defaults=True)
     return json.dumps({"format": FORMAT, "crc32": _crc(content), "content": content})
 
 
@@ -184,7 +186,8 @@ def stored(directory: Path, manifest: Manifest, key: str) -> Stored:
             f"{remedy(directory)}"
         )
     pieces = tuple(
-        Piece(directory / box.file, key, tuple(box.start), tuple(box.size)) for box in entry.pieces
+        Piece(directory / box.file, box.name or key, tuple(box.start), tuple(box.size))
+        for box in entry.pieces
     )
     return Stored(DTYPES[entry.dtype], tuple(entry.shape), pieces)
 

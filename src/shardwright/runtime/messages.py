@@ -4,7 +4,8 @@ A message becomes an ``Exchange``: ``issue`` reads its sources, packs them into 
 starts the collective; ``complete`` waits for it, unpacks and writes the results. The interpreter
 completes an exchange just before the first instruction that needs one of its results. Within a
 buffer every rank's part is contiguous, items one after another; results are views of the buffer
-where their dim is the first. Items travel in the dtype of their result.
+where their dim is the first. Items travel in the dtype of their result. What is cut into flat shards
+is a row, padded with zeros; the padding travels too.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.core.crossing import Piece
 from shardwright.core.halo import neighbours
+from shardwright.core.layout import FLAT
 from shardwright.core.program import Message, Program
 from shardwright.core.strategy import Mesh
 from shardwright.runtime.collectives import Pending
@@ -42,6 +44,16 @@ class Item:
     def source(self) -> Tensor:
         """Return the tensor to send."""
         return self.read().detach().to(self.dtype)
+
+    def divided(self, pieces: int) -> tuple[Tensor, int]:
+        """Return the tensor to split into so many pieces, and along which dim."""
+        tensor, dim = self.source(), self.dims[1]
+        return (padded_row(tensor, pieces), 0) if dim == FLAT else (tensor, dim)
+
+
+def padded_row(tensor: Tensor, pieces: int) -> Tensor:
+    """Return a tensor as one row that divides into so many pieces: zeros follow it."""
+    return nn.functional.pad(tensor.reshape(-1), (0, -tensor.numel() % pieces))
 
 
 class Exchange:
@@ -79,7 +91,7 @@ class Local(Exchange):
 
     def issue(self) -> None:
         for item in self.items:
-            tensor, dim = item.source(), item.dims[1]
+            tensor, dim = item.divided(self.pieces)
             if dim >= 0:
                 size = tensor.shape[dim] // self.pieces
                 tensor = tensor.narrow(dim, self.place * size, size)
@@ -114,7 +126,7 @@ class Collective(Exchange):
 
     def _packed(self) -> Tensor:
         """Return all items split, side by side, each copied at most once where order allows."""
-        sources = [(item.source(), item.dims[1]) for item in self.items]
+        sources = [item.divided(self.size) for item in self.items]
         if len(sources) == 1 or self.order is not None:
             parts = [self._split(*source) for source in sources]
             return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
@@ -158,7 +170,10 @@ class AllGather(Collective):
         for item in self.items:
             count, dim = _count(item.shape), item.dims[0]
             pieces = rows[:, start : start + count].unflatten(1, item.shape)
-            if item.target is None:
+            if dim == FLAT:
+                row = pieces.reshape(-1)[: _count(item.result_shape)]
+                item.write(row.view(item.result_shape), item.target is None)
+            elif item.target is None:
                 item.write(pieces.movedim(0, dim).reshape(item.result_shape), True)
             else:
                 memory = item.target()

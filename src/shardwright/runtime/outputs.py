@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from shardwright.core.layout import PARTIAL, shard_dim, shard_offsets, whole_shape
+from shardwright.core.layout import PARTIAL, is_split, shard_offsets, whole_shape
 from shardwright.core.program import Output, Program
 from shardwright.errors import InputError
 from shardwright.runtime.segment import Site
@@ -27,7 +27,7 @@ def counts(program: Program, value: int, site: Site) -> bool:
     return all(
         place == 0
         for placement, place in zip(layout, site.coordinate, strict=True)
-        if shard_dim(placement) < 0 and placement != PARTIAL
+        if not is_split(placement) and placement != PARTIAL
     )
 
 

@@ -8,18 +8,33 @@ forward is valid again in backward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import local_shape, shard_dim, shard_offsets
+from shardwright.core.layout import FLAT, is_split, shard_boxes
 from shardwright.core.program import Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured, seen_as
 from shardwright.runtime.segment import Site
 from shardwright.runtime.store import DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A view of a shard that is a box of the whole tensor, which begins at ``start``."""
+
+    start: tuple[int, ...]
+    local: Tensor
+
+    def within(self, whole: Tensor) -> Tensor:
+        """Return the view of the whole tensor that this is."""
+        for dim, (start, size) in enumerate(zip(self.start, self.local.shape, strict=True)):
+            whole = whole.narrow(dim, start, size)
+        return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +47,25 @@ class Master:
     parameter: nn.Parameter
 
 
-def cut(whole: Tensor, value: Value, site: Site) -> Tensor:
-    """Return the view of a whole tensor that is this device's shard."""
-    shape = tuple(whole.shape)
-    sizes = site.mesh.sizes
-    offsets = shard_offsets(shape, value.layout, sizes, site.coordinate)
-    for dim, (start, size) in enumerate(
-        zip(offsets, local_shape(shape, value.layout, sizes), strict=True)
-    ):
-        whole = whole.narrow(dim, start, size)
-    return whole
+def parts(shape: tuple[int, ...], shard: Tensor, value: Value, site: Site) -> list[Part]:
+    """Return what a device's shard holds of a tensor of this shape: views of the shard, by box."""
+    boxes = shard_boxes(shape, value.layout, site.mesh.sizes, site.coordinate)
+    if not is_flat(value):
+        return [Part(box.start, shard) for box in boxes]
+    return [
+        Part(box.start, shard[box.first : box.first + math.prod(box.size)].view(box.size))
+        for box in boxes
+    ]
+
+
+def is_flat(value: Value) -> bool:
+    """Whether a shard is a flat one."""
+    return FLAT in value.layout
 
 
 def is_whole(value: Value) -> bool:
     """Whether a shard is the whole tensor."""
-    return all(shard_dim(placement) < 0 for placement in value.layout)
+    return not any(is_split(placement) for placement in value.layout)
 
 
 class Parameters:
@@ -115,10 +134,13 @@ class Parameters:
                 f"the module to train must hold its values, but {name!r} is on the meta device; "
                 "build the module on the CPU (or call to_empty and load a checkpoint into it)"
             )
-        shard = cut(whole, value, site).to(device=site.device, dtype=DTYPES[value.dtype])
+        dtype = DTYPES[value.dtype]
         if is_whole(value) and whole.is_contiguous():
-            return shard
-        return shard.clone(memory_format=torch.contiguous_format)
+            return whole.to(device=site.device, dtype=dtype)
+        shard = torch.zeros(value.shape, dtype=dtype, device=site.device)
+        for part in parts(tuple(whole.shape), shard, value, site):
+            part.local.copy_(part.within(whole))
+        return shard
 
     def _find_masters(self, here: list[int]) -> None:
         values, tensors = self.program.values, self.captured.graph.tensors
@@ -139,12 +161,16 @@ class Parameters:
 
     def _as_in_module(self, parameter: nn.Parameter, tensor: int) -> nn.Parameter:
         """Return a shard with as many dims as the module's parameter, for optimizers that look:
-        the graph may see blocks where the module has one dim (``capture.fused``)."""
+        the graph may see blocks where the module has one dim (``capture.fused``), and a flat shard
+        has one dim, whatever it is a shard of."""
         spec = self.captured.graph.tensors[tensor]
         declared = self.module.get_parameter(spec.name).shape
         shape = list(parameter.shape)
         if len(shape) == len(declared):
             return parameter
+        if len(shape) < len(declared):
+            row = parameter.detach().view(-1, *[1] * (len(declared) - 1))
+            return nn.Parameter(row, requires_grad=parameter.requires_grad)
         dim = next(d for d, size in enumerate(declared) if size != spec.shape[d])
         shape[dim : dim + 2] = [shape[dim] * shape[dim + 1]]
         return nn.Parameter(parameter.detach().view(shape), requires_grad=parameter.requires_grad)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import shard_offsets
+from shardwright.core.layout import is_split
 from shardwright.errors import CheckpointError
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.gather import kept_values
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.manifest import Group, ModuleTable, dtype_name, plain
+from shardwright.runtime.parameters import parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +85,45 @@ def lasting(machine: Machine) -> list[Held]:
         value, spec = values[index], tensors[values[index].tensor]
         if spec.role == "constant" or (value.role == "parameter" and not value.resident):
             continue
-        held = box_of(machine, index, f"{spec.role}/{spec.name}", raw)
-        if index not in kept:
-            held = Held(held.key, held.local, held.start, held.shape, False)
-        found.append(held)
+        held = boxes_of(machine, index, f"{spec.role}/{spec.name}", raw)
+        found += held if index in kept else [replace(one, is_writer=False) for one in held]
     return found
 
 
-def box_of(machine: Machine, index: int, key: str, local: Tensor) -> Held:
-    """Describe a shard that lies as a value does. An axis along which its place does not change
-    holds replicas."""
+def boxes_of(machine: Machine, index: int, key: str, local: Tensor) -> list[Held]:
+    """Describe a shard that lies as a value does, by its boxes: more than one of a flat shard, whose
+    padding is left out."""
+    value = machine.program.values[index]
+    shape = tuple(machine.captured.graph.tensors[value.tensor].shape)
+    shard = seen_as(local, value.shape)  # as the graph sees it, not as the optimizer does
+    is_writer = _writes(machine, index)
+    return [
+        Held(key, part.local, part.start, shape, is_writer)
+        for part in parts(shape, shard, value, machine.sites[value.mesh])
+    ]
+
+
+def _writes(machine: Machine, index: int) -> bool:
+    """Whether this rank, of those that hold the same shard of a value, writes it."""
     value = machine.program.values[index]
     site = machine.sites[value.mesh]
-    shape = tuple(machine.captured.graph.tensors[value.tensor].shape)
-    start = shard_offsets(shape, value.layout, site.mesh.sizes, site.coordinate)
-    if local.numel() == math.prod(value.shape):  # as the graph sees it, not as the optimizer does
-        local = seen_as(local, value.shape)
     replica, count = 0, 1
-    for axis, (size, place) in enumerate(zip(site.mesh.sizes, site.coordinate, strict=True)):
-        step = tuple(int(other == axis) for other in range(len(site.mesh.sizes)))
-        if not any(shard_offsets(shape, value.layout, site.mesh.sizes, step)):
+    for placement, size, place in zip(value.layout, site.mesh.sizes, site.coordinate, strict=True):
+        if not is_split(placement):
             replica, count = replica * size + place, count * size
     # Replicas share the writing of parameters. Those of a buffer may differ (local batch
     # statistics), so all of them are taken from the first, as ``to_module`` does.
     turn = 0 if value.role == "buffer" else value.tensor % count
-    return Held(key, local, start, shape, replica == turn)
+    return replica == turn
+
+
+def _holds_first(machine: Machine, index: int) -> bool:
+    """Whether a value's shard on this rank is the first of its tensor."""
+    value = machine.program.values[index]
+    coordinate = machine.sites[value.mesh].coordinate
+    return not any(
+        place for place, placed in zip(coordinate, value.layout, strict=True) if is_split(placed)
+    )
 
 
 # -- optimizer -------------------------------------------------------------------------------------
@@ -133,13 +148,13 @@ def optimizer_state(
                 if nested:
                     raise _no_other_plan(entry, master.name, "tensors in containers")
                 continue
-            held = box_of(machine, master.value, key, value)
+            index, shape = master.value, tuple(value.shape)
+            whole = machine.captured.graph.tensors[machine.program.values[index].tensor].shape
             if value.shape == master.parameter.shape:
-                boxes.append(held)
-            elif value.numel() == 1 or master.parameter.numel() == math.prod(held.shape):
-                shape = tuple(value.shape)
-                is_first = held.is_writer and not any(held.start)
-                boxes.append(Held(key, value, (0,) * len(shape), shape, is_first))
+                boxes += boxes_of(machine, index, key, value)
+            elif value.numel() == 1 or master.parameter.numel() == math.prod(whole):
+                is_writer = _writes(machine, index) and _holds_first(machine, index)
+                boxes.append(Held(key, value, (0,) * len(shape), shape, is_writer))
             else:
                 raise _no_other_plan(entry, master.name, f"shape {tuple(value.shape)}")
     return boxes, values

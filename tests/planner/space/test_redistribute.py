@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.layout import (
+    FLAT,
     PARTIAL,
     REPLICATE,
     Layout,
     inner,
     local_shape,
     shard_offsets,
+    unflattened,
 )
 from shardwright.planner.space.redistribute import Step, reshard_steps
 
@@ -23,8 +26,11 @@ Shards = dict[tuple[int, ...], np.ndarray]
 
 
 def cut(whole: np.ndarray, layout: Layout, sizes: tuple[int, ...]) -> Shards:
-    """Cut a tensor by definition; partial sums put everything into coordinate 0 of the axis, plus noise."""
-    shape = local_shape(whole.shape, layout, sizes)
+    """Cut a tensor by definition; partial sums put everything into coordinate 0 of the axis, plus noise.
+
+    What the other axes leave is flattened, padded and cut by every flat axis in turn.
+    """
+    shape = local_shape(whole.shape, unflattened(layout), sizes)
     shards: Shards = {}
     for place in itertools.product(*map(range, sizes)):
         begin = shard_offsets(whole.shape, layout, sizes, place)
@@ -34,7 +40,16 @@ def cut(whole: np.ndarray, layout: Layout, sizes: tuple[int, ...]) -> Shards:
             if placement == PARTIAL:
                 share *= (where + 1) / (size * (size + 1) / 2)
         shards[place] = whole[window] * share
+        for placement, size, where in zip(layout, sizes, place, strict=True):
+            if placement == FLAT and size > 1:
+                shards[place] = padded(shards[place], size)[where]
     return shards
+
+
+def padded(shard: np.ndarray, pieces: int) -> list[np.ndarray]:
+    """Return a shard as rows of equal length, zeros at the end."""
+    flat = shard.reshape(-1)
+    return np.split(np.append(flat, np.zeros(-flat.size % pieces)), pieces)
 
 
 def peers(
@@ -44,8 +59,16 @@ def peers(
     return list(itertools.product(*options))
 
 
-def play(shards: Shards, step: Step, sizes: tuple[int, ...]) -> Shards:
-    """Do one collective the way its definition says."""
+def play_flat(group: list[np.ndarray], step: Step, mine: int, after: tuple[int, ...]) -> np.ndarray:
+    """Gather flat shards and leave their padding away, or cut them."""
+    if step.primitive == "all_gather":
+        return np.concatenate(group)[: math.prod(after)].reshape(after)
+    held = np.sum(group, axis=0) if step.primitive == "reduce_scatter" else group[mine]
+    return padded(held, len(group))[mine]
+
+
+def play(shards: Shards, step: Step, sizes: tuple[int, ...], whole: tuple[int, ...]) -> Shards:
+    """Do one collective the way its definition says; ``whole``: the shape it leads to."""
     result: Shards = {}
     for place in shards:
         group = [shards[other] for other in peers(place, step.axes, sizes)]
@@ -53,6 +76,8 @@ def play(shards: Shards, step: Step, sizes: tuple[int, ...]) -> Shards:
         pieces, mine = sizes[axis], place[axis]
         if step.primitive == "all_reduce":
             result[place] = np.sum(group, axis=0)
+        elif FLAT in (step.from_dim, step.to_dim):
+            result[place] = play_flat(group, step, mine, whole)
         elif step.primitive == "all_gather":
             result[place] = np.concatenate(group, axis=step.from_dim)
         elif step.primitive == "slice":
@@ -65,10 +90,10 @@ def play(shards: Shards, step: Step, sizes: tuple[int, ...]) -> Shards:
     return result
 
 
-placement = st.sampled_from([REPLICATE, PARTIAL, 0, 1, inner(0), inner(1)])
+placement = st.sampled_from([REPLICATE, PARTIAL, 0, 1, inner(0), inner(1), FLAT])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     source=st.tuples(placement, placement),
     target=st.tuples(placement, placement),
@@ -86,7 +111,7 @@ def test_any_sequence_found_turns_the_source_shards_into_the_target_shards(
         return
     shards = cut(whole, source, sizes)
     for step in steps:
-        shards = play(shards, step, sizes)
+        shards = play(shards, step, sizes, local_shape(whole.shape, step.layout, sizes))
     wanted = cut(whole, target, sizes)
     for place, piece in shards.items():
         np.testing.assert_allclose(piece, wanted[place], rtol=1e-12)
@@ -118,6 +143,18 @@ def test_bytes_follow_the_message_convention() -> None:
     scatter = reshard_steps((8, 8), "float32", (PARTIAL,), (0,), (4,))[0]
     assert gather.bytes == 8 * 8 * 4  # the full output
     assert scatter.bytes == 8 * 8 * 4  # the full input
+
+
+def test_flat_shards_are_cut_before_copies_are_summed_up() -> None:
+    steps = reshard_steps((5, 7), "float32", (PARTIAL, PARTIAL), (FLAT, REPLICATE), (3, 2))
+    assert [(step.primitive, step.axes, step.bytes) for step in steps] == [
+        ("reduce_scatter", (0,), 36 * 4),  # 35 elements, padded
+        ("all_reduce", (1,), 12 * 4),
+    ]
+    steps = reshard_steps((5, 7), "float32", (FLAT, FLAT), (FLAT, REPLICATE), (3, 2))
+    assert [(step.primitive, step.axes, step.bytes) for step in steps] == [
+        ("all_gather", (1,), 12 * 4)
+    ]
 
 
 def test_a_size_that_does_not_divide_is_refused() -> None:

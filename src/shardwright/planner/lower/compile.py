@@ -69,7 +69,7 @@ class Templates:
             middle=often if several else (),
             last=last,
             sends=[Rows.of(draft, [s for s in steps.exchange if s.kind is Kind.SEND])],
-            receives=[Rows.of(draft, [s for s in steps.exchange if s.kind is Kind.RECEIVE])],
+            receives=[Rows.of(draft, [s for s in steps.exchange if s.kind is not Kind.SEND])],
             epilogue=[Rows.of(draft, steps.epilogue)],
         )
 

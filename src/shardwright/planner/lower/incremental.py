@@ -192,7 +192,7 @@ class _Replay(Lowering):
                     middle=joined([share.middle for share in reversed(own)]) if several else (),
                     last=last,
                     sends=[Rows.of(draft, [s for s in exchange if s.kind is Kind.SEND])],
-                    receives=[Rows.of(draft, [s for s in exchange if s.kind is Kind.RECEIVE])],
+                    receives=[Rows.of(draft, [s for s in exchange if s.kind is not Kind.SEND])],
                     epilogue=[self._epilogue_rows(stage)],
                 )
             )

@@ -12,7 +12,7 @@ from functools import partial
 
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import PARTIAL, Layout
+from shardwright.core.layout import FLAT, PARTIAL, Layout, unflattened
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
@@ -211,21 +211,49 @@ class Lowering:
             if use.mesh == kept.mesh:
                 continue
             if value.alias < 0:
-                ends = (kept.rest, use.value)
+                origin, gather = draft.once(("whole", kept.rest), partial(self._whole, kept.rest))
+                ends = (origin, use.value)
                 send, receive = draft.once(
                     ("tied", *ends), partial(draft.transfer, *ends, "parameter")
                 )
-                self.stages[kept.mesh].prologue.append(Entry(-1, [send]))
+                self.stages[kept.mesh].prologue.append(Entry(-1, [*gather, send]))
                 self.stages[use.mesh].prologue.append(Entry(-1, [receive]))
             if value.gradient >= 0:
                 summed = self.parameters.summed_abroad(use)
-                ends = (summed, kept.reduced)
+                arrived, cut = draft.once(
+                    ("arrived", summed, kept.reduced), partial(self._arrived, summed, kept.reduced)
+                )
+                ends = (summed, arrived)
                 send, receive = draft.once(
                     ("tied", *ends), partial(draft.transfer, *ends, "synchronise")
                 )
                 self.exchange[use.mesh].append(send)
-                self.exchange[kept.mesh].append(receive)
+                self.exchange[kept.mesh] += [receive, *cut]
         draft.make_for(None)
+
+    def _whole(self, rest: int) -> tuple[int, list[Step]]:
+        """Return the value that a parameter leaves its home from, and the steps that make it: flat
+        shards are gathered first, since no other mesh is cut as they are."""
+        draft, value = self.draft, self.draft.values[rest]
+        if FLAT not in value.layout:
+            return rest, []
+        whole = draft.add_value(
+            value.tensor, value.mesh, unflattened(value.layout), "step", "parameter"
+        )
+        return whole, draft.chain([(rest, whole)], "parameter")
+
+    def _arrived(self, summed: int, reduced: int) -> tuple[int, list[Step]]:
+        """Return where a gradient arrives from another mesh, and the steps that add it to the
+        reduced one: at once, except to flat shards on a mesh that is cut otherwise."""
+        draft, one, other = self.draft, self.draft.values[summed], self.draft.values[reduced]
+        same = draft.mesh(one.mesh).sizes == draft.mesh(other.mesh).sizes
+        if FLAT not in other.layout or (same and one.layout == other.layout):
+            return reduced, []
+        arrived = draft.add_value(
+            other.tensor, other.mesh, unflattened(other.layout), "step", "gradient",
+            dtype=other.dtype,
+        )  # fmt: skip
+        return arrived, draft.chain([(arrived, reduced)], "synchronise")
 
     # -- backward and update -------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class _Roll:
             middle=[backward.chosen(often)] if several else (),
             last=last,
             sends=[Rows.of(draft, [s for s in steps.exchange if s.kind is Kind.SEND])],
-            receives=[Rows.of(draft, [s for s in steps.exchange if s.kind is Kind.RECEIVE])],
+            receives=[Rows.of(draft, [s for s in steps.exchange if s.kind is not Kind.SEND])],
             epilogue=[self.unrolled(steps.epilogue)],
         )
 

@@ -2,7 +2,8 @@
 
 The search is Dijkstra over layouts. A step's price is the bytes one device must send (ring
 algorithms), plus a constant which stands for latency and keeps sequences short. Inner shards are
-entered only where the target has them, so that they cost nothing where nobody asked for them.
+entered only where the target has them, so that they cost nothing where nobody asked for them. Flat
+shards are no part of the search: they are gathered before it and cut after it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import lru_cache
 
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import (
+    FLAT,
     PARTIAL,
     REPLICATE,
     Layout,
@@ -26,6 +28,7 @@ from shardwright.core.layout import (
     local_shape,
     normal,
     shard_dim,
+    unflattened,
 )
 from shardwright.core.program import Primitive
 
@@ -64,6 +67,8 @@ def reshard_steps(
     target = normal(target, axis_sizes)
     if source == target:
         return ()
+    if FLAT in source or FLAT in target:
+        return tuple(_flat_steps(shape, dtype, source, target, axis_sizes))
     local_shape(shape, source, axis_sizes)  # which must exist
     # Which shards are possible depends on what each size shares with the mesh; the rest is scale.
     pieces = math.prod(axis_sizes)
@@ -82,6 +87,64 @@ def reshard_steps(
         )
         for size, move in zip(here, found.moves, strict=False)
     )  # fmt: skip
+
+
+def _flat_steps(
+    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, sizes: tuple[int, ...]
+) -> Iterator[Step]:
+    """Yield steps between layouts of which one has flat shards at least.
+
+    Sums over axes that are to hold full copies come last, on flat shards, which are smaller.
+    """
+    layout = source
+    held = [axis for axis, placement in enumerate(source) if placement == FLAT]
+    wanted = [axis for axis, placement in enumerate(target) if placement == FLAT]
+    cuts_alike = all(
+        one in (other, PARTIAL) if other == REPLICATE else one == other
+        for one, other in zip(unflattened(source), unflattened(target), strict=True)
+    )
+    pairs = zip(held, wanted, strict=False)
+    kept = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], pairs)) if cuts_alike else 0
+    for axis in reversed(held[kept:]):
+        size = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
+        layout = _replaced(layout, (axis,), REPLICATE)
+        yield _flat_step("all_gather", axis, size, layout)
+    if not kept:
+        sums = (FLAT, REPLICATE) if wanted else (FLAT,)
+        middle = tuple(
+            PARTIAL if here == PARTIAL and there in sums else there
+            for here, there in zip(layout, target, strict=True)
+        )
+        for step in reshard_steps(shape, dtype, layout, unflattened(middle), sizes):
+            layout = step.layout
+            yield step
+    for axis in wanted[kept:]:
+        before, is_sum = local_bytes(shape, dtype, layout, sizes), layout[axis] == PARTIAL
+        layout = _replaced(layout, (axis,), FLAT)
+        padded = local_bytes(shape, dtype, layout, sizes) * sizes[axis]
+        yield _flat_step(
+            "reduce_scatter" if is_sum else "slice", axis, padded if is_sum else before, layout
+        )
+    left = tuple(
+        axis for axis, placement in enumerate(layout) if placement == PARTIAL != target[axis]
+    )
+    if left:
+        size, layout = local_bytes(shape, dtype, layout, sizes), _replaced(layout, left, REPLICATE)
+        yield Step(
+            primitive="all_reduce", axes=left, from_dim=-1, to_dim=-1, bytes=size, layout=layout
+        )
+
+
+def _flat_step(primitive: Primitive, axis: int, size: int, layout: Layout) -> Step:
+    ends = (FLAT, -1) if primitive == "all_gather" else (-1, FLAT)
+    return Step(
+        primitive=primitive,
+        axes=(axis,),
+        from_dim=ends[0],
+        to_dim=ends[1],
+        bytes=size,
+        layout=layout,
+    )
 
 
 @dataclass(frozen=True, slots=True)

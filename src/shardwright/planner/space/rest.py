@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
-from shardwright.core.layout import REPLICATE, Layout, can_lie, inner
+from shardwright.core.layout import FLAT, REPLICATE, Layout, can_lie, inner, local_shape, shard_dim
 
 
 @lru_cache(maxsize=1 << 14)
@@ -17,9 +18,10 @@ def shard_further(
     """Shard a layout's full copies over ``axes`` (all by default), in turn.
 
     Each axis takes the first dim whose shards it can split, outside those of later axes if no dim
-    is left to it otherwise (``inner``): what is gathered over the axis is then one block. Vectors
-    do without: they save less than their messages cost. An axis is left alone where nothing
-    divides.
+    is left to it otherwise (``inner``): what is gathered over the axis is then one block. Where no
+    dim divides, the axis cuts flat shards, which divide anything; it is left alone where there are
+    fewer elements than pieces. Vectors that are split in use do without either: they save less than
+    their messages cost.
     """
     layout = use
     dims = range(len(shape))
@@ -32,4 +34,8 @@ def shard_further(
             if can_lie(shape, finer, axis_sizes, axis):
                 layout = finer
                 break
+        else:
+            is_cut = len(shape) == 1 and any(shard_dim(placement) >= 0 for placement in use)
+            if not is_cut and math.prod(local_shape(shape, layout, axis_sizes)) >= axis_sizes[axis]:
+                layout = (*layout[:axis], FLAT, *layout[axis + 1 :])
     return layout
