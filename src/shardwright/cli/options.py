@@ -25,7 +25,11 @@ Seq = Annotated[
     int | None, typer.Option("--seq", "-s", min=1, help="Tokens per sample, where that applies.")
 ]
 Precision = Annotated[
-    str, typer.Option("--precision", help="auto, float32, bfloat16 (mixed), or float64.")
+    str,
+    typer.Option(
+        "--precision",
+        help="auto, float32, bfloat16 (mixed), float16 (mixed, scaled loss), or float64.",
+    ),
 ]
 Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, or momentum.")]
 Pick = Annotated[

@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     MESSAGE = 3  # change layout within one mesh (collective or local slice)
     SEND = 4  # post a transfer to another mesh (does not block)
     RECEIVE = 5  # the other half, on the receiving mesh; same message index
-    CLIP = 6  # global gradient norm over all groups, and scaling
+    CLIP = 6  # all groups look at all gradients: their norm, and overflow of a scaled loss
     UPDATE = 7  # optimizer step on this mesh's master shards
 
 

@@ -33,6 +33,7 @@ from shardwright.runtime.manifest import (
     Manifest,
     TensorTable,
 )
+from shardwright.runtime.scaling import LossScaler
 from shardwright.runtime.state import (
     Held,
     boxes_of,
@@ -66,7 +67,11 @@ class Part:
 
 
 def save(
-    machine: Machine, optimizer: torch.optim.Optimizer, root: Path, extra: Mapping[str, Any]
+    machine: Machine,
+    optimizer: torch.optim.Optimizer,
+    root: Path,
+    extra: Mapping[str, Any],
+    scaler: LossScaler | None = None,
 ) -> Path:
     """Write a checkpoint of the present step and return its directory. A collective call."""
     final = root / f"step-{machine.clock.step:08d}"
@@ -76,7 +81,7 @@ def save(
         more: dict[str, Tensor] = {}
         plain = together(lambda: book.plain(dict(extra), "extra", more))[0]
         parts = together(lambda: _write_part(machine, optimizer, partial, more))
-        content = _manifest(machine, parts, plain)
+        content = _manifest(machine, parts, plain, scaler)
         from_first(lambda: _publish(partial, final, content))
     except (OSError, CheckpointError) as error:
         if rank() == 0:
@@ -123,7 +128,9 @@ def _named(key: str, number: int) -> str:
     return f"{key}#{number}" if number else key
 
 
-def _manifest(machine: Machine, parts: list[Part], extra: Any) -> Manifest:
+def _manifest(
+    machine: Machine, parts: list[Part], extra: Any, scaler: LossScaler | None
+) -> Manifest:
     tensors: dict[str, TensorTable] = {}
     for part in parts:
         for key, name, dtype, shape, start, size in part.boxes:
@@ -144,6 +151,7 @@ def _manifest(machine: Machine, parts: list[Part], extra: Any) -> Manifest:
         values={key: value for part in parts for key, value in part.values.items()},
         extra=extra,
         files={part.file: part.size_and_crc for part in parts},
+        loss_scale=scaler.table() if scaler else None,
     )
 
 
@@ -184,11 +192,18 @@ def _sync(directory: Path) -> None:
 # -- loading ---------------------------------------------------------------------------------------
 
 
-def load(machine: Machine, optimizer: torch.optim.Optimizer, root: Path) -> dict[str, Any]:
+def load(
+    machine: Machine,
+    optimizer: torch.optim.Optimizer,
+    root: Path,
+    scaler: LossScaler | None = None,
+) -> dict[str, Any]:
     """Load the newest checkpoint under ``root`` (or ``root`` itself). A collective call."""
     directory, content = open_checkpoint(root)
     extra: dict[str, Any] = {}
     together(lambda: extra.update(_load(machine, optimizer, directory, content)))
+    if scaler is not None and content.loss_scale is not None:
+        scaler.restore(content.loss_scale)
     return extra
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import is_split
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
@@ -36,14 +35,12 @@ from shardwright.runtime.interpreter import (
 from shardwright.runtime.messages import Groups
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.randomness import RandomSource
+from shardwright.runtime.scaling import LossScaler, Scaling
 from shardwright.runtime.segment import Site
 from shardwright.runtime.status import INTERRUPTION, StatusFile
 from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.update import check_optimizer, clip
 from shardwright.runtime.world import TorchWorld, World
-
-# Optimizers of torch that run the model in their step, and those that look at whole tensors.
-CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
-WHOLE_OPTIMIZERS = frozenset({"Adafactor", "Muon"})
 
 # Receives named parameters (this rank's master shards), returns an optimizer over them.
 OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -55,7 +52,8 @@ class RunOptions:
 
     ``device``: torch device of this rank, the CPU where it is None. ``seed`` of dropout.
     ``max_norm``: bound of the global gradient norm, for plans that clip. ``check_finite`` raises
-    before the update when the loss is NaN or infinite. ``timeout``: seconds a collective may take.
+    before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
+    rules where the plan is for float16, else none. ``timeout``: seconds a collective may take.
     ``world``: the ranks, ``torch.distributed`` where it is None.
     """
 
@@ -63,6 +61,7 @@ class RunOptions:
     seed: int = 0
     max_norm: float | None = None
     check_finite: bool = False
+    scaling: Scaling | None = None
     timeout: float = 60.0
     world: World | None = None
 
@@ -90,9 +89,11 @@ class Executor:
         self.machine = _machine(captured, program, module, self.options, self.world)
         self.optimizer = optimizer(self.machine.parameters.named())
         self.interrupted = False
+        is_scaled = self.options.scaling or program.strategy.precision == "float16"
+        self.scaler = LossScaler(self.options.scaling or Scaling()) if is_scaled else None
         self.status = StatusFile(self.rank)
         self._check_clipping()
-        self._check_optimizer()
+        check_optimizer(self.optimizer, self.machine)
         compiler = Compiler(self.machine, self._special, training=True)
         mine = [
             index
@@ -105,6 +106,7 @@ class Executor:
         self._training = compiler.compile(mine, self._lasting())
         self._evaluation: Compiled | None = None
         self._reduced: Pending | None = None
+        self._skips: bool | None = None
         self._closed = False
         self.status.explain({index: program.describe(index) for index in mine}, self.stage)
         self.world.watch(self._whereabouts)
@@ -172,6 +174,8 @@ class Executor:
                 self._seed_gradient()
                 walk(compiled)
                 self._reduce_loss()
+                if self.scaler and self._skips is not None:
+                    self.scaler.advance(self._skips)
                 loss = self._finish_loss()
                 self._collect_outputs()
                 return loss
@@ -181,7 +185,7 @@ class Executor:
             raise self._explained(error) from error
         finally:
             self.status.words[1] = 0
-            self._reduced = None
+            self._reduced = self._skips = None
             source.restore(numbers)
             store.clear()
 
@@ -238,8 +242,10 @@ class Executor:
         gradient = self.program.values[loss.gradient]
         device = self.machine.sites[loss.mesh].device
         for piece in range(self.program.strategy.pipeline.num_microbatches):
-            one = torch.ones(gradient.shape, dtype=DTYPES[gradient.dtype], device=device)
-            self.machine.store.data[self.machine.store.slot(loss.gradient, piece)] = one
+            scale = self.scaler.scale if self.scaler else 1.0
+            dtype = DTYPES[gradient.dtype]
+            begin = torch.full(gradient.shape, scale, dtype=dtype, device=device)
+            self.machine.store.data[self.machine.store.slot(loss.gradient, piece)] = begin
 
     def _reduce_loss(self) -> None:
         """Start summing the loss over microbatches and partial axes, once per step."""
@@ -265,25 +271,11 @@ class Executor:
     # -- clipping and update -------------------------------------------------------------------
 
     def _check_clipping(self) -> None:
-        clips = bool((self.program.kind == Kind.CLIP).any())
+        clips = self.program.strategy.clips
         if clips != (self.options.max_norm is not None):
             raise InputError(
                 f"max_norm and the plan must agree, but max_norm is {self.options.max_norm} and "
                 f"the plan {'clips' if clips else 'does not clip'}; plan again with the same option"
-            )
-
-    def _check_optimizer(self) -> None:
-        """Refuse optimizers whose update of an element needs more than the element's shard."""
-        name = type(self.optimizer).__name__
-        values = self.program.values
-        layouts = {values[master.value].layout for master in self.machine.parameters.masters}
-        has_shards = any(is_split(placement) for layout in layouts for placement in layout)
-        if name in CLOSURE_OPTIMIZERS or (name in WHOLE_OPTIMIZERS and has_shards):
-            raise InputError(
-                f"an update must be possible shard by shard in one pass, but {name} "
-                + ("calls the model again" if name in CLOSURE_OPTIMIZERS else "needs whole tensors")
-                + "; use an elementwise optimizer such as AdamW"
-                + ("" if name in CLOSURE_OPTIMIZERS else ", or a plan that shards no parameter")
             )
 
     def _special(self, kind: Kind, mesh: int) -> Action:
@@ -318,32 +310,27 @@ class Executor:
                 stage=self.stage,
                 instruction="loss",
             )
+        if self.scaler and self._skips is None:
+            # Here every gradient is complete, of all meshes that this rank is on.
+            store = self.machine.store
+            slots = [store.slot(master.gradient, 0) for master in self.machine.parameters.masters]
+            device = next(iter(self.machine.sites.values())).device
+            found = self.scaler.unscale(store.data, store.owned, dict.fromkeys(slots), device)
+            self._skips = bool(self.world.all_reduce(found).wait() > 0)
 
     def _clip(self, pairs: Sequence[tuple[int, bool]]) -> None:
-        """Scale all gradients as ``torch.nn.utils.clip_grad_norm_`` would on the whole model."""
+        """Look at all gradients: scale them by their norm where that is asked for."""
         self._before_update()
-        data, owned = self.machine.store.data, self.machine.store.owned
-        device = next(iter(self.machine.sites.values())).device
-        found = [data[slot] for slot, counts in pairs if counts and data[slot] is not None]
-        square = torch.zeros((), dtype=torch.float64, device=device)
-        for norm in torch._foreach_norm([g for g in found if g is not None]) if found else []:
-            square += norm.double().square()
-        self.world.all_reduce(square).wait()
-        factor = (self.options.max_norm or 0.0) / (square.sqrt() + 1e-6)
-        factor = factor.clamp(max=1.0)
-        for slot, _ in pairs:
-            gradient = data[slot]
-            if gradient is not None:
-                scale = factor.to(gradient.dtype)
-                data[slot] = gradient.mul_(scale) if owned[slot] else gradient * scale
-                owned[slot] = True
+        if self.options.max_norm is not None and not self._skips:
+            clip(self.machine, pairs, self.options.max_norm)
 
     def _update(self, pairs: Sequence[tuple[nn.Parameter, int]]) -> None:
         self._before_update()
         for parameter, slot in pairs:
             gradient = self.machine.store.data[slot]
             parameter.grad = None if gradient is None else gradient.contiguous().view_as(parameter)
-        self.optimizer.step()
+        if not self._skips:
+            self.optimizer.step()
         for parameter, _ in pairs:
             parameter.grad = None
 
@@ -364,12 +351,14 @@ class Executor:
         as a scheduler's ``state_dict()``; that of rank 0 is kept.
         """
         self._check_processes("a checkpoint")
-        return checkpoint.save(self.machine, self.optimizer, Path(directory), extra or {})
+        return checkpoint.save(
+            self.machine, self.optimizer, Path(directory), extra or {}, self.scaler
+        )
 
     def load(self, directory: str | Path) -> dict[str, Any]:
         """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
         self._check_processes("a checkpoint")
-        return checkpoint.load(self.machine, self.optimizer, Path(directory))
+        return checkpoint.load(self.machine, self.optimizer, Path(directory), self.scaler)
 
     def export(self, path: str | Path) -> Path:
         """Write the weights as one safetensors file (a collective call); returns its path."""

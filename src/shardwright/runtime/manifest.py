@@ -67,8 +67,17 @@ class Group(_Table):
     names: list[str]
 
 
+class ScaleTable(_Table):
+    """Where loss scaling stands: the scale, steps since it changed, steps skipped so far."""
+
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    good_steps: Annotated[int, Field(ge=0)]
+    skipped: Annotated[int, Field(ge=0)]
+
+
 class Manifest(_Table):
-    """What ``manifest.json`` holds. ``values``: optimizer state that is no tensor, by key."""
+    """What ``manifest.json`` holds. ``values``: optimizer state that is no tensor, by key.
+    ``loss_scale``: None where the loss was not scaled."""
 
     step: Annotated[int, Field(ge=0)]
     seed: int
@@ -79,6 +88,7 @@ class Manifest(_Table):
     values: dict[str, Any]
     extra: Any
     files: dict[FileName, tuple[int, int]]
+    loss_scale: ScaleTable | None = None
 
 
 # -- the file --------------------------------------------------------------------------------------

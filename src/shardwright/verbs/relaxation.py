@@ -17,6 +17,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.explanation import Relaxation
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
+from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search import Goal, Limits, Training, grown, room, some_plan
 from shardwright.report.reasons import relaxations_text
@@ -174,7 +175,7 @@ def _recomputation(question: Question, watch: Watch) -> Relaxation | None:
 
 
 def _precision(question: Question, watch: Watch) -> Relaxation | None:
-    if question.request.precision == "bfloat16":
+    if question.request.precision in MIXED:
         return None
     plan = _try(question, replace(question.request, precision="bfloat16"), watch)
     return _said("mixed precision", "--precision bfloat16", plan)

@@ -12,7 +12,7 @@ from shardwright.planner.search import MODES
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
-PRECISIONS = ("float32", "bfloat16", "float64")
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 BATCH_NORMS = ("local", "synchronised")
 RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
 MEASURES = ("auto", "never", "always")
@@ -30,7 +30,8 @@ class Request:
     None means: the model's or machine's own. ``memory_limit`` is bytes per device, or text with a
     unit. ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what
     is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
-    device multiplies in it faster than in float32, else float32. ``clips``: gradients will be
+    device multiplies in it faster than in float32, else float32; ``float16`` is mixed too and scales
+    the loss. ``clips``: gradients will be
     clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of

@@ -26,7 +26,7 @@ from shardwright.core.program import (
     ValueRole,
     value_pieces,
 )
-from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
+from shardwright.core.strategy import MIXED, Mesh, ParameterConfig, Strategy
 from shardwright.planner.cost.recomputation import needed_again
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.redistribute import Step as Reshard
@@ -96,6 +96,7 @@ class Draft:
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        self.reduced: set[int] = set()  # gradients that optimizers read
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
@@ -148,7 +149,7 @@ class Draft:
     @property
     def master_dtype(self) -> str | None:
         """The dtype of master parameters where it differs from the graph's, else None."""
-        return "float32" if self.strategy.precision == "bfloat16" else None
+        return "float32" if self.strategy.precision in MIXED else None
 
     def whole_shape(self, tensor: int, scope: Scope) -> tuple[int, ...]:
         """Return a tensor's shape before sharding, for one microbatch where the scope says so."""
@@ -262,7 +263,7 @@ class Draft:
         if entry.alias >= 0:
             return 0
         own = self.value_bytes(value)
-        if entry.role not in ("parameter", "master") or entry.gradient < 0:
+        if entry.role not in ("parameter", "master") or entry.gradient not in self.reduced:
             return own
         reduced = self.values[entry.gradient]
         is_master = entry.role == "master" or (

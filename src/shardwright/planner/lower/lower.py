@@ -299,7 +299,7 @@ class Lowering:
         steps: list[Step] = []
         kept = [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
         reduced = tuple(k.reduced for k in kept)
-        if draft.strategy.clips:
+        if draft.strategy.clips or draft.strategy.precision == "float16":
             steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
         masters = tuple(k.master for k in kept)
         steps.append(Step(Kind.UPDATE, -1, f"compute:{mesh}", reads=reduced, writes=masters))

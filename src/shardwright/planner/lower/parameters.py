@@ -74,6 +74,7 @@ class Parameters:
         dtype = draft.master_dtype or spec.dtype
         same = rest_layout == optimizer and dtype == spec.dtype
         reduced = draft.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
+        draft.reduced.add(reduced)
         rest = master = draft.add_value(
             tensor, mesh, rest_layout, "step", "parameter", resident=True,
             gradient=reduced if same else -1,

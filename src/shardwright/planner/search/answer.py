@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwright import __version__
 from shardwright.core.plan import Bound, Frontier, Objective, Plan
+from shardwright.core.strategy import MIXED
 from shardwright.errors import NoPlan
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import global_batch
@@ -207,7 +208,7 @@ def _no_plan(found: Findings) -> NoPlan:
 def _remedy(found: Findings, nearest: Judged) -> str:
     more = math.ceil(found.context.cluster.num_devices * nearest.bytes / found.limit)
     ways = [f"use about {more} such devices", "a smaller global batch", "shorter sequences"]
-    if found.context.training.precision != "bfloat16":
+    if found.context.training.precision not in MIXED:
         ways.append("bfloat16 precision")
     if found.context.samples.blocker:
         ways.append(f"a model that allows microbatches ({found.context.samples.blocker})")

@@ -17,7 +17,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
-from shardwright.core.strategy import Mesh, Precision, Recomputation
+from shardwright.core.strategy import MIXED, Mesh, Precision, Recomputation
 from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
@@ -260,7 +260,7 @@ class Context:
 
     def master_dtype(self, dtype: str) -> str:
         """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""
-        return "float32" if self.training.precision == "bfloat16" else dtype
+        return "float32" if self.training.precision in MIXED else dtype
 
     def update_seconds(self, num_bytes: float) -> float:
         """Return the seconds of the optimizer on so many bytes of master parameters."""
