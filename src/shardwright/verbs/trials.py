@@ -8,6 +8,7 @@ simplest. What was measured is kept in the store, so that planning again tries n
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardwright.core.codec import dumps, encode
+from shardwright.core.codec import decode, dumps, encode
 from shardwright.core.costs import CostTable, Record
 from shardwright.core.plan import Frontier, Measured, Plan
 from shardwright.core.strategy import Strategy
@@ -46,8 +47,6 @@ LEARNING_RATE = 1e-3
 TOLD_APART = 0.01
 # Of the plans that need less memory than the chosen one, those are shown that need so much less.
 LESS = 0.95
-# So many of the plans predicted fastest are looked up in the store.
-MOST_LOOKED_UP = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,37 +349,39 @@ def _fitted(survey: Survey, known: Mapping[Strategy, Measured]) -> CostTable:
     return refit(survey.context, {one: found.step_seconds for one, found in known.items()})
 
 
-def trial_key(graph: str, strategy: Strategy, entry: Entry) -> str:
-    """Name a trial by what decides its step time besides the machine."""
-    text = dumps(encode(replace(strategy, label="")))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"trial|{graph}|{entry.optimizer}|{digest}"
+def _prefix(survey: Survey, entry: Entry) -> str:
+    """Name the trials of a graph that is trained in one way; a strategy's JSON follows."""
+    how = hashlib.sha256(repr(survey.context.training).encode()).hexdigest()[:8]
+    return f"trial|{survey.context.graph.fingerprint}|{entry.optimizer}|{how}|"
 
 
 def _known(survey: Survey, entry: Entry) -> dict[Strategy, Measured]:
-    """Return what the store knows of the plans that would be tried."""
-    graph = survey.context.graph.fingerprint
-    plain = [plan.strategy for plan in survey.plain]
-    searched = [verdict.strategy for verdict in survey.findings.fitting[:MOST_LOOKED_UP]]
-    keys = {trial_key(graph, one, entry): one for one in (*plain, *searched)}
+    """Return what the store knows of plans that ran and still fit. What cannot be read as a strategy
+    of this graph is as if it were not there."""
+    prefix = _prefix(survey, entry)
     with Store() as store:
-        records = {one.key: one for one in store.find(list(keys), entry.environment)}
-    return {
-        keys[key]: Measured(
-            step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count
-        )
-        for key, one in records.items()
-    }
+        records = store.find(None, entry.environment)
+    found: dict[Strategy, Measured] = {}
+    for one in records:
+        if not one.key.startswith(prefix):
+            continue
+        with contextlib.suppress(ValueError, IndexError, RecursionError):
+            strategy = decode(Strategy, json.loads(one.key[len(prefix) :]))
+            if survey.plan(strategy).predicted.peak_bytes <= survey.room:
+                found[strategy] = Measured(
+                    step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count
+                )
+    return found
 
 
 def _keep(
     survey: Survey, entry: Entry, known: Mapping[Strategy, Measured], table: CostTable
 ) -> None:
     """Store what was measured, and the factors fitted to it."""
-    graph = survey.context.graph.fingerprint
+    graph, prefix = survey.context.graph.fingerprint, _prefix(survey, entry)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     rows = [
-        (trial_key(graph, one, entry), found.step_seconds, found.spread_seconds, found.num_steps)
+        (prefix + dumps(encode(one)), found.step_seconds, found.spread_seconds, found.num_steps)
         for one, found in known.items()
     ]
     rows += [(f"factor|{graph}|{name}", value, 0.0, len(known)) for name, value in table.factors]
