@@ -53,13 +53,14 @@ if TYPE_CHECKING:
 
     from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.verbs.reasons import Explanation
+    from shardwright.verbs.tuning import Tuning
 
 __all__ = [
     "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier",
     "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_plan", "save_trace",
-    "simulate", "study", "verify", "verify_rules", "why_not",
+    "simulate", "study", "tune", "verify", "verify_rules", "why_not",
 ]  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def plan(
     outputs: tuple[str, ...] = (),
     spacing: float | None = None,
     trials: int | None = None,
+    costs: str = "",
 ) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
@@ -97,6 +99,7 @@ def plan(
     or as many as it can in ``seconds``. ``spacing=0.02`` looks for plans between neighbours on the
     frontier that are more than 2 % apart in both time and memory. On this machine the ``trials`` best
     plans of a model given by name are run for some steps beside plain data parallelism (None: 4).
+    ``costs`` is a plan file that ``tune`` has written, for what it fitted to measured steps.
     Deterministic, unless given ``seconds``: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
     fits, saying how much is missing where.
     """
@@ -119,6 +122,7 @@ def plan(
         outputs=outputs,
         spacing=spacing,
         trials=trials,
+        costs=costs,
     )
     return study(model, cluster, request, batch=batch).frontier
 
@@ -268,6 +272,14 @@ def compare(
     story = replace(story, measured=with_process(outcome.timeline, story.process_bytes))
     rows = differences(story)
     return Comparison(story=story, rows=rows, training=outcome.run)
+
+
+def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | None = None) -> Tuning:
+    """Run a file's plans in turns where they are to run, beside plain data parallelism, and write the
+    file again: the fastest measured chosen, costs fitted. Every rank calls it, under torchrun."""
+    from shardwright.verbs import tuning
+
+    return tuning.tune(plan, model, out=out, tries=tries)
 
 
 def verify(

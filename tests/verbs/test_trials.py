@@ -102,3 +102,37 @@ def test_planning_here_tries_plans_beside_data_parallelism_and_never_twice(tmp_p
     )
     plans = json.loads(none.stdout)["plans"]
     assert all(plan["measured"] is None for plan in plans)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_tuning_writes_what_ran_and_what_was_fitted_for_the_next_planning(tmp_path: Path) -> None:
+    from shardwright.files.planfile import read_plan_file
+    from shardwright.runtime.launch import launch
+    from shardwright.verbs.tuning import tune
+
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("plan", "net.py:build", "-b", "8", "-c", "1x2xV100", "--precision", "float32")
+    done = shardwright(*words, "--seed-plan", "megatron:1x2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan, model = str(tmp_path / "plan.json"), f"{tmp_path}/net.py:build"
+    first, second = launch(tune, 2, (plan, model))
+    assert (first.is_first, second.is_first) == (True, False)
+    document = read_plan_file(plan)
+    assert document.frontier == first.frontier
+    best = document.frontier.best
+    assert best.measured is not None
+    assert best.measured.num_steps >= 5
+    assert document.origin.factors == dict(first.factors)
+    assert "compute" in document.origin.factors
+    again = shardwright(*words, "--costs", "plan.json", "-o", "again.json", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert read_plan_file(tmp_path / "again.json").origin.factors == document.origin.factors
+    told = shardwright("simulate", "again.json", "net.py:build", "--json", folder=tmp_path)
+    chosen = read_plan_file(tmp_path / "again.json").frontier.best
+    assert json.loads(told.stdout)["step_seconds"] == chosen.predicted.step_seconds
+    bare = shardwright(*words, "--costs", "again.json", folder=tmp_path)
+    assert bare.returncode == 0
+    local = shardwright("plan", "net.py:build", "--costs", "plan.json", folder=tmp_path)
+    assert local.returncode == 2
+    assert "leave out the costs" in local.stderr

@@ -66,6 +66,9 @@ def plan(
     output: Outputs = None,
     spacing: Spacing = None,
     tries: Tries = None,
+    costs: Annotated[
+        str, typer.Option("--costs", help="A plan file that `tune` wrote on this cluster.")
+    ] = "",
     seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
     seed_plan: SeedPlan = "",
     mode: Annotated[
@@ -124,6 +127,7 @@ def plan(
         proposals=proposals,
         spacing=spacing,
         trials=tries,
+        costs=costs,
     )
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)

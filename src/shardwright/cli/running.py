@@ -69,6 +69,24 @@ def compare(
 
 
 @app.command()
+def tune(
+    plan: PlanPath,
+    model: Model,
+    tries: Annotated[
+        int | None, typer.Option("--try", min=0, help="Plans to run besides data parallelism (4).")
+    ] = None,
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="Where to write the tuned plan; its own by default.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Under torchrun: run the plans, choose the fastest measured, fit costs."""
+    from shardwright import api, voice
+
+    voice.show_tuning(voice_for(json), api.tune(plan, model, out=out, tries=tries))
+
+
+@app.command()
 def verify(
     plan: PlanPath,
     model: MaybeModel = "",

@@ -14,7 +14,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,6 +46,7 @@ class Origin(BaseModel):
     """Which model and batch the file was made for, so that a command can build them again.
 
     ``memory_limit`` is bytes per device, None for the devices' own; ``unruled`` is what of the model runs replicated, or as an opaque block, for want of a rule.
+    ``factors`` were fitted to plans that ran (``CostTable.factors``).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -55,6 +56,9 @@ class Origin(BaseModel):
     optimizer: str = Field(default="adamw", max_length=64)
     memory_limit: float | None = Field(default=None, gt=0)
     unruled: list[Unruled] = Field(default_factory=list[Unruled], max_length=10_000)
+    factors: dict[str, Annotated[float, Field(gt=0, lt=1e6)]] = Field(
+        default_factory=dict[str, float], max_length=64
+    )
 
 
 class Header(BaseModel):
@@ -101,7 +105,7 @@ def write_plan(
 
 def _origin(origin: Origin) -> dict[str, Any]:
     written = origin.model_dump()
-    optional = ("unruled", "memory_limit")
+    optional = ("unruled", "memory_limit", "factors")
     return {name: value for name, value in written.items() if value or name not in optional}
 
 

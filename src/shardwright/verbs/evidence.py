@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,9 +60,29 @@ def evidence(
     own = None if cluster else document.cluster
     machine = own or find_cluster(cluster)[0]
     check_fits(plan, captured.graph, None if own else machine)
+    return captured.graph, machine, costs_behind(document, plan)
+
+
+def costs_behind(document: PlanFile, plan: Plan) -> CostTable:
+    """Return the costs that a file's plan was predicted with, as far as they are still known."""
     from shardwright.verbs.measure import costs_of
 
-    return captured.graph, machine, costs_of(plan)
+    factors = tuple(document.origin.factors.items())
+    fitted = CostTable(factors=factors)
+    if plan.costs_fingerprint == fitted.fingerprint:
+        return fitted
+    known = costs_of(plan)
+    return replace(known, factors=factors) if factors else known
+
+
+def fitted_costs(path: str) -> CostTable:
+    """Return the factors that ``tune`` left in a plan file. Raises InputError where there are none."""
+    factors = read_plan_file(path).origin.factors
+    if not factors:
+        raise InputError(
+            f"{path} holds no costs fitted to measured steps; `shardwright tune` writes them"
+        )
+    return CostTable(factors=tuple(factors.items()))
 
 
 def model_of(document: PlanFile) -> str:

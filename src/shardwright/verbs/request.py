@@ -44,7 +44,7 @@ class Request:
     neighbours on the frontier may be before plans between them are looked for (None: 15 %, and in
     graphs of more than 1,000 operators nothing is filled). ``trials``: how many plans are tried for
     some steps on this machine, besides plain data parallelism (0: none; None: 4 where the model
-    has a name).
+    has a name). ``costs``: a plan file that was tuned on the cluster, for the factors in it.
     """
 
     global_batch: int | None = None
@@ -66,6 +66,7 @@ class Request:
     outputs: tuple[str, ...] = ()
     spacing: float | None = None
     trials: int | None = None
+    costs: str = ""
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))

@@ -13,7 +13,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.errors import NoPlan
+from shardwright.errors import InputError, NoPlan
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.search import (
@@ -31,6 +31,7 @@ from shardwright.planner.search import (
 from shardwright.planner.space import ModulePart, Placement, Seed
 from shardwright.report.units import seconds_text
 from shardwright.verbs.coverage import coverage
+from shardwright.verbs.evidence import fitted_costs
 from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, OPTIMIZER_STATES, Request, Watch
@@ -81,7 +82,7 @@ def study(
         graph=graph,
         cluster=machine,
         is_local=is_local,
-        costs=CostTable(),
+        costs=_fitted(request, is_local=is_local),
         request=request,
         training=_training,
     )
@@ -115,6 +116,7 @@ def study(
             optimizer=request.optimizer,
             memory_limit=request.memory_bytes,
             unruled=list(coverage(graph).replicated),
+            factors=dict(costs.factors),
         ),
         spreads=spreads,
         curve=solver.points,
@@ -189,6 +191,18 @@ def _answered(
         return refine(captured, question.cluster, question.request, watch, solve)
     except NoPlan as refused:
         raise relaxed(replace(question, nearest=refused.nearest), refused, watch) from refused
+
+
+def _fitted(request: Request, *, is_local: bool) -> CostTable:
+    """Return the factors of a tuned plan file, where one was given."""
+    if not request.costs:
+        return CostTable()
+    if is_local:
+        raise InputError(
+            "this machine is measured, and what was fitted to trials is in its store; leave out the "
+            "costs, or name the cluster that they were fitted on"
+        )
+    return fitted_costs(request.costs)
 
 
 def _entry(question: Question, solver: _Solver) -> Entry | None:

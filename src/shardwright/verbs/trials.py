@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from shardwright.verbs.events import following
 from shardwright.verbs.request import Watch
 
 if TYPE_CHECKING:
+    from shardwright.runtime.capture import Captured, ModelSource
     from shardwright.runtime.race import Laps, Rules
 
 # Plans tried besides plain data parallelism, unless --try says otherwise.
@@ -97,10 +99,10 @@ def tried(
             break
         left -= len([plan for plan in wanted if not _is_plain(survey, plan.strategy)])
         before = [survey.plan(_fastest(known))] if known else []
-        plans = _fitting(survey, [*survey.plain[:1], *before, *wanted])
+        plans = runnable(survey, [*survey.plain[:1], *before, *wanted])
         text = f"round {number + 1}, {len(plans)} plans"
         laps = run_trial(plans, entry, _following(watch, text))
-        ran = {plan.strategy: _measured(lap) for plan, lap in zip(plans, laps, strict=True)}
+        ran = {plan.strategy: as_measured(lap) for plan, lap in zip(plans, laps, strict=True)}
         known |= ran
         _keep(survey, entry, ran, _fitted(survey, known))
         watch.tell("planning with what was measured", 1.0)
@@ -117,7 +119,27 @@ def run_trial(
     with_torch: bool = False,
 ) -> tuple[Laps, ...]:
     """Run plans in turns on ranks of their own, and return their laps; ``with_torch`` adds torch's
-    DistributedDataParallel as the last. Raises RunError where a rank fails."""
+    DistributedDataParallel as the last, on as many ranks as the first plan has.
+
+    Plans on other numbers of devices run one number after another. Raises RunError where a rank
+    fails.
+    """
+    counts = [len(plan.strategy.devices) for plan in plans]
+    found: dict[int, Laps] = {}
+    last: tuple[Laps, ...] = ()
+    for count in dict.fromkeys(counts):
+        places = [place for place, own in enumerate(counts) if own == count]
+        is_first = with_torch and count == counts[0]
+        mine = [plans[place] for place in places]
+        laps = _run_together(mine, entry, watch, turns=turns, with_torch=is_first)
+        found |= dict(zip(places, laps, strict=False))
+        last = laps[len(places) :] or last
+    return (*(found[place] for place in range(len(plans))), *last)
+
+
+def _run_together(
+    plans: Sequence[Plan], entry: Entry, watch: Watch, *, turns: int, with_torch: bool
+) -> tuple[Laps, ...]:
     from shardwright.runtime.launch import launch
     from shardwright.runtime.profile import local_backend
 
@@ -160,34 +182,49 @@ def trial_rank(task: Task) -> tuple[Laps, ...]:
         with events.open("a") as file:
             file.write(json.dumps({"step": turn, "of": task.turns}) + "\n")
 
-    return race_plans(plans, task, rules, tell, device)
+    return race_plans(prepare(task, plans[0]), plans, task, rules, tell=tell, device=device)
 
 
-def race_plans(
-    plans: Sequence[Plan],
-    task: Task,
-    rules: Rules,
-    tell: Callable[[int], None],
-    device: str | None = None,
-) -> tuple[Laps, ...]:
-    """Build the executor of every plan on this rank, in the world that is joined, and race them."""
-    import itertools
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A model as it is to be raced: where it comes from, and captured."""
 
+    source: ModelSource
+    captured: Captured
+
+
+def prepare(task: Task, plan: Plan) -> Ground:
+    """Capture a model as a plan, and all that are raced with it, train it."""
     from shardwright.runtime.capture import load_model
-    from shardwright.runtime.executor import Executor, RunOptions
-    from shardwright.runtime.race import PlainData, race
-    from shardwright.runtime.train import build_seeded, named_optimizer
     from shardwright.verbs.subject import capture
 
-    source, first = load_model(task.model), plans[0]
+    source = load_model(task.model)
     captured = capture(
         source.build("cpu"),
         source.example(2, task.seq),
-        global_batch=first.global_batch,
-        precision=first.strategy.precision,
-        batch_norm=first.strategy.batch_norm,
-        outputs=first.outputs,
+        global_batch=plan.global_batch,
+        precision=plan.strategy.precision,
+        batch_norm=plan.strategy.batch_norm,
+        outputs=plan.outputs,
     )
+    return Ground(source, captured)
+
+
+def race_plans(
+    ground: Ground,
+    plans: Sequence[Plan],
+    task: Task,
+    rules: Rules,
+    *,
+    tell: Callable[[int], None] = lambda turn: None,
+    device: str | None = None,
+) -> tuple[Laps, ...]:
+    """Build the executor of every plan on this rank, in the world that is joined, and race them."""
+    from shardwright.runtime.executor import Executor, RunOptions
+    from shardwright.runtime.race import PlainData, race
+    from shardwright.runtime.train import build_seeded, named_optimizer
+
+    source, captured = ground.source, ground.captured
     optimizer = named_optimizer(task.optimizer, LEARNING_RATE)
     options = RunOptions(device=device)
     executors = [
@@ -203,7 +240,7 @@ def race_plans(
     steps: list[Callable[..., object]] = [executor.step for executor in executors]
     if task.with_torch:
         steps.append(PlainData(build_seeded(source), optimizer).step)
-    stream = source.batches(first.global_batch, task.seq)
+    stream = source.batches(plans[0].global_batch, task.seq)
     batches = list(itertools.islice(stream, MOST_STEPS))
     is_first = executors[0].rank == 0
     try:
@@ -313,8 +350,9 @@ def _is_plain(survey: Survey, strategy: Strategy) -> bool:
     return any(plan.strategy == strategy for plan in survey.plain[:1])
 
 
-def _fitting(survey: Survey, plans: Iterable[Plan]) -> list[Plan]:
-    """Return different plans that may be in memory together, and whose steps are soon over."""
+def runnable(survey: Survey, plans: Iterable[Plan]) -> list[Plan]:
+    """Return different plans that may be in memory together, and whose steps are soon over; two of
+    them whatever these take."""
     room, seconds = survey.room, ROUND_SECONDS
     kept: list[Plan] = []
     for plan in {plan.strategy: plan for plan in plans}.values():
@@ -341,7 +379,7 @@ def _following(watch: Watch, text: str) -> Watch:
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def _measured(laps: Laps) -> Measured:
+def as_measured(laps: Laps) -> Measured:
     return Measured(step_seconds=laps.seconds, spread_seconds=laps.spread, num_steps=laps.num_steps)
 
 

@@ -23,6 +23,7 @@ from shardwright.voice.runs import (
     show_export,
     show_report,
     show_training,
+    show_tuning,
     show_verification,
 )
 from shardwright.voice.speaker import Voice, encode_loosely
@@ -47,6 +48,7 @@ __all__ = [
     "show_simulation",
     "show_study",
     "show_training",
+    "show_tuning",
     "show_unruled",
     "show_verification",
     "story_summary",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from shardwright.report.comparison import comparison_notes
 from shardwright.report.text import (
+    chosen_lines,
     comparison_parts,
+    frontier_table,
     plain_table,
 )
 from shardwright.report.units import bytes_text, count_text, seconds_text
@@ -19,7 +22,11 @@ from shardwright.verbs.results import (
     TrainingRun,
     Verification,
 )
+from shardwright.voice.plans import plan_summary
 from shardwright.voice.speaker import Voice
+
+if TYPE_CHECKING:
+    from shardwright.verbs.tuning import Tuning
 
 MOST_ROWS = 20  # of a table of tensors; --json has all
 
@@ -74,6 +81,23 @@ def show_comparison(voice: Voice, comparison: Comparison, trace: Path | None) ->
         trace=str(trace) if trace else None,
     )
     voice.next("`shardwright profile MODEL` measures again if predictions have drifted")
+
+
+def show_tuning(voice: Voice, found: Tuning) -> None:
+    """Print what ran and what was chosen; rank 0 speaks for all."""
+    if not found.is_first:
+        return
+    frontier = found.frontier
+    spreads = [one.measured.spread_seconds if one.measured else 0.0 for one in frontier.plans]
+    voice.say(frontier_table(frontier, spreads), chosen_lines(frontier))
+    voice.emit(
+        file=str(found.path),
+        chosen=frontier.chosen,
+        plans=[plan_summary(plan) for plan in frontier.plans],
+        factors=dict(found.factors),
+    )
+    voice.say(Text(f"Wrote {found.path}."))
+    voice.next(f"`shardwright plan ... --costs {found.path}` plans with what was fitted")
 
 
 def show_verification(voice: Voice, found: Verification) -> None:

@@ -25,7 +25,7 @@ from shardwright.planner.search.search import (
     survey,
     why_not,
 )
-from shardwright.planner.search.survey import Survey
+from shardwright.planner.search.survey import Survey, surveyed
 from shardwright.planner.search.ties import is_simpler
 
 __all__ = [
@@ -49,5 +49,6 @@ __all__ = [
     "search",
     "some_plan",
     "survey",
+    "surveyed",
     "why_not",
 ]

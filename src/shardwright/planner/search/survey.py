@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
-from shardwright.planner.search.additive.context import Context
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.answer import Findings, make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.judge import Judged, weigh
@@ -184,3 +187,20 @@ def _is_no_less(one: Judged, other: Judged) -> bool:
         and here.dollars >= there.dollars * (1 - NEAR)
         and math.isfinite(here.step_seconds)
     )
+
+
+def surveyed(
+    graph: OperatorGraph,
+    cluster: Cluster,
+    table: CostTable,
+    frontier: Frontier,
+    training: Training,
+) -> Survey:
+    """Return a survey of a frontier that was found before, so that other strategies can be laid
+    beside its plans; nothing is searched, and nothing proved."""
+    context = Context(graph, cluster, table, training)
+    room = min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))
+    found = Findings(
+        context=context, limit=room, judged=(), refused=(), bound=math.inf, is_complete=True
+    )
+    return Survey(frontier, found)

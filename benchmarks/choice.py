@@ -1,0 +1,222 @@
+"""Chosen plans as they run: beside plain data parallelism, on this machine and between shaped hosts.
+
+On this machine every model is planned from an empty store, with ``--try 0`` and with trials; then both
+chosen plans, plain data parallelism with 1, 2 and 4 microbatches, the plans predicted fastest, and
+torch's DistributedDataParallel run in turns. Between hosts (network namespaces, root) the frontier of a
+description of the hosts is run by ``shardwright tune``. Prints a table per part; regret is the chosen
+plan's step over the best measured.
+
+    python benchmarks/choice.py --only wide,decoder --hosts 2 --rates 100mbit,1gbit
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from choice_models import BATCHES, TUNED
+from hosts import hosts, why_not
+
+from shardwright.core.plan import Plan
+from shardwright.files.planfile import read_plan_file
+from shardwright.report.units import seconds_text
+from shardwright.verbs.request import Request, Watch
+from shardwright.verbs.study import study
+from shardwright.verbs.trials import Entry, run_trial
+
+FILE = Path(__file__).with_name("choice_models.py")
+DESCRIPTION = """
+name = "hosts"
+[kind.core]
+peak = {{ float32 = "{flops:.0f} GFLOP/s" }}
+memory = "4 GiB"
+memory_bandwidth = "{bandwidth:.0f} GB/s"
+backend = "cpu"
+launch = "10 us"
+[[host]]
+count = {count}
+kind = "core"
+devices = 1
+link = "5 GB/s"
+link_latency = "20 us"
+uplink = "{rate}"
+uplink_latency = "500 us"
+"""
+MOST_PLANS = 10
+TIMEOUT = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One plan as it ran."""
+
+    label: str
+    predicted: float
+    measured: float
+    spread: float
+
+
+def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
+    """Return what ran of a model, torch's own step, and the steps of the chosen plans: predicted
+    only, tried; and of plain data parallelism."""
+    spec, batch = f"{FILE}:{name}", BATCHES[name]
+    believed = study(spec, None, Request(global_batch=batch, trials=0), Watch())
+    told = study(spec, None, Request(global_batch=batch), Watch())
+    plans: dict[object, Plan] = {}
+    for plan in (
+        *believed.plain,
+        believed.frontier.best,
+        told.frontier.best,
+        *believed.frontier.plans,
+        *told.frontier.plans,
+    ):
+        plans.setdefault(plan.strategy, plan)
+    raced = list(plans.values())[:MOST_PLANS]
+    entry = Entry(model=spec, seq=None, optimizer="adamw", environment="")
+    laps = run_trial(raced, entry, Watch(), with_torch=True)
+    rows = [
+        Ran(
+            label=plan.strategy.label,
+            predicted=plan.predicted.step_seconds,
+            measured=lap.seconds,
+            spread=lap.spread,
+        )
+        for plan, lap in zip(raced, laps, strict=False)
+    ]
+    place = {plan.strategy: number for number, plan in enumerate(raced)}
+    chosen = [rows[place[one.frontier.best.strategy]].measured for one in (believed, told)]
+    plain = rows[place[believed.plain[0].strategy]].measured
+    return rows, laps[-1].seconds, chosen[0], chosen[1], plain
+
+
+def tau(rows: list[Ran]) -> float:
+    """Return Kendall's tau of predicted and measured step times."""
+    pairs = [(a, b) for n, a in enumerate(rows) for b in rows[n + 1 :]]
+    signs = [
+        1 if (a.predicted - b.predicted) * (a.measured - b.measured) > 0 else -1 for a, b in pairs
+    ]
+    return sum(signs) / len(signs) if signs else float("nan")
+
+
+def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) -> tuple[Plan, str]:
+    """Plan for so many hosts, tune on them, and return the chosen plan and plain's label."""
+    spec = f"{FILE}:{name}"
+    with tempfile.TemporaryDirectory() as folder, hosts(count, rate, "swc") as names:
+        cluster, plan = Path(folder, "hosts.toml"), Path(folder, "plan.json")
+        words = {"mbit": " Mbit/s", "gbit": " Gbit/s"}
+        text = rate.replace("mbit", words["mbit"]).replace("gbit", words["gbit"])
+        cluster.write_text(
+            DESCRIPTION.format(
+                count=count, rate=text, flops=rates[0] / 1e9, bandwidth=rates[1] / 1e9
+            )
+        )
+        environment = os.environ | {
+            "SHARDWRIGHT_STORE": str(Path(folder, "records.sqlite")),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        command = [sys.executable, "-m", "shardwright", "plan", spec, "-c", str(cluster)]
+        command += ["-b", str(BATCHES[name]), "-o", str(plan)]
+        subprocess.run(command, check=True, env=environment, capture_output=True, timeout=TIMEOUT)
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run",
+                 "--nnodes", str(count), "--node-rank", str(number), "--nproc-per-node", "1",
+                 "--master-addr", "10.84.0.1", "--master-port", "29517",
+                 "-m", "shardwright", "tune", str(plan), spec, "--json"],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for number, host in enumerate(names)
+        ]  # fmt: skip
+        try:
+            ends = [rank.communicate(timeout=TIMEOUT) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if any(rank.returncode for rank in ranks):
+            raise RuntimeError("\n".join(err[-500:] for _, err in ends))
+        return read_plan_file(plan).frontier.best, json.loads(ends[0][0])["file"]
+
+
+def machine_part(names: list[str]) -> None:
+    """Print every plan of every model on this machine, and what choosing gained."""
+    lines, every = [], list[Ran]()
+    print("| model | plan | predicted | measured | spread |\n|---|---|--:|--:|--:|")
+    for name in names:
+        rows, torch_seconds, believed, told, plain = on_this_machine(name)
+        every += rows
+        for row in rows:
+            print(
+                f"| {name} | {row.label} | {seconds_text(row.predicted)} "
+                f"| {seconds_text(row.measured)} | {row.spread / row.measured:.1%} |",
+                flush=True,
+            )
+        best = min(row.measured for row in rows)
+        half = "tuned" if name in TUNED else "held out"
+        lines.append(
+            f"| {name} ({half}) | {seconds_text(plain)} | {seconds_text(torch_seconds)} "
+            f"| {seconds_text(told)} | {plain / told:.2f}x | {told / best - 1:.1%} "
+            f"| {believed / best - 1:.1%} | {tau(rows):.2f} |"
+        )
+    print(
+        "\n| model | plain data parallelism | torch DDP | chosen (tried) | gain | regret "
+        "| regret with --try 0 | tau |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+    )
+    print("\n".join(lines))
+    errors = [abs(row.predicted / row.measured - 1) for row in every]
+    print(f"\n{len(every)} plans, median error of predicted steps {statistics.median(errors):.1%}")
+
+
+def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
+    """Print what choosing gained between shaped hosts."""
+    from shardwright.verbs.measure import local_cluster
+
+    refusal = why_not()
+    if refusal:
+        print(f"hosts skipped: {refusal}")
+        return
+    kind = local_cluster(Watch()).kind_of(0)
+    known = kind.flops_for("float32"), kind.memory_bandwidth
+    print("\n| model | hosts | rate | plain data parallelism | chosen | gain | plan |")
+    print("|---|--:|---|--:|--:|--:|---|")
+    for name in names:
+        for count in counts:
+            for rate in rates:
+                best, _ = between_hosts(name, count, rate, known)
+                ran = best.measured
+                if ran is None:
+                    raise RuntimeError(f"{name}: nothing ran")
+                print(
+                    f"| {name} | {count} | {rate} | {seconds_text(ran.plain_seconds)} "
+                    f"| {seconds_text(ran.step_seconds)} "
+                    f"| {ran.plain_seconds / ran.step_seconds:.2f}x | {best.strategy.label} |",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(BATCHES), help="models, by comma")
+    parser.add_argument("--hosts", default="2", help="numbers of hosts, by comma; 0 for none")
+    parser.add_argument("--rates", default="100mbit,200mbit,1gbit")
+    parser.add_argument("--no-machine", action="store_true", help="hosts only")
+    words = parser.parse_args()
+    names = words.only.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SHARDWRIGHT_STORE"] = str(Path(folder, "records.sqlite"))
+        if not words.no_machine:
+            machine_part(names)
+        counts = [int(one) for one in words.hosts.split(",") if int(one)]
+        if counts:
+            host_part(names, counts, words.rates.split(","))
+
+
+if __name__ == "__main__":
+    main()
