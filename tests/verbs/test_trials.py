@@ -8,7 +8,8 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Measured
 from shardwright.planner.search import Survey, survey
-from shardwright.verbs.trials import told_apart, with_measured
+from shardwright.verbs.request import Watch
+from shardwright.verbs.trials import Entry, told_apart, tried, with_measured
 from tests.command import shardwright
 from tests.planner.search.models import cluster, residual
 
@@ -80,28 +81,28 @@ def test_what_is_shown_beside_the_chosen_plan_needs_less_memory_or_is_the_fronti
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_planning_here_tries_plans_beside_data_parallelism_and_never_twice(tmp_path: Path) -> None:
+def test_trials_run_plans_beside_data_parallelism_and_never_twice(
+    tmp_path: Path, monkeypatch
+) -> None:
+    from shardwright.verbs.subject import capture, find_cluster
+
+    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
     (tmp_path / "net.py").write_text(MODEL)
-    words = ("plan", "net.py:build", "-b", "8", "--json")
-    answers = []
-    for _ in range(2):
-        done = shardwright(*words, "--try", "1", folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        answers.append(json.loads(done.stdout))
-    best = answers[0]["plans"][answers[0]["chosen"]]
-    if len(best["sources"]) == 0 or answers[0]["plans"][0]["devices"] < 2:
-        pytest.skip("this machine has one device: there is nothing to try")
-    assert best["measured"]["num_steps"] >= 5
-    assert best["measured"]["plain_seconds"] > 0
-    again = answers[1]["plans"][answers[1]["chosen"]]
-    assert again["measured"]["step_seconds"] == best["measured"]["step_seconds"]
-    written = json.loads((tmp_path / "plan.json").read_text())["content"]["plans"]
-    assert any("measured" in plan for plan in written)
-    none = shardwright(
-        *words, "--try", "0", "-o", "none.json", "--measure", "never", folder=tmp_path
-    )
-    plans = json.loads(none.stdout)["plans"]
-    assert all(plan["measured"] is None for plan in plans)
+    model = f"{tmp_path}/net.py:build"
+    graph = capture(model, global_batch=8, precision="float32").graph
+    searched = survey(graph, find_cluster("1x2xV100")[0], CostTable()).settled()
+    entry = Entry(model=model, seq=None, optimizer="adamw", environment="here", count=1)
+    told: list[str] = []
+    watch = Watch(tell=lambda text, _: told.append(text))
+    first = tried(searched, entry, lambda: searched, watch)[1]
+    assert first.best.measured is not None
+    assert first.best.measured.num_steps >= 5
+    assert first.best.measured.plain_seconds > 0
+    assert any("trying plans" in text for text in told)
+    told.clear()
+    second = tried(searched, entry, lambda: searched, watch)[1]
+    assert second == first
+    assert not told
 
 
 @pytest.mark.ranks

@@ -314,7 +314,7 @@ def _reason(best: Plan, ran: Sequence[Plan], plain: Measured | None) -> str:
             f"{seconds_text(_ran(fastest).step_seconds)})"
         )
     text += f": {seconds_text(own.step_seconds)} per step, measured over {own.num_steps} steps"
-    if plain is not None and plain != own:
+    if plain is not None and plain.step_seconds != own.step_seconds:
         gain = plain.step_seconds / own.step_seconds
         text += f"; plain data parallelism took {seconds_text(plain.step_seconds)} ({gain:.2f}x)"
     return text + "."
@@ -328,8 +328,12 @@ def _wanted(survey: Survey, known: Mapping[Strategy, Measured], left: int) -> li
     faster than the fastest that ran, by more than the half-width of the difference."""
     plain = [plan for plan in survey.plain[:1] if plan.strategy not in known]
     if not known:
-        best = [survey.frontier.best, *survey.plain[1:], *survey.fastest(max(left, 1))]
-        chosen = list({plan.strategy: plan for plan in best}.values())
+        best = [survey.frontier.best, *survey.plain[1:], *survey.fastest(left + len(survey.plain))]
+        chosen = [
+            plan
+            for plan in {plan.strategy: plan for plan in best}.values()
+            if not _is_plain(survey, plan.strategy)
+        ]
         return [*plain, *chosen[: max(left, 0)]]
     fastest = _fastest(known)
     seconds = known[fastest].step_seconds
@@ -358,9 +362,7 @@ def runnable(survey: Survey, plans: Iterable[Plan]) -> list[Plan]:
     for plan in {plan.strategy: plan for plan in plans}.values():
         room -= plan.predicted.peak_bytes
         seconds -= (WARM_STEPS + 2) * plan.objective.step_seconds
-        if len(plan.strategy.devices) == survey.num_devices and (
-            len(kept) < 2 or room > 0 < seconds
-        ):
+        if len(kept) < 2 or room > 0 < seconds:
             kept.append(plan)
     return kept
 
@@ -422,7 +424,9 @@ def _keep(
         (prefix + dumps(encode(one)), found.step_seconds, found.spread_seconds, found.num_steps)
         for one, found in known.items()
     ]
-    rows += [(f"factor|{graph}|{name}", value, 0.0, len(known)) for name, value in table.factors]
+    rows += [
+        (f"factor|{graph}|{name}", value, 0.0, max(len(known), 1)) for name, value in table.factors
+    ]
     with Store() as store:
         store.put(
             Record(
