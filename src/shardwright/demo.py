@@ -17,7 +17,8 @@ from shardwright.errors import ShardwrightError
 from shardwright.files.planfile import write_atomically
 from shardwright.report.html import page_text
 from shardwright.report.story import PlanStory, Story
-from shardwright.report.text import chosen_lines, comparison_parts, frontier_table, plain_table
+from shardwright.report.tables import plain_table
+from shardwright.report.text import chosen_lines, comparison_parts, frontier_table
 from shardwright.report.units import bytes_text, count_text, seconds_text
 from shardwright.verbs.narrate import tell, with_process
 from shardwright.verbs.reasons import with_reasons

@@ -49,3 +49,22 @@ def test_rooms_import_downwards_only():
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_planning_a_profile_loads_neither_torch_nor_what_plans_models(tmp_path):
+    """It is over in less than a second, most of which is importing Numba."""
+    fields = "forward_compute_time=1.0, backward_compute_time=1.0, activation_size=1.0"
+    (tmp_path / "graph.txt").write_text(f"a -- Linear -- {fields}, parameter_size=1.0\n")
+    code = (
+        "import sys\n"
+        f"sys.argv[1:] = ['plan', '--profile', {str(tmp_path / 'graph.txt')!r},"
+        " '--workers', '2', '--bandwidth', '1e9']\n"
+        "from shardwright.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+    )
+    loaded = modules_after(code)
+    assert "shardwright.planner.pipelines.kernel" in loaded
+    assert not loaded & {
+        "torch", "plotly", "highspy", "sqlite3", "shardwright.api", "shardwright.store",
+        "shardwright.planner.search", "shardwright.core.program", "shardwright.files.planfile",
+    }  # fmt: skip

@@ -6,15 +6,16 @@ import pytest
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
 from shardwright.files.layergraph import parse_layer_graph
-from shardwright.planner.search.pipelines import (
+from shardwright.planner.pipelines import (
     Level,
     PipelineProblem,
     find_cuts,
     in_flight,
     plan_exact,
     plan_pipedream,
+    study_pipelines,
 )
-from shardwright.planner.search.pipelines.pipedream import OURS, Habits, nest
+from shardwright.planner.pipelines.pipedream import OURS, Habits, nest
 
 G, FLAT4, FLAT8, SLOW5 = 1e9, ((4, 1e9),), ((8, 1e9),), ((5, 3e8),)
 HOSTS = ((4, 1e10), (2, 1e9))  # innermost first
@@ -63,6 +64,25 @@ def test_the_recursion_gives_what_the_published_optimizer_prints(
     habits = Habits(counts_transfers=transfers, memory_bytes=memory or math.inf)
     levels = [Level(count=n, bandwidth=b) for n, b in levels]
     assert nest(cuts, levels, habits).seconds == pytest.approx(seconds, rel=1e-12)
+
+
+FLAT = [row for row in PUBLISHED if len(row[2]) == 1 and row[3] and row[4] is None]
+
+
+@pytest.mark.parametrize(("kind", "count", "levels", "transfers", "memory", "seconds"), FLAT)
+def test_by_its_own_count_ours_is_never_larger_than_what_it_prints(
+    kind, count, levels, transfers, memory, seconds
+):
+    """It leaves out what its first stage sends, so what it prints may be less than any pipeline
+    takes: the best by that count stands beside it."""
+    ((workers, bandwidth),) = levels
+    cuts = find_cuts(parse_layer_graph(profile_text(kind, count)))
+    problem = PipelineProblem(cuts=cuts, workers=(WorkerKind(count=workers),), bandwidth=bandwidth)
+    study = study_pipelines(problem)
+    printed = {rival.planner: rival.published_seconds for rival in study.rivals}
+    assert printed["pipedream"] == pytest.approx(seconds, rel=1e-12)
+    assert printed["exact, by PipeDream's count"] <= seconds * (1 + 1e-12)
+    assert study.best.seconds <= min(rival.seconds for rival in study.rivals) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("kind", ["chain", "residual"])

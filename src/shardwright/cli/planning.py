@@ -91,14 +91,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Find the best plans in step time, memory and money."""
-    from shardwright import api, voice
+    from shardwright.verbs.pipelines import PipelineRequest, is_of_profile
 
     # A process of its own that makes millions of objects and few cycles: looking for these as often
     # as usual takes a quarter of the search.
     gc.set_threshold(COLLECTED, 10, 10)
     speaker = voice_for(json)
-    if api.is_of_profile(given(context)):
-        wanted = api.PipelineRequest(
+    if is_of_profile(given(context)):
+        wanted = PipelineRequest(
             workers=workers,
             bandwidth=bandwidth,
             memory_limit=memory_limit,
@@ -108,6 +108,8 @@ def plan(
         )
         _plan_profile(speaker, profile, wanted)
         return
+    from shardwright import api, voice
+
     request = api.Request(
         global_batch=global_batch,
         seq=seq,
@@ -136,11 +138,11 @@ def plan(
 
 
 def _plan_profile(speaker: Voice, profile: str, wanted: PipelineRequest) -> None:
-    from shardwright import api
     from shardwright.report.pipelines import pipeline_tables, pipeline_values
+    from shardwright.verbs.pipelines import plan_profile
 
     with speaker.waiting("planning the pipeline"):
-        graph, found = api.plan_profile(profile, wanted)
+        graph, found = plan_profile(profile, wanted)
     speaker.say(pipeline_tables(graph, found))
     speaker.emit(**pipeline_values(graph, found))
 

@@ -13,7 +13,7 @@ from typing import Literal
 from shardwright.errors import InputError
 
 ScheduleKind = Literal["pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as"]
-CostFormula = Literal["code", "paper"]
+CostFormula = Literal["code", "paper", "published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,8 @@ class PipelinePlan:
     ``seconds`` is what planners minimise: the bottleneck stage's seconds per minibatch, or, with a
     flush, the seconds of a step. ``bottleneck`` is the busiest stage's seconds. ``bound`` is below
     every pipeline of the model (0: not known). ``simulated_seconds`` is a step with a flush, in
-    the event simulation.
+    the event simulation. ``published_seconds`` is the bottleneck as PipeDream's published optimizer
+    counts it (formula ``published``), where that was asked for.
     """
 
     planner: str
@@ -169,6 +170,7 @@ class PipelinePlan:
     bound: float = 0.0
     fits: bool = True
     simulated_seconds: float | None = None
+    published_seconds: float | None = None
     note: str = ""
 
     @property

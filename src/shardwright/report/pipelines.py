@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.profile import LayerGraph, PipelinePlan, PipelineStage, PipelineStudy
-from shardwright.report.text import plain_table
+from shardwright.report.tables import plain_table
 from shardwright.report.units import bytes_text, percent_text, seconds_text
 
 
@@ -30,6 +30,14 @@ def pipeline_tables(graph: LayerGraph, study: PipelineStudy) -> Group:
             Text(f"Replayed operation by operation: {seconds_text(best.simulated_seconds)}.")
         )
     parts.append(Text(bound_sentence(best), style="dim"))
+    if best.published_seconds is not None:
+        parts.append(
+            Text(
+                f"PipeDream's published optimizer would count {seconds_text(best.published_seconds)}"
+                ": it leaves out what the first stage sends.",
+                style="dim",
+            )
+        )
     if study.rivals:
         parts += [Text(), _rival_table(study)]
     parts += [Text(f"{name}: {why}", style="dim") for name, why in study.refusals]
@@ -71,6 +79,7 @@ def _values(graph: LayerGraph, plan: PipelinePlan) -> dict[str, Any]:
         "inputs_per_second": plan.inputs_per_second,
         "bound_seconds": plan.bound or None,
         "replayed_seconds": plan.simulated_seconds,
+        "published_count_seconds": plan.published_seconds,
         "fits": plan.fits,
         "num_workers": plan.num_workers,
         "note": plan.note,
@@ -142,7 +151,9 @@ def _rival_table(study: PipelineStudy) -> Table:
     table = plain_table("Other planners, under the same costs")
     table.add_column("planner")
     table.add_column("schedule")
-    for name in ("stages", "workers", "seconds", "against ours", "replayed", "memory"):
+    names = ["stages", "workers", "seconds", "against ours", "replayed", "memory"]
+    has_count = study.best.published_seconds is not None
+    for name in (*names, *(["by PipeDream's count"] if has_count else [])):
         table.add_column(name, justify="right")
     for rival in study.rivals:
         ratio = rival.seconds / study.best.seconds - 1 if study.best.seconds else 0.0
@@ -155,5 +166,6 @@ def _rival_table(study: PipelineStudy) -> Table:
             percent_text(ratio),
             "-" if rival.simulated_seconds is None else seconds_text(rival.simulated_seconds),
             "fits" if rival.fits else Text("does not fit", style="red"),
+            *([seconds_text(rival.published_seconds or 0.0)] if has_count else []),
         )
     return table

@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwright.core.explanation import Decision, Reasons, Relaxation, ShadowPrice
 from shardwright.core.plan import Plan
 from shardwright.report.critical import CriticalRow
-from shardwright.report.text import plain_table
+from shardwright.report.tables import plain_table
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.report.why import Rows, Why, bound_text
 

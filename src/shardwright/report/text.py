@@ -20,6 +20,7 @@ from shardwright.report.story import (
     parameter_lines,
     seconds_by_work,
 )
+from shardwright.report.tables import plain_table
 from shardwright.report.units import (
     bytes_text,
     dollars_text,
@@ -234,20 +235,6 @@ def contrast_parts(found: Contrast) -> Group:
     for fact in found.facts:
         choices.add_row(*map(Text, fact))
     return Group(Text(found.sentence), numbers, *([choices] if found.facts else []))
-
-
-def plain_table(title: str) -> Table:
-    """Return an empty table in the house's style."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-        min_width=min(len(title), 100),
-    )
 
 
 def sources_text(plan: Plan) -> str:

@@ -13,10 +13,9 @@ from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.units import read_quantity
 from shardwright.files.workers import MOST_WORKERS, read_bandwidths, read_levels, read_workers
-from shardwright.report.reasons import relaxations_text
 
 AUTO = "auto"
-FORMULAS = ("code", "paper")
+FORMULAS = ("code", "paper", "published")
 MOST_NESTED_CUTS = 450
 PROFILE_OPTIONS = frozenset(
     {"profile", "workers", "bandwidth", "schedule", "microbatches", "shards"}
@@ -31,7 +30,8 @@ class PipelineRequest:
     ``workers``: 16, 2x8 (hosts x workers, with one bandwidth each), or kinds ``8,8@0.5@16GiB``.
     ``microbatches`` 0: no flush, PipeDream's asynchronous pipeline. ``schedule`` auto: that, or with
     microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
-    PipeDream's published optimizer (``code``) or by its paper. ``shards``: over how many workers a
+    PipeDream's published optimizer (``code``; ``published``: without what the first stage sends, as
+    it counts itself) or by its paper. ``shards``: over how many workers a
     stage may split its layers or its weights; 1 for replicas only.
     """
 
@@ -50,7 +50,9 @@ class PipelineRequest:
                 "--bandwidth '1 GB/s'"
             )
         if self.formula not in FORMULAS:
-            raise InputError(f"the formula is 'code' or 'paper', not {self.formula[:40]!r}")
+            raise InputError(
+                f"the formula is 'code', 'paper' or 'published', not {self.formula[:40]!r}"
+            )
         if not 0 <= self.microbatches <= 2**20:
             raise InputError(
                 f"microbatches must be 0 (no flush) to {2**20}, not {self.microbatches}"
@@ -89,7 +91,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
 
     Raises InputError for a malformed profile or request, NoPlan when nothing fits.
     """
-    from shardwright.planner.search.pipelines import (
+    from shardwright.planner.pipelines import (
         EXPLORED,
         SCHEDULES,
         Level,
@@ -131,6 +133,8 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
     try:
         return graph, study_pipelines(problem, schedules)
     except NoPlan as refused:
+        from shardwright.report.reasons import relaxations_text
+
         found = relaxations(problem, schedules)
         remedy = relaxations_text(found) if found else refused.remedy
         raise NoPlan(refused.problem, remedy=remedy, relaxations=found) from refused

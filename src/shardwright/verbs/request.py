@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from shardwright.errors import InputError
 from shardwright.files.units import Quantity, read_quantity
-from shardwright.planner.search import MODES
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
@@ -73,6 +72,8 @@ class Request:
         _one_of("precision", self.precision, ("auto", *PRECISIONS))
         _one_of("measure", self.measure, MEASURES)
         _one_of("batch norm", self.batch_norm, BATCH_NORMS)
+        from shardwright.planner.search import MODES  # all of the search, which profiles do without
+
         _one_of("mode", self.mode, MODES)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from shardwright.report.text import plain_table
-from shardwright.verbs.results import ContestAnswer
+from shardwright.report.tables import plain_table
 from shardwright.voice.speaker import Voice
+
+if TYPE_CHECKING:
+    from shardwright.verbs.results import ContestAnswer
 
 FIELDS = (
     "name cost bound gap is_optimal peak limit fits is_allowed is_complete seconds choice".split()

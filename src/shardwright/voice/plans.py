@@ -15,26 +15,26 @@ from shardwright.core.plan import Plan
 from shardwright.report.contrast import Contrast
 from shardwright.report.reasons import why_parts
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
+from shardwright.report.tables import plain_table
 from shardwright.report.text import (
     chosen_lines,
     contrast_parts,
     curve_table,
     frontier_table,
     operator_table,
-    plain_table,
     plan_tables,
 )
 from shardwright.report.units import bytes_text, count_text, seconds_text
-from shardwright.verbs.results import (
-    Check,
-    Coverage,
-    Profile,
-    Study,
-)
 from shardwright.voice.speaker import WIDE, Voice
 
 if TYPE_CHECKING:
     from shardwright.verbs.reasons import Explanation
+    from shardwright.verbs.results import (
+        Check,
+        Coverage,
+        Profile,
+        Study,
+    )
 
 
 def show_checks(voice: Voice, checks: Sequence[Check]) -> None:

@@ -4,13 +4,17 @@ none."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from shardwright.files.planfile import Unruled
-from shardwright.report.text import plain_table, unruled_lines
-from shardwright.verbs.results import Proposal, RuleChecks
+from shardwright.report.tables import plain_table
+from shardwright.report.text import unruled_lines
 from shardwright.voice.speaker import Voice
+
+if TYPE_CHECKING:
+    from shardwright.files.planfile import Unruled
+    from shardwright.verbs.results import Proposal, RuleChecks
 
 EVIDENCE = (
     "Each line held in all these tests, which is evidence and no proof: read it against what the "

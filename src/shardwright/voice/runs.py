@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from shardwright.report.comparison import comparison_notes
+from shardwright.report.tables import plain_table
 from shardwright.report.text import (
     chosen_lines,
     comparison_parts,
     frontier_table,
-    plain_table,
 )
 from shardwright.report.units import bytes_text, count_text, seconds_text
-from shardwright.verbs.request import Job
-from shardwright.verbs.results import (
-    Comparison,
-    Report,
-    TrainingRun,
-    Verification,
-)
 from shardwright.voice.plans import plan_summary
 from shardwright.voice.speaker import Voice
 
 if TYPE_CHECKING:
+    from shardwright.verbs.request import Job
+    from shardwright.verbs.results import (
+        Comparison,
+        Report,
+        TrainingRun,
+        Verification,
+    )
     from shardwright.verbs.tuning import Tuning
 
 MOST_ROWS = 20  # of a table of tensors; --json has all

@@ -14,7 +14,6 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from shardwright.core.codec import dumps, encode
 from shardwright.report.units import count_text, seconds_text
 from shardwright.verbs.request import Watch
 
@@ -39,6 +38,8 @@ class Voice:
     def emit(self, **values: object) -> None:
         """Print for machines."""
         if self.as_json:
+            from shardwright.core.codec import dumps
+
             self.out.file.write(dumps(encode_loosely(values)))
 
     def next(self, text: str) -> None:
@@ -104,6 +105,8 @@ def encode_loosely(value: Any) -> Any:
         return [encode_loosely(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    from shardwright.core.codec import encode  # with all nouns that a plan has
+
     return encode(value)
 
 

@@ -3,8 +3,8 @@
 ``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``hunt`` goes through the
 arrangements: ``additive`` states and solves each as a problem whose costs add up, ``candidates`` and
 ``judge`` bring the answers before the simulator, ``local`` changes the best of them decision by
-decision (so do Markov chains), ``reasons`` explains. ``pipelines`` plans profiles of layers, ``wide``
-solves problems too wide to eliminate. Nothing here knows torch, the clock or the disk.
+decision (so do Markov chains), ``reasons`` explains. ``wide`` solves problems
+too wide to eliminate. Nothing here knows torch, the clock or the disk.
 """
 
 from shardwright.planner.search.additive.context import Training

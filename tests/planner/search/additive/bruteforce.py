@@ -19,6 +19,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
 from shardwright.errors import NoPlan
+from shardwright.planner.pipelines import plan_exact
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.additive.elimination import Elimination
 from shardwright.planner.search.additive.factors import Factor, FactorGraph
@@ -27,9 +28,8 @@ from shardwright.planner.search.additive.gaps import fastest_within, whole_front
 from shardwright.planner.search.additive.pareto import Front, front, union
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.additive.terms import Weights
-from shardwright.planner.search.pipelines import plan_exact
+from tests.planner.pipelines.oracle import best_price, random_problem
 from tests.planner.search.models import cluster, mlp
-from tests.planner.search.pipelines.oracle import best_price, random_problem
 
 MOST_PLANS = 10**6
 CLOSE = 1e-9

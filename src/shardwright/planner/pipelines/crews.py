@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.search.pipelines.problem import Crew, PipelineProblem, all_reduce
+from shardwright.planner.pipelines.problem import Crew, PipelineProblem, all_reduce
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
 from shardwright.errors import InputError, NoPlan
-from shardwright.planner.search.pipelines import (
+from shardwright.planner.pipelines import (
     EXPLORED,
     SCHEDULES,
     Level,
@@ -23,7 +23,7 @@ from shardwright.planner.search.pipelines import (
     study_levels,
     study_pipelines,
 )
-from tests.planner.search.pipelines.oracle import best_price, price, random_problem
+from tests.planner.pipelines.oracle import best_price, price, random_problem
 
 
 def seconds_or_inf(problem):
@@ -43,6 +43,16 @@ def test_it_finds_the_best_of_all_pipelines_of_random_graphs(chain):
         infeasible += best == math.inf
         assert seconds_or_inf(problem) == pytest.approx(best, rel=1e-9, abs=1e-12), seed
     assert infeasible >= 10
+
+
+def test_it_finds_the_best_as_the_published_optimizer_counts():
+    for seed in range(150):
+        rng = random.Random(f"published {seed}")
+        graph, problem = random_problem(rng, most_layers=5)
+        problem = dataclasses.replace(
+            problem, schedule="pipedream", microbatches=0, formula="published"
+        )
+        assert seconds_or_inf(problem) == pytest.approx(best_price(graph, problem), rel=1e-9), seed
 
 
 def test_it_finds_the_best_where_layers_and_weights_may_be_split():

@@ -6,8 +6,8 @@ import dataclasses
 import math
 import random
 
-from shardwright.planner.search.pipelines import PipelineProblem, relaxations
-from tests.planner.search.pipelines.oracle import best_price, random_problem
+from shardwright.planner.pipelines import PipelineProblem, relaxations
+from tests.planner.pipelines.oracle import best_price, random_problem
 
 
 def test_the_least_memory_and_the_fewest_workers_are_those_of_brute_force() -> None:

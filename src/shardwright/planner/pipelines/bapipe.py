@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from shardwright.core.profile import PipelinePlan, ScheduleKind
 from shardwright.errors import NoPlan
-from shardwright.planner.search.pipelines.problem import (
+from shardwright.planner.pipelines.problem import (
     Crew,
     PipelineProblem,
     Placed,

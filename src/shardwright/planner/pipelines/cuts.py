@@ -3,11 +3,17 @@
 A pipeline is a growing chain of such sets, each stage the difference of two (PipeDream's antichain
 states are the same sets, named by their last layers). A chain of n layers has n + 1 of them, a
 graph with branches may have exponentially many; then a part of them is kept, and said so.
+
+Layers without time and weights (views, sums that were not timed) make most of those many: cuts
+that agree in all other layers differ only in what crosses them and is kept. Of such a family the
+one that least crosses is enough where memory is not limited: what crosses is a submodular function
+of closed sets, so the smallest minimisers of nested families are nested, and put in place of the
+cuts of any pipeline they make one in which every stage computes the same and sends no more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +21,8 @@ from numpy.typing import NDArray
 from shardwright.core.profile import LayerGraph
 
 MOST_CUTS = 1000
+# So many are looked through for those that matter, where there are too many to try: 0.3 s.
+MOST_LOOKED_AT = 50_000
 Floats = NDArray[np.float64]
 Masks = set[int]
 
@@ -26,7 +34,8 @@ class Cuts:
     Columns are sums over a cut's layers, ``crossing`` the bytes of outputs that layers outside
     read, ``gathered`` those that its layers with weights read. Cut ``i`` is inside the cuts
     ``larger[offset[i] : offset[i + 1]]``, ascending. ``most_gathered`` and ``most_parameter`` are
-    those of one layer. ``is_complete``: every cut of the graph is here.
+    those of one layer. ``is_complete``: every cut of the graph is here; ``has_least_crossing``: of
+    those that agree in layers with time or weights, at least the one that fewest bytes cross.
     """
 
     masks: tuple[int, ...]
@@ -41,6 +50,7 @@ class Cuts:
     most_gathered: float
     most_parameter: float
     is_complete: bool
+    has_least_crossing: bool
 
     @property
     def num_cuts(self) -> int:
@@ -57,20 +67,58 @@ def find_cuts(graph: LayerGraph, most: int = MOST_CUTS) -> Cuts:
     """Enumerate the cuts, all of them where there are at most ``most``.
 
     Else those of the graph with free layers merged into a neighbour, or with the runs of layers
-    inside branches merged too, whichever first has few enough; and always those of two topological
-    orders. O(cuts * layers) plus O(cuts^2 * layers) multiply-adds for what is inside what.
+    inside branches merged too, whichever first has few enough; those of two topological orders; and
+    of every family the one that is least crossed, where these can be found. O(cuts * layers) plus O(cuts^2 * layers) multiply-adds for what is inside what.
     """
     everything = tuple(1 << i for i in range(len(graph.layers)))
     masks = _closed_sets(graph, everything, most)
-    is_complete = masks is not None
+    is_complete = has_least = masks is not None
     if masks is None:
+        least = _least_crossed(graph, most)
+        has_least = least is not None
         groups = _merge(graph, everything, _free(graph))
         masks = _closed_sets(graph, groups, most)
         if masks is None:
             groups = _merge(graph, groups, _beside_others(graph))
             masks = _closed_sets(graph, groups, most) or set()
-        masks |= _prefixes(graph.order()) | _prefixes(_breadth_first(graph))
-    return _tabulate(graph, masks, is_complete)
+        masks |= _prefixes(graph.order()) | _prefixes(_breadth_first(graph)) | (least or set())
+    return replace(_tabulate(graph, masks), is_complete=is_complete, has_least_crossing=has_least)
+
+
+def _least_crossed(graph: LayerGraph, most: int) -> Masks | None:
+    """Return, of every family of cuts that agree in layers with time or weights, the smallest that
+    fewest bytes cross; None where there are too many families, or cuts to look through."""
+    found = _closed_sets(graph, tuple(1 << i for i in range(len(graph.layers))), MOST_LOOKED_AT)
+    if found is None:
+        return None
+    everything = (1 << len(graph.layers)) - 1
+    busy = everything & ~sum(1 << layer for layer in _free(graph))
+    if len({mask & busy for mask in found}) > most:
+        return None
+    masks = list(found)
+    crossing = _crossing(graph, _members_of(masks, len(graph.layers)))
+    best: dict[int, tuple[float, int, int]] = {}
+    for mask, size in zip(masks, crossing.tolist(), strict=True):
+        one = (size, mask.bit_count(), mask)
+        best[mask & busy] = min(best.get(mask & busy, one), one)
+    return {mask for _, _, mask in best.values()} | {0, everything}
+
+
+def _members_of(masks: list[int], count: int) -> NDArray[np.uint8]:
+    """Return a matrix that says which of ``count`` layers each cut has."""
+    width = (count + 7) // 8
+    packed = np.frombuffer(b"".join(m.to_bytes(width, "little") for m in masks), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(len(masks), width), axis=1, bitorder="little")[:, :count]
+
+
+def _crossing(graph: LayerGraph, has: NDArray[np.uint8]) -> Floats:
+    """Return the bytes of outputs that layers outside each cut read."""
+    crossing = np.zeros(len(has))
+    for layer, consumers in enumerate(graph.consumers()):
+        if consumers:
+            waits = (has[:, layer] > 0) & (has[:, list(consumers)].min(axis=1) == 0)
+            crossing += waits * graph.layers[layer].activation_bytes
+    return crossing
 
 
 def _prefixes(order: tuple[int, ...]) -> Masks:
@@ -200,7 +248,7 @@ def _absorb(
         ends[group] = set()
 
 
-def _tabulate(graph: LayerGraph, masks: Masks, is_complete: bool) -> Cuts:
+def _tabulate(graph: LayerGraph, masks: Masks) -> Cuts:
     count = len(graph.layers)
     read = [0.0] * count
     for producer, consumer in set(graph.edges):
@@ -213,21 +261,15 @@ def _tabulate(graph: LayerGraph, masks: Masks, is_complete: bool) -> Cuts:
         ]
     )
     raw = list(masks)
-    width = (count + 7) // 8
-    packed = np.frombuffer(b"".join(m.to_bytes(width, "little") for m in raw), dtype=np.uint8)
-    has = np.unpackbits(packed.reshape(len(raw), width), axis=1, bitorder="little")[:, :count]
+    has = _members_of(raw, count)
     # The sort key must be a linear extension, so work that rounding reorders is told apart by size.
     seconds = columns[:, 0] + columns[:, 1]
     work = has @ np.round(seconds / (seconds.sum() or 1.0) * 2.0**53).astype(np.int64)
     order = sorted(range(len(raw)), key=lambda i: (int(work[i]), raw[i].bit_count(), raw[i]))
-    has = has[order].astype(np.float32)
+    ordered = has[order]
+    has = ordered.astype(np.float32)
     inside = (has @ (1 - has).T) == 0
     np.fill_diagonal(inside, val=False)
-    crossing = np.zeros(len(raw))
-    for layer, consumers in enumerate(graph.consumers()):
-        if consumers:
-            waits = (has[:, layer] > 0) & (has[:, list(consumers)].min(axis=1) == 0)
-            crossing += waits * graph.layers[layer].activation_bytes
     sums = has.astype(np.float64) @ columns
     offset = np.zeros(len(raw) + 1, dtype=np.int64)
     np.cumsum(inside.sum(axis=1), out=offset[1:])
@@ -237,11 +279,12 @@ def _tabulate(graph: LayerGraph, masks: Masks, is_complete: bool) -> Cuts:
         backward=sums[:, 1].copy(),
         activation=sums[:, 2].copy(),
         parameter=sums[:, 3].copy(),
-        crossing=crossing,
+        crossing=_crossing(graph, ordered),
         gathered=sums[:, 4].copy(),
         offset=offset,
         larger=np.nonzero(inside)[1].astype(np.int64),
         most_gathered=float(columns[:, 4].max()),
         most_parameter=float(columns[:, 3].max()),
-        is_complete=is_complete,
+        is_complete=False,
+        has_least_crossing=False,
     )

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from shardwright.core.profile import CostFormula, PipelinePlan, PipelineStage
 from shardwright.errors import InputError, NoPlan
-from shardwright.planner.search.pipelines.cuts import Cuts
-from shardwright.planner.search.pipelines.problem import (
+from shardwright.planner.pipelines.cuts import Cuts
+from shardwright.planner.pipelines.problem import (
     Crew,
     PipelineProblem,
     Placed,
@@ -84,7 +84,7 @@ def plan_pipedream(problem: PipelineProblem, *, counts_transfers: bool = False) 
     it finds nothing.
     """
     habits = Habits(
-        counts_transfers=counts_transfers or problem.formula == "paper",
+        counts_transfers=counts_transfers or problem.formula != "code",
         memory_bytes=min(kind.memory_bytes for kind in problem.workers),
         formula=problem.formula,
     )
@@ -153,8 +153,8 @@ def nest(cuts: Cuts, levels: Sequence[Level], habits: Habits) -> NestedPipeline:
 
     O(cuts^2 * units^2) for the last level, times the cuts for each level inside.
     """
-    from shardwright.planner.search.pipelines.recursion import Level as Scalars
-    from shardwright.planner.search.pipelines.recursion import pipeline_level
+    from shardwright.planner.pipelines.recursion import Level as Scalars
+    from shardwright.planner.pipelines.recursion import pipeline_level
 
     count = cuts.num_cuts
     inside = np.zeros((count, count), dtype=np.bool_)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from shardwright.core.profile import PipelinePlan, ScheduleKind
 from shardwright.errors import NoPlan
-from shardwright.planner.search.pipelines.crews import Crews, tabulate_crews
-from shardwright.planner.search.pipelines.problem import (
+from shardwright.planner.pipelines.crews import Crews, tabulate_crews
+from shardwright.planner.pipelines.problem import (
     Crew,
     PipelineProblem,
     Placed,
@@ -31,7 +31,7 @@ from shardwright.planner.search.pipelines.problem import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.planner.search.pipelines.kernel import Columns, Pools, Rules, Table
+    from shardwright.planner.pipelines.kernel import Columns, Pools, Rules, Table
 
 PLANNER = "exact"
 SLACK = 1 + 1e-12
@@ -70,7 +70,8 @@ def plan_exact(problem: PipelineProblem) -> PipelinePlan:
         best, bound = _count(problem, tables, best)
     if best is None:
         raise _why_nothing_fits(problem)
-    if not problem.cuts.is_complete:
+    is_limited = any(kind.memory_bytes < math.inf for kind in problem.workers)
+    if not (problem.cuts.is_complete or (problem.cuts.has_least_crossing and not is_limited)):
         bound = lower_bound(problem, tables.crews)
     return replace(best, bound=bound or best.seconds)
 
@@ -114,7 +115,7 @@ def _count(
     problem: PipelineProblem, tables: _Tables, known: PipelinePlan | None
 ) -> tuple[PipelinePlan | None, float]:
     """Return the best pipeline and the bound (0: it is the optimum), from one that fits."""
-    from shardwright.planner.search.pipelines.kernel import AT_LEAST, COUNTED
+    from shardwright.planner.pipelines.kernel import AT_LEAST, COUNTED
 
     most = known.seconds * SLACK if known is not None else math.inf
     relaxed = _grow(problem, _counting(tables, AT_LEAST), most)
@@ -131,7 +132,7 @@ def _counting(tables: _Tables, counting: int) -> _Tables:
 
 
 def _prepare(problem: PipelineProblem) -> _Tables:
-    from shardwright.planner.search.pipelines.kernel import AT_MOST, Columns, Pools, Rules
+    from shardwright.planner.pipelines.kernel import AT_MOST, Columns, Pools, Rules
 
     cuts, crews = problem.cuts, tabulate_crews(problem)
     rules = Rules(
@@ -139,6 +140,7 @@ def _prepare(problem: PipelineProblem) -> _Tables:
         bandwidth=problem.bandwidth,
         microbatches=problem.microbatches,
         is_paper=problem.formula == "paper",
+        forgets_first=problem.formula == "published",
         overlap=OVERLAPS.get(problem.schedule, 0),
         keeps=KEEPS[problem.schedule],
         counting=AT_MOST,
@@ -188,7 +190,7 @@ def _restricted(tables: _Tables, parts: NDArray[np.bool_], mixtures: NDArray[np.
 
 def _run(problem: PipelineProblem, tables: _Tables, limit: float) -> PipelinePlan | None:
     """Solve under a limit and read the stages off the tables."""
-    from shardwright.planner.search.pipelines.kernel import AT_LEAST, COUNTED, solve
+    from shardwright.planner.pipelines.kernel import AT_LEAST, COUNTED, solve
 
     rules = tables.rules._replace(limit=limit)
     floor = np.zeros((len(tables.crews.vectors), problem.cuts.num_cuts))

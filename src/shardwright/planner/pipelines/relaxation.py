@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from shardwright.core.explanation import Relaxation
 from shardwright.core.profile import PipelinePlan, ScheduleKind, WorkerKind
 from shardwright.errors import InputError, NoPlan
-from shardwright.planner.search.pipelines.exact import plan_exact
-from shardwright.planner.search.pipelines.problem import SCHEDULES, PipelineProblem
+from shardwright.planner.pipelines.exact import plan_exact
+from shardwright.planner.pipelines.problem import SCHEDULES, PipelineProblem
 
 GIB = 2**30
 # Memory is found to one part in a thousand; workers are added up to so many times as many.

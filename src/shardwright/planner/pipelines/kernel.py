@@ -31,13 +31,14 @@ AT_MOST, AT_LEAST, COUNTED = 0, 1, 2
 
 class Rules(NamedTuple):
     """The problem's scalars: the longest a pipeline may take, bytes per second, microbatches, how
-    time, memory and replicas are counted, the speed of the fastest replica, the most shards, and
+    time (``forgets_first``: the first stage sends for nothing), memory and replicas are counted, the speed of the fastest replica, the most shards, and
     the most that one layer gathers and holds."""
 
     limit: float
     bandwidth: float
     microbatches: int
     is_paper: bool
+    forgets_first: bool
     overlap: int
     keeps: int
     counting: int
@@ -243,7 +244,9 @@ def _extend(
                 columns.parameter[stop] - columns.parameter[start],
                 columns.activation[stop] - columns.activation[start] + incoming,
                 columns.gathered[stop] - columns.gathered[start],
-                max(incoming, columns.crossing[stop]),
+                0.0
+                if rules.forgets_first and start == 0
+                else max(incoming, columns.crossing[stop]),
             )
             busy, passing = _seconds(rules, crew, stage)
             passing = passing + sending * columns.crossing[stop] if rules.microbatches else 0.0

@@ -8,7 +8,8 @@ A stage's workers make r replicas of g shards each. Replicas take every r-th (mi
 
 seconds per minibatch: C is its compute time on its slowest worker, w its weights on a shard, a the
 bytes that cross its cuts, B the bandwidth of a worker. "code" is the formula of PipeDream's
-published optimizer with transfers counted, "paper" that of its paper. With a flush every M
+published optimizer with transfers counted, "paper" that of its paper, and "published" is "code" as
+that optimizer counts it, without what the first stage sends. With a flush every M
 microbatches the weights' message S is paid once, and with n = ceil(M / r) microbatches of a replica
 a stage is busy
 
@@ -44,7 +45,7 @@ from shardwright.core.profile import (
     WorkerKind,
 )
 from shardwright.errors import InputError
-from shardwright.planner.search.pipelines.cuts import Cuts
+from shardwright.planner.pipelines.cuts import Cuts
 
 SCHEDULES: tuple[ScheduleKind, ...] = (
     "pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as",
@@ -104,6 +105,11 @@ class PipelineProblem:
                 "'pipedream' runs without a flush; give --microbatches with the others, and only "
                 "with them"
             )
+        if self.formula == "published" and self.microbatches:
+            raise InputError(
+                "PipeDream's published optimizer counts no flush; leave the microbatches out, or "
+                "take the formula 'code'"
+            )
         if not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):
             raise InputError(f"the bandwidth must be positive and finite, not {self.bandwidth}")
         if not self.workers:
@@ -142,9 +148,9 @@ def in_flight(
 
 def all_reduce(problem: PipelineProblem, workers: int, size: float) -> float:
     """Seconds of making ``size`` bytes equal among workers, as the formula counts them."""
-    if problem.formula == "code":
-        return 4 * (workers - 1) * size / (workers * problem.bandwidth)
-    return 2 * (workers - 1) * size / problem.bandwidth
+    if problem.formula == "paper":
+        return 2 * (workers - 1) * size / problem.bandwidth
+    return 4 * (workers - 1) * size / (workers * problem.bandwidth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +182,8 @@ def load(problem: PipelineProblem, start: int, stop: int, crew: Crew) -> Load:
     if crew.splits_weights:
         collective, message = collective + THREE_HALVES * message, 0.0
     crossing = max(float(cuts.crossing[start]), float(cuts.crossing[stop]))
+    if problem.formula == "published" and start == 0:
+        crossing = 0.0
     return Load(
         forward=float(cuts.forward[stop] - cuts.forward[start]) / speed,
         backward=float(cuts.backward[stop] - cuts.backward[start]) / speed,
@@ -189,9 +197,9 @@ def busy_seconds(problem: PipelineProblem, start: int, stop: int, crew: Crew) ->
     """Return how long a stage is busy: per minibatch, or, with a flush, per step."""
     it, replicas = load(problem, start, stop, crew), crew.replicas
     if not problem.microbatches:
-        if problem.formula == "code":
-            return max((it.compute + it.message) / replicas, 2 * it.send / replicas)
-        return max(it.compute / replicas, it.message / replicas, 2 * it.send)
+        if problem.formula == "paper":
+            return max(it.compute / replicas, it.message / replicas, 2 * it.send)
+        return max((it.compute + it.message) / replicas, 2 * it.send / replicas)
     rounds = -(-problem.microbatches // replicas)
     if problem.schedule == "1f1b-sno":
         return rounds * (it.compute + 2 * it.send) + it.message

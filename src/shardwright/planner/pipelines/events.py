@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.core.profile import ScheduleKind
-from shardwright.planner.search.pipelines.problem import in_flight
+from shardwright.planner.pipelines.problem import in_flight
 
 Phase = Literal["F", "B"]
 Action = tuple[Phase, int]
