@@ -93,8 +93,7 @@ def plan(
     """Find the best plans in step time, memory and money."""
     from shardwright.verbs.pipelines import PipelineRequest, is_of_profile
 
-    # A process of its own that makes millions of objects and few cycles: looking for these as often
-    # as usual takes a quarter of the search.
+    # Looking for cycles as often as usual takes a quarter of a search, which makes few of them.
     gc.set_threshold(COLLECTED, 10, 10)
     speaker = voice_for(json)
     if is_of_profile(given(context)):
