@@ -28,7 +28,8 @@ Precision = Annotated[
     str,
     typer.Option(
         "--precision",
-        help="auto, float32, bfloat16 (mixed), float16 (mixed, scaled loss), or float64.",
+        help="auto, float32, bfloat16 (mixed), float16 (mixed, scaled loss), fp8 or fp8-row (mixed, "
+        "linear maps in 8 bits), or float64.",
     ),
 ]
 Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, or momentum.")]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.core.cluster import Cluster, Source
-from shardwright.core.graph import Operator, OperatorGraph
+from shardwright.core.graph import KEPT_AS, Operator, OperatorGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ def operator_key(
     ``phase`` is ``forward`` or ``backward``. ``precision`` is the strategy's: the dtype which float32
     tensors of the graph have when the operator runs.
     """
+    precision = KEPT_AS.get(precision, precision)
     stored = [graph.tensors[index].dtype for index in operator.inputs]
     dtypes = [precision if dtype == "float32" else dtype for dtype in stored]
     needs = "".join(

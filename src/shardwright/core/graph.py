@@ -18,6 +18,8 @@ DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+# Precisions that are no dtype: what tensors are kept in.
+KEPT_AS = {"fp8": "bfloat16", "fp8-row": "bfloat16"}
 FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", "complex128"})
 
 # A constant argument of an operator as JSON can hold it; sequences are tuples.

@@ -13,11 +13,11 @@ from typing import Literal
 from shardwright.core.layout import Layout
 
 ScheduleName = Literal["gpipe", "1f1b"]
-Precision = Literal["float64", "float32", "bfloat16", "float16"]
+Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
 Recomputation = Literal["none", "attention", "selective", "blocks"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
-MIXED = frozenset({"bfloat16", "float16"})
+MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,8 @@ class Strategy:
     comes after them has its gradients, and lets them travel, before the backward of the rest.
     ``batch_norm`` says whose batch the statistics are taken over (``local``: each device's shard of
     each microbatch, as DDP does).
-    ``precision`` float16 also scales the loss.
+    ``precision`` float16 also scales the loss; fp8 and fp8-row are bfloat16 with products in 8 bits
+    (``core.float8``).
     ``optimizer_states`` counts the tensors which the optimizer keeps per parameter (AdamW 2),
     ``clips`` whether the gradient is clipped by its global norm before the update.
     ``label`` is what people call it ("data parallel x 2, ZeRO-1").

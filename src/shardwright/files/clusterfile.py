@@ -153,8 +153,8 @@ class _Builder:
 
     def _declare(self, name: str, kind: KindTable) -> None:
         for dtype in kind.peak:
-            if dtype not in DTYPE_BYTES:
-                known = ("float64", "float32", "bfloat16", "float16")
+            if dtype not in (*DTYPE_BYTES, "float8"):
+                known = ("float64", "float32", "bfloat16", "float16", "float8")
                 raise InputError(
                     f"kind.{name}.peak: unknown dtype {dtype!r}{suggest(dtype, known)}"
                 )

@@ -31,7 +31,8 @@ USUAL_NODE = {
 
 INTRA_LATENCY = 2e-6
 INTER_LATENCY = 5e-6
-_RATES = {"peak_fp32": "float32", "peak_fp16_dense": "float16", "peak_bf16_dense": "bfloat16"}
+_RATES = {"peak_fp32": "float32", "peak_fp16_dense": "float16", "peak_bf16_dense": "bfloat16",
+          "peak_fp8_dense": "float8"}  # fmt: skip
 _MARKET = {"A100-SXM4-80GB": "A100-80 per GPU-hour", "H100-SXM5-80GB": "H100-SXM per GPU-hour",
            "H200-SXM": "H200-SXM per GPU-hour"}  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.float8 import FLOAT8
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
@@ -24,6 +25,7 @@ from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.collectives import Pending
+from shardwright.runtime.float8 import check_device
 from shardwright.runtime.interpreter import (
     Action,
     Clock,
@@ -415,6 +417,8 @@ def _machine(
             f"{len(devices)} (torchrun --nproc-per-node, or the launcher's count)"
         )
     place = torch.device(options.device or "cpu")
+    if program.strategy.precision in FLOAT8:
+        check_device(place)
     source = RandomSource(place, options.seed)
     mine = devices[world.rank]
     sites = {

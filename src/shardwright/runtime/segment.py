@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import Operator
 from shardwright.core.program import Call, Program, Segment, Value
 from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.capture.hooks import Opaque
+from shardwright.runtime.float8 import scaled_linear
 from shardwright.runtime.halos import average_inside
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
@@ -98,6 +100,8 @@ class _Builder:
         self.graph = fx.Graph()
         self.nodes: dict[int, fx.Node] = {}
         self.randomness: fx.Node | None = None
+        precision = program.strategy.precision
+        self.float8 = precision if precision in FLOAT8 else ""
         self.held: dict[str, Any] = {"randomness": site.source}
 
     def build(self, segment: Segment) -> fx.GraphModule:
@@ -143,11 +147,16 @@ class _Builder:
         if call.unpadded and operator.attribute("count_include_pad", True) is False:
             kwargs = {**kwargs, "kernel": target, "outside": self._outside(call)}
             target = average_inside
+        if self.float8 and is_float8_product(self.captured.graph, operator, self._shapes(call)):
+            target, kwargs = scaled_linear, {**kwargs, "by_row": self.float8 == "fp8-row"}
         if isinstance(target, Opaque):
             result = self._opaque(call, target, args[0])
         else:
             result = self.graph.call_function(target, args, kwargs)
         self._keep(call, _returns_list(recorded.target), result)
+
+    def _shapes(self, call: Call) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.program.values[value].shape for value in call.operands)
 
     def _outside(self, call: Call) -> tuple[tuple[int, int, int], ...]:
         """Return (dim, rows before, rows after) of the halos that lie beyond the whole image."""

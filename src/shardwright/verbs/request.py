@@ -11,7 +11,7 @@ from shardwright.files.units import Quantity, read_quantity
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
-PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "fp8-row", "float64")
 BATCH_NORMS = ("local", "synchronised")
 RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
 MEASURES = ("auto", "never", "always")
@@ -30,7 +30,8 @@ class Request:
     unit. ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what
     is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
     device multiplies in it faster than in float32, else float32; ``float16`` is mixed too and scales
-    the loss. ``clips``: gradients will be
+    the loss; ``fp8`` is bfloat16 with linear maps multiplied in 8-bit floats, scaled by tensor or
+    (``fp8-row``) by row. ``clips``: gradients will be
     clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
+from shardwright.core.float8 import FLOAT8
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, NoPlan
@@ -60,8 +61,7 @@ def study(
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
     machine, is_local = find_cluster(cluster, watch)
-    if request.precision == "auto":
-        request = replace(request, precision=natural_precision(machine))
+    request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
     captured = capture(
         model,
@@ -261,6 +261,23 @@ def _wanted(text: str) -> str | Placement:
         for part in file.part
     )
     return Placement(name=Path(text).name, parts=parts, whole=whole)
+
+
+def possible_precision(cluster: Cluster, wanted: str) -> str:
+    """Return the precision to plan in: the natural one for ``auto``.
+
+    Raises InputError for 8-bit products where some device cannot multiply so. A CPU can, slowly.
+    """
+    if wanted == "auto":
+        return natural_precision(cluster)
+    for kind in cluster.kinds if wanted in FLOAT8 else ():
+        if kind.backend != "cpu" and "float8" not in dict(kind.peak_flops):
+            rates = ", ".join(name for name, _ in kind.peak_flops)
+            raise InputError(
+                f"fp8 products need devices with a rate for float8, but {kind.name} has rates for "
+                f"{rates} only; choose --precision bfloat16, or name the rate in a cluster file"
+            )
+    return wanted
 
 
 def natural_precision(cluster: Cluster) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.graph import KEPT_AS
 from shardwright.errors import InputError
 from shardwright.files import clusterfile
 from shardwright.verbs.request import Watch
@@ -40,7 +41,7 @@ def capture(
     from shardwright.runtime.capture import load_model
 
     over: Any = batch_norm  # one of two words, checked by Request
-    own = None if precision == "auto" else precision
+    own = None if precision == "auto" else KEPT_AS.get(precision, precision)
     if isinstance(model, str):
         source = load_model(model)
         size = global_batch or DEFAULT_BATCH

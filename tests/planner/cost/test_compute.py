@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -61,6 +62,29 @@ def test_backward_of_a_product_costs_twice_its_forward_and_half_that_with_one_gr
         name="g", tensors=tuple(tensors), operators=LINEAR.operators, blocks=(), loss=2
     )
     assert cost(frozen_input, H100, "backward").seconds == pytest.approx(ahead, rel=0.02)
+
+
+def weighted(graph: OperatorGraph) -> OperatorGraph:
+    """Return a graph whose second input is a parameter."""
+    tensors = list(graph.tensors)
+    tensors[1] = replace(tensors[1], role="parameter")
+    return replace(graph, tensors=tuple(tensors))
+
+
+def test_a_product_in_8_bits_runs_at_its_own_rate_after_its_operands_are_rounded():
+    kind = H100.kind
+    rates = Rates(cluster=parse_cluster("1xH100"), precision="fp8")
+    for phase, products, elements in (
+        ("forward", 1, (4096 + 8192) * 8192),
+        ("backward", 2, (2 * 4096 + 8192 + 4096) * 8192),  # the gradient twice
+    ):
+        faster = 2 * 4096 * 8192 * 8192 * products / 0.5 / 1979e12
+        rounding = 5 * 2 * elements / 0.7 / kind.memory_bandwidth
+        launches = 15 * products * kind.launch_seconds
+        found = cost(weighted(LINEAR), rates, phase).seconds
+        assert found == pytest.approx(faster + rounding + launches, rel=1e-3)
+    odd = weighted(graph_of("aten.linear.default", [(4096, 8192), (8184, 8192)], (4096, 8184)))
+    assert cost(odd, rates).seconds == cost(odd, H100).seconds  # 8184 does not divide by 16
 
 
 def test_an_elementwise_operator_is_bound_by_memory():

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
-from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
+from shardwright.core.float8 import FLOAT8, is_float8_product
+from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph
 from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
 
 Shape = tuple[int, ...]
@@ -44,6 +45,8 @@ MATMUL = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "addmm", "
 CONVOLUTION = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
 ATTENTION = frozenset({"scaled_dot_product_attention"})
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+# Of one operand of an 8-bit product: norm, scale (3), division, rounding, layout.
+ROUNDING_LAUNCHES = 7
 HEAVY = MATMUL | CONVOLUTION | ATTENTION
 
 
@@ -93,7 +96,9 @@ def _alone(
     rates: Rates,
 ) -> Cost:
     """Return what an operator shard takes by itself: measured, else modelled."""
-    if rates.table.operators:
+    kept_as = KEPT_AS.get(rates.precision, rates.precision)
+    in_float8 = rates.precision in FLOAT8 and is_float8_product(graph, operator, input_local_shapes)
+    if rates.table.operators and not in_float8:
         key = operator_key(
             graph, operator, input_local_shapes, output_local_shapes, phase, rates.precision
         )
@@ -104,14 +109,12 @@ def _alone(
         kind=base_kind(operator.kind),
         inputs=input_local_shapes,
         outputs=output_local_shapes,
-        input_bytes=_bytes(graph, operator.inputs, input_local_shapes, rates.precision),
-        output_bytes=_bytes(graph, operator.outputs, output_local_shapes, rates.precision),
+        input_bytes=_bytes(graph, operator.inputs, input_local_shapes, kept_as),
+        output_bytes=_bytes(graph, operator.outputs, output_local_shapes, kept_as),
         needs=tuple(graph.tensors[i].needs_gradient for i in operator.inputs),
-        saved=_saved_bytes(
-            graph, operator, input_local_shapes, output_local_shapes, rates.precision
-        ),
+        saved=_saved_bytes(graph, operator, input_local_shapes, output_local_shapes, kept_as),
         flops=_fallback_flops(graph, operator, input_local_shapes, output_local_shapes),
-        dtype=_compute_dtype(graph, operator, rates.precision),
+        dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
     )
     scale, deviation = _scale(shard.kind, phase, rates)
     seconds = _roofline(shard, phase, rates.kind) * scale
@@ -236,7 +239,30 @@ def _roofline(shard: _Shard, phase: str, device: DeviceKind) -> float:
     if shard.kind not in HEAVY and device.backend == "cuda":
         # Element-wise kernels do not use matrix units.
         rate = min(peak, device.flops_for("float32")) * 0.5
-    return max(flops / rate, memory_seconds(traffic, device)) + launches * device.launch_seconds
+    seconds = max(flops / rate, memory_seconds(traffic, device)) + launches * device.launch_seconds
+    if shard.dtype == "float8":  # kernels of their own, before the products
+        rounded, more = _rounding(shard, phase)
+        seconds += memory_seconds(rounded, device) + more * device.launch_seconds
+    return seconds
+
+
+def _rounding(shard: _Shard, phase: str) -> tuple[float, int]:
+    """Return bytes and kernels of scaling and rounding what a phase's 8-bit products multiply.
+
+    As the runtime does it, by plain kernels: of each operand 2-byte elements are read for the largest
+    one, read and written for the division, read for the rounding, and 1-byte elements written twice
+    and read once for rounding and layout; the product then reads 1 byte instead of 2.
+    """
+    x, weight = shard.input_bytes[:2]
+    operands = x + weight
+    if phase == "backward":  # the gradient with the weight, and with the input
+        operands = sum(
+            sum(shard.output_bytes) + other
+            for other, needed in zip((weight, x), shard.needs[:2], strict=True)
+            if needed
+        )
+        return 5.0 * operands, ROUNDING_LAUNCHES * 2 * sum(shard.needs[:2])
+    return 5.0 * operands, ROUNDING_LAUNCHES * 2
 
 
 def memory_seconds(num_bytes: float, device: DeviceKind) -> float:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.costs import Record, operator_key
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, OperatorGraph
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
 from shardwright.runtime.profile.clock import Timing, measure
@@ -218,7 +218,7 @@ def _with_halos(
 
 def _dtype(graph: OperatorGraph, tensor: int, precision: str) -> str:
     dtype = graph.tensors[tensor].dtype
-    return precision if dtype == "float32" else dtype
+    return KEPT_AS.get(precision, precision) if dtype == "float32" else dtype
 
 
 def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shapes) -> int:
