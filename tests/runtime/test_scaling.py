@@ -20,7 +20,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.rehearsal import MemoryWorld, rehearse
-from shardwright.runtime.scaling import Scaling
+from shardwright.runtime.scaling import Scaling, scaler_of
 from tests import zoo
 from tests.runtime.equivalence import batches
 
@@ -201,6 +201,23 @@ def test_a_checkpoint_keeps_the_scale(tmp_path: Path) -> None:
     first.step(batch)
     second.step(batch)
     assert vars(first.scaler) == vars(second.scaler)
+
+
+def test_meshes_that_share_a_rank_scale_only_where_their_gradients_meet() -> None:
+    captured = capture(*MODEL())
+    strategy = seed_strategy(captured.graph, Seed(stages=2))
+    shared = replace(
+        strategy, meshes=tuple(replace(mesh, devices=(0,)) for mesh in strategy.meshes)
+    )
+    for clips in (False, True):
+        program = lower(captured.graph, replace(shared, clips=clips))
+        assert scaler_of(program, LARGE, 1)
+        assert scaler_of(program, None, 2) is None
+        if clips:
+            assert scaler_of(program, LARGE, 2)
+            continue
+        with pytest.raises(InputError, match="2 meshes"):
+            scaler_of(program, LARGE, 2)
 
 
 @pytest.mark.parametrize("wrong", [{"scale": 0.0}, {"growth": 0.5}, {"interval": 0}])

@@ -37,7 +37,7 @@ from shardwright.runtime.interpreter import (
 from shardwright.runtime.messages import Groups
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.randomness import RandomSource
-from shardwright.runtime.scaling import LossScaler, Scaling
+from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.segment import Site
 from shardwright.runtime.status import INTERRUPTION, StatusFile
 from shardwright.runtime.store import DTYPES, Store
@@ -91,8 +91,7 @@ class Executor:
         self.machine = _machine(captured, program, module, self.options, self.world)
         self.optimizer = optimizer(self.machine.parameters.named())
         self.interrupted = False
-        is_scaled = self.options.scaling or program.strategy.precision == "float16"
-        self.scaler = LossScaler(self.options.scaling or Scaling()) if is_scaled else None
+        self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
         self.status = StatusFile(self.rank)
         self._check_clipping()
         check_optimizer(self.optimizer, self.machine)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.core.program import Program
 from shardwright.errors import InputError
 from shardwright.runtime.manifest import ScaleTable
 
@@ -85,6 +86,24 @@ class LossScaler:
     def restore(self, table: ScaleTable) -> None:
         """Go on from a checkpoint."""
         self.scale, self.good_steps, self.skipped = table.scale, table.good_steps, table.skipped
+
+
+def scaler_of(program: Program, rules: Scaling | None, num_meshes: int) -> LossScaler | None:
+    """Return what scales the loss on a rank that is on so many meshes: something for float16, and
+    where rules are given.
+
+    Raises InputError where a rank's meshes are updated one by one: overflow in any of them must be
+    known before the first.
+    """
+    if program.strategy.precision == "float16":
+        return LossScaler(rules or Scaling())
+    if rules is not None and num_meshes > 1 and not program.strategy.clips:
+        raise InputError(
+            "a loss can be scaled where all gradients of a rank are looked at together, but this "
+            f"rank is on {num_meshes} meshes and the plan, in {program.strategy.precision}, neither "
+            "clips nor is for float16; plan with clipping or --precision float16, or leave out scaling"
+        )
+    return None if rules is None else LossScaler(rules)
 
 
 def _as_float32(number: float) -> float:
