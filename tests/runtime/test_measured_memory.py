@@ -28,10 +28,11 @@ def peaks(
 ) -> list[tuple[float, list[float], list[float]]]:
     """Return, per plan: bytes left over after one step, and measured and predicted peaks."""
     torch.set_num_threads(1)
-    module, batch = zoo.gpt(**options)
-    captured = capture(module, batch)
     found: list[tuple[float, list[float], list[float]]] = []
     for plan in plans:
+        half = isinstance(plan, Seed) and plan.precision == "bfloat16"
+        module, batch = zoo.gpt(**options, dtype=torch.float32 if half else torch.float64)
+        captured = capture(module, batch, precision="bfloat16" if half else None)
         make = grid_strategy if isinstance(plan, Grid) else seed_strategy
         program = lower(captured.graph, make(captured.graph, plan))
         executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
@@ -70,7 +71,14 @@ def _trained_bytes(executor: Executor) -> list[int]:
                 Grid(name="cube", sizes=(1, 2, 1)),
             ],
         ),
-        ({"width": 128, "length": 8, "depth": 3}, [Seed(data=2, zero=1, num_microbatches=4)]),
+        (
+            {"width": 128, "length": 8, "depth": 3},
+            [
+                Seed(data=2, zero=1, num_microbatches=4),
+                Seed(data=2, num_microbatches=4, precision="bfloat16"),
+                Seed(data=2, zero=2, num_microbatches=4, precision="bfloat16"),
+            ],
+        ),
     ],
     ids=["activations fill the memory", "weights fill the memory"],
 )

@@ -148,8 +148,8 @@ class Message:
     the neighbours' own; -1 where unused, ``FLAT`` where flat shards are gathered or cut, with their
     padding. ``axes`` are the mesh axes that the group spans. ``bytes`` is the payload of one device: the full local input for all_reduce,
     reduce_scatter and all_to_all, the full local *output* for all_gather, and the most that one device
-    sends or receives for halos and for a transfer, whose pieces ``Program.pieces`` lists. ``purpose`` says why
-    it is sent.
+    sends or receives for halos and for a transfer, whose pieces ``Program.pieces`` lists. ``dtype`` is what
+    travels, "" where that is the results' own. ``purpose`` says why it is sent.
     """
 
     primitive: Primitive
@@ -161,6 +161,7 @@ class Message:
     bytes: int
     purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
     destination: int = -1
+    dtype: str = ""
 
     @property
     def is_packed(self) -> bool:

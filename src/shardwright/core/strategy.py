@@ -16,6 +16,7 @@ ScheduleName = Literal["gpipe", "1f1b"]
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
 Recomputation = Literal["none", "attention", "selective", "blocks"]
+Accumulation = Literal["float32", "own"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
 MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
 
@@ -104,7 +105,8 @@ class GradientSync:
 
     ``buckets`` are tuples of parameter tensor indices, in the order in which backward makes them
     ready; parameters in no bucket travel alone. ``method`` names the rule that chose them
-    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block). ``dtype`` is the dtype on the wire.
+    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block). ``dtype`` is kept for old files and read nowhere: gradients travel in
+    their parameters' dtype.
     """
 
     method: str = "wfbp"
@@ -130,6 +132,8 @@ class Strategy:
     (``core.float8``).
     ``optimizer_states`` counts the tensors which the optimizer keeps per parameter (AdamW 2),
     ``clips`` whether the gradient is clipped by its global norm before the update.
+    ``accumulation``: the dtype in which gradients of several microbatches add up where parameters have
+    a narrower one, ``own`` for the parameters'; it costs memory only, since they travel in their own.
     ``label`` is what people call it ("data parallel x 2, ZeRO-1").
     """
 
@@ -146,6 +150,7 @@ class Strategy:
     batch_norm: Literal["local", "synchronised"] = "local"
     optimizer_states: int = 2
     clips: bool = False
+    accumulation: Accumulation = "float32"
     label: str = ""
 
     @property

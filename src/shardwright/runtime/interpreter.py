@@ -372,7 +372,7 @@ class Compiler:
             shape=program.values[source].shape,
             result_shape=program.values[result].shape,
             dims=message.dims[number],
-            dtype=DTYPES[program.values[result].dtype],
+            dtype=DTYPES[message.dtype or program.values[result].dtype],
         )
 
     def _reader(self, origin: int, source: int, microbatch: int) -> Callable[[], Tensor]:

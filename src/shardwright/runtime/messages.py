@@ -4,8 +4,8 @@ A message becomes an ``Exchange``: ``issue`` reads its sources, packs them into 
 starts the collective; ``complete`` waits for it, unpacks and writes the results. The interpreter
 completes an exchange just before the first instruction that needs one of its results. Within a
 buffer every rank's part is contiguous, items one after another; results are views of the buffer
-where their dim is the first. Items travel in the dtype of their result. What is cut into flat shards
-is a row, padded with zeros; the padding travels too.
+where their dim is the first. Items travel in the message's dtype, or in that of their result. What is
+cut into flat shards is a row, padded with zeros; the padding travels too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from shardwright.runtime.world import Channel, Group, Link, World
 class Item:
     """One tensor of a message: how to read and write it, and its local shapes.
 
-    ``target`` returns the memory that the result is to lie in, where that is fixed.
+    ``target`` returns the memory that the result is to lie in, where that is fixed. ``dtype`` is what
+    travels.
     """
 
     read: Callable[[], Tensor]
@@ -43,11 +44,15 @@ class Item:
 
     def source(self) -> Tensor:
         """Return the tensor to send."""
-        return self.read().detach().to(self.dtype)
+        return self.raw().to(self.dtype)
+
+    def raw(self) -> Tensor:
+        """Return it as it is kept."""
+        return self.read().detach()
 
     def divided(self, pieces: int) -> tuple[Tensor, int]:
-        """Return the tensor to split into so many pieces, and along which dim."""
-        tensor, dim = self.source(), self.dims[1]
+        """Return the tensor to split into so many pieces, as it is kept, and along which dim."""
+        tensor, dim = self.raw(), self.dims[1]
         return (padded_row(tensor, pieces), 0) if dim == FLAT else (tensor, dim)
 
 
@@ -127,11 +132,13 @@ class Collective(Exchange):
     def _packed(self) -> Tensor:
         """Return all items split, side by side, each copied at most once where order allows."""
         sources = [item.divided(self.size) for item in self.items]
-        if len(sources) == 1 or self.order is not None:
-            parts = [self._split(*source) for source in sources]
+        dtype = self.items[0].dtype
+        is_alone = len(sources) == 1 and sources[0][0].dtype is dtype
+        if is_alone or self.order is not None:
+            parts = [self._split(tensor.to(dtype), dim) for tensor, dim in sources]
             return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).contiguous()
         counts = [tensor.numel() // self.size for tensor, _ in sources]
-        whole = sources[0][0].new_empty(self.size, sum(counts))
+        whole = sources[0][0].new_empty(self.size, sum(counts), dtype=dtype)
         for (tensor, dim), place in zip(sources, whole.split(counts, dim=1), strict=True):
             rows = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0)
             place.unflatten(1, rows.shape[1:]).copy_(rows)

@@ -28,6 +28,7 @@ SEEDS = (
     Seed(data=2, tensor=2, zero=3, num_microbatches=2),
     Seed(data=2, stages=2, num_microbatches=2, zero=2),
     Seed(tensor=2, stages=2, num_microbatches=4, schedule="gpipe"),
+    Seed(data=2, tensor=2, zero=1, num_microbatches=4, precision="bfloat16"),
 )
 
 
@@ -45,6 +46,15 @@ def tied(batch: int = 8, width: int = 16) -> OperatorGraph:
     return sketch.finish("tied", sketch.linear(x, 8, "head"), y)
 
 
+def built(build: Callable[[], OperatorGraph], seed: Seed) -> OperatorGraph:
+    """Return a graph in the dtype that a seed trains in."""
+    graph = build()
+    tensors = [
+        replace(one, dtype=seed.precision) if one.is_floating else one for one in graph.tensors
+    ]
+    return replace(graph, tensors=tuple(tensors))
+
+
 class CompiledDraft(Draft):
     """Lowered once, but by compiled loops."""
 
@@ -56,6 +66,16 @@ def compiled(graph: OperatorGraph, strategy: Strategy) -> Program:
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     placed = place(graph, strategy, samples, iterations)
     return Lowering(CompiledDraft(graph, strategy, samples, iterations), placed).run()
+
+
+def test_a_draft_that_lasts_is_not_asked_for_sums_in_another_dtype() -> None:
+    seed = SEEDS[-1]
+    graph = built(residual, seed)
+    strategy = seed_strategy(graph, seed)
+    lowering = IncrementalLowering(graph, find_samples(graph))
+    for how in ("float32", "own", "float32"):
+        one = replace(strategy, accumulation=how)
+        assert columns(lowering.lower(one)) == columns(lower(graph, one))
 
 
 def bucketed(graph: OperatorGraph, strategy: Strategy, random: Random) -> Strategy:
@@ -76,7 +96,7 @@ def made(act: Callable[[Strategy], Program], strategy: Strategy) -> object:
 @pytest.mark.parametrize("build", [tied, residual, images])
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
 def test_a_program_joined_from_pieces_is_the_program(build, seed) -> None:
-    graph, random = build(), Random(3)
+    graph, random = built(build, seed), Random(3)
     samples, lowering = find_samples(graph), IncrementalLowering(graph, find_samples(graph))
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     strategy, lowered = seed_strategy(graph, seed, samples), 0
@@ -95,7 +115,7 @@ def test_a_program_joined_from_pieces_is_the_program(build, seed) -> None:
 @pytest.mark.parametrize("build", [tied, residual, images])
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
 def test_compiled_loops_find_the_waits_and_lifetimes_that_numpy_finds(build, seed) -> None:
-    graph = build()
+    graph = built(build, seed)
     samples, random = find_samples(graph), Random(5)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     strategy = seed_strategy(graph, seed, samples)

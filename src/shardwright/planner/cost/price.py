@@ -267,9 +267,14 @@ class Tariff:
     def accumulated(self, segment: Segment) -> float:
         """Return the seconds of adding a later microbatch's gradients to those kept."""
         values = self.program.values
-        kept = [values[v] for v in segment.inputs if values[v].gradient >= 0]
-        size = sum(_bytes(value) for value in kept if values[value.gradient].scope == "step")
-        return max(memory_seconds(3 * size, rates.kind) for rates in self.rates[segment.mesh])
+        kept = [(values[v], values[values[v].gradient]) for v in segment.inputs
+                if values[v].gradient >= 0]  # fmt: skip
+        size = sum(
+            _bytes(value) + 2 * math.prod(value.shape) * DTYPE_BYTES[total.dtype]
+            for value, total in kept
+            if total.scope == "step"
+        )
+        return max(memory_seconds(size, rates.kind) for rates in self.rates[segment.mesh])
 
     def received(self) -> Cost:
         seconds = self.overheads.get("message_seconds", 0.0)

@@ -35,6 +35,7 @@ from shardwright.planner.space.samples import Samples
 
 # Marks of a value, in ``Draft.marks``.
 BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
+WIDE = 16  # a gradient in twice the bytes of what is added to it
 
 Made = TypeVar("Made")
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
@@ -151,6 +152,16 @@ class Draft:
         """The dtype of master parameters where it differs from the graph's, else None."""
         return "float32" if self.strategy.precision in MIXED else None
 
+    @property
+    def sum_dtype(self) -> str | None:
+        """The dtype of gradients of several microbatches where it differs from the graph's."""
+        several = self.strategy.pipeline.num_microbatches > 1
+        return self.master_dtype if several and self.strategy.accumulation == "float32" else None
+
+    def own_dtype(self, tensor: int) -> str:
+        """Return a tensor's dtype in the graph, in which it and its gradient travel."""
+        return self.graph.tensors[tensor].dtype
+
     def whole_shape(self, tensor: int, scope: Scope) -> tuple[int, ...]:
         """Return a tensor's shape before sharding, for one microbatch where the scope says so."""
         shape = list(self.graph.tensors[tensor].shape)
@@ -209,6 +220,7 @@ class Draft:
             + GRADIENT * (value.role == "gradient")
             + ACTIVATION * (value.role == "activation")
             + GATHERED * (value.role == "parameter" and not value.resident)
+            + WIDE * (value.role == "gradient" and value.dtype != self.own_dtype(value.tensor))
         )
         return index
 
@@ -282,15 +294,17 @@ class Draft:
         if self.graph.tensors[entry.tensor].role == "parameter":
             scope = "step"
         shape = self.whole_shape(entry.tensor, scope)
-        return reshard_steps(shape, entry.dtype, entry.layout, target, self.mesh(entry.mesh).sizes)
+        dtype = self.own_dtype(entry.tensor)
+        return reshard_steps(shape, dtype, entry.layout, target, self.mesh(entry.mesh).sizes)
 
     def chain(
         self, pairs: Sequence[tuple[int, int]], purpose: Purpose, *, last_only: bool = False
     ) -> list[Step]:
         """Return message steps that bring each (source, result) pair to its result's layout.
 
-        All pairs must need the same primitives on the same axes; they travel together. A pair whose
-        layouts agree is copied (a change of dtype).
+        All pairs must need the same primitives on the same axes; they travel together, in the dtype
+        that the graph gives them: float32 masters are cast before they are gathered, sums after
+        they have arrived. A pair whose layouts agree is copied (a change of dtype).
         """
         mesh = self.values[pairs[0][0]].mesh
         plans = [self.reshard(source, self.values[result].layout) for source, result in pairs]
@@ -304,6 +318,7 @@ class Draft:
                 result if is_final else self._between(source, plan[depth].layout, result)
                 for (source, result), plan in zip(pairs, plans, strict=True)
             ]
+            own = self.own_dtype(self.values[current[0]].tensor)
             message = Message(
                 primitive=first.primitive,
                 mesh=mesh,
@@ -313,6 +328,7 @@ class Draft:
                 dims=tuple((plan[depth].from_dim, plan[depth].to_dim) for plan in plans),
                 bytes=sum(plan[depth].bytes for plan in plans),
                 purpose=purpose,
+                dtype="" if self.values[targets[0]].dtype == own else own,
             )
             steps.append(self.message_step(message, last_only=last_only))
             current = targets
@@ -344,9 +360,7 @@ class Draft:
     def _between(self, source: int, layout: Layout, result: int) -> int:
         entry, final = self.values[source], self.values[result]
         role: ValueRole = "gradient" if final.role == "gradient" else "activation"
-        return self.add_value(
-            entry.tensor, entry.mesh, layout, entry.scope, role, dtype=final.dtype
-        )
+        return self.add_value(entry.tensor, entry.mesh, layout, entry.scope, role)
 
     def _copy(self, pairs: Sequence[tuple[int, int]], purpose: Purpose, last_only: bool) -> Step:
         message = Message(

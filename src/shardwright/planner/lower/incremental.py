@@ -75,7 +75,8 @@ class IncrementalLowering:
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
         check_legal(self.graph, strategy, self.samples)
-        frame = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
+        types = (strategy.precision, strategy.accumulation)
+        frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
         draft = self._draft
         if draft is None or draft.is_full or frame != self._frame:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Kind
 from shardwright.planner.compiled import compiled, inner
-from shardwright.planner.lower.draft import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT
+from shardwright.planner.lower.draft import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
 from shardwright.planner.lower.template import COMPUTES, SENDS
 from shardwright.planner.lower.waits import NAMES, PREVIOUS
 
@@ -246,13 +246,22 @@ def _add_up(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
     seen = np.zeros(len(values.bytes), dtype=np.bool_)
     begin, stop = _span(steps, number)
     for step in range(begin, stop):
-        again = later = first = 0
+        again = later = first = terms = sums = 0
         most_again = most_later = -1
         for touch in range(steps.write[step], steps.touch[step + 1]):
             value = steps.value[touch]
             size, is_first = values.bytes[value], not seen[value]
             seen[value] = True
             if not values.marks[value] & GRADIENT:
+                continue
+            if values.marks[value] & WIDE:
+                if is_first and steps.rows[step, 3]:
+                    sizes[0, step] += size
+                    continue
+                terms += size // 2
+                if is_first:
+                    first += size
+                    sums += size
                 continue
             if not is_first:
                 again += size
@@ -274,6 +283,13 @@ def _add_up(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
         sizes[3, step] = first
         sizes[4, step] = later + (max(alone, most_later - saved) if adds else alone)
         sizes[5, step] = later + alone
+        if terms:
+            late = alone + terms - sums // 2
+            if computes:
+                late = max(alone + terms - sums, terms - saved)
+            sizes[2, step] += late - alone
+            sizes[4, step] += terms
+            sizes[5, step] += terms
 
 
 @inner

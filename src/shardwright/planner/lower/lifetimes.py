@@ -91,7 +91,10 @@ def backward_lifetimes(
 
 
 def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
-    """Count gradients that are written more than once, in a microbatch or over all of them."""
+    """Count gradients that are written more than once, in a microbatch or over all of them.
+
+    What is added to a wider sum is another tensor even the first time.
+    """
     count = len(backward)
     places, values = backward.written_at, backward.written
     once = np.zeros(len(values), dtype=np.bool_)
@@ -106,8 +109,9 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     np.add.at(lifetimes.first, places[new], facts.bytes[values[new]])
     computes = backward.kind == Kind.BACKWARD
     saved, alone = backward.freed, lifetimes.temporary
-    again = is_sum & ~once
-    for chosen in (again, again | new):
+    wide = is_sum & facts.is_wide[values]
+    again = is_sum & ~once & ~wide
+    for chosen in (again, again | (new & ~wide)):
         sizes, mine = facts.bytes[values[chosen]], places[chosen]
         total, most = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
         np.add.at(total, mine, sizes)
@@ -121,6 +125,30 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
             lifetimes.second = sums
             # By now the sums are the store's alone, and are added to in place.
             lifetimes.onward = alone + total
+    if wide.any():
+        _add_wide(facts, backward, lifetimes, (wide & ~once, wide & new))
+
+
+def _add_wide(
+    facts: Facts, backward: Template, lifetimes: Lifetimes, chosen: tuple[Flags, Flags]
+) -> None:
+    """Count the terms of sums in twice their bytes: those which are written ``again`` and ``new`` ones.
+
+    All those of a backward are there before the first of these sums, and by then what autograd
+    saved is gone. A new sum that a message makes comes when what has arrived goes.
+    """
+    again, new = chosen
+    count, alone = len(backward), backward.temporary
+    terms, sums = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    for flags, total, part in ((again, terms, 2), (new, terms, 2), (new, sums, 1)):
+        sizes = facts.bytes[backward.written[flags]] // part
+        np.add.at(total, backward.written_at[flags], sizes)
+    computes = (backward.kind == Kind.BACKWARD) & (terms > 0)
+    others = lifetimes.temporary - alone  # of sums that are as wide as their terms
+    late = np.maximum(alone + terms - sums, terms - backward.freed)
+    lifetimes.temporary = others + np.where(computes, late, alone + terms - sums // 2)
+    lifetimes.second = lifetimes.second + terms
+    lifetimes.onward = lifetimes.onward + terms
 
 
 def once_lifetimes(facts: Facts, template: Template, before: Ints, *, ends_step: bool) -> Lifetimes:

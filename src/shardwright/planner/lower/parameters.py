@@ -8,7 +8,7 @@ from typing import cast
 
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
-from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.draft import Draft, Extra
 from shardwright.planner.space.configs import Pair
 
 
@@ -151,9 +151,8 @@ class Parameters:
         """Whether a gradient made in this layout needs no synchronisation at all."""
         draft = self.draft
         reduced = draft.values[kept.reduced]
-        return (
-            reduced.layout == gradient and reduced.dtype == draft.graph.tensors[kept.tensor].dtype
-        )
+        made = (draft.graph.tensors[kept.tensor].dtype, draft.sum_dtype)
+        return reduced.layout == gradient and reduced.dtype in made
 
     def _gradient(self, kept: Kept, mesh: int, layout: Layout) -> int:
         if mesh == kept.mesh and self._is_reduced(kept, layout):
@@ -165,7 +164,9 @@ class Parameters:
         }
         is_often = kept.tensor in self.often and meshes == {kept.mesh}
         scope: Scope = "microbatch" if is_often else "step"
-        gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient")
+        wide = draft.sum_dtype if scope == "step" else None
+        extra: Extra = {"dtype": wide} if wide else {}
+        gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient", **extra)
         if mesh == kept.mesh:
             self.pending[gradient] = kept.reduced
         return gradient

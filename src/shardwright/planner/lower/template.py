@@ -17,6 +17,7 @@ from shardwright.planner.lower.draft import (
     BY_MICROBATCH,
     GATHERED,
     GRADIENT,
+    WIDE,
     Draft,
     Step,
 )
@@ -77,6 +78,11 @@ class Facts:
     def is_gradient(self) -> Flags:
         """Those that add up."""
         return (self.marks & GRADIENT) > 0
+
+    @cached_property
+    def is_wide(self) -> Flags:
+        """Gradients in twice the bytes of what is added to them."""
+        return (self.marks & WIDE) > 0
 
     @cached_property
     def is_activation(self) -> Flags:
@@ -203,7 +209,7 @@ def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
     """Return the bytes that a step allocates, frees and needs for a while besides values."""
     kind = step.kind
     if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-        return 0, 0, _buffers(draft.messages[step.item])
+        return 0, 0, _buffers(draft, draft.messages[step.item])
     if kind is Kind.UPDATE:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
         sizes = [draft.value_bytes(value) for value in step.writes]
@@ -219,11 +225,13 @@ def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
     return segment.saved_bytes, 0, forward
 
 
-def _buffers(message: Message) -> int:
+def _buffers(draft: Draft, message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
-    What is split is packed rank by rank first, unless it lies so. All other buffers become the
+    What is split is packed rank by rank first, unless it lies so, in the dtype that it travels in. All other buffers become the
     results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
     end. Packed pieces to gather are left out: they are copied into the output at once.
     """
-    return message.bytes if message.is_packed else 0
+    source, result = (draft.values[ends[0]] for ends in (message.sources, message.results))
+    is_cast = message.scatters_gradients and source.dtype != (message.dtype or result.dtype)
+    return message.bytes if message.is_packed or is_cast else 0

@@ -262,6 +262,10 @@ class Context:
         """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""
         return "float32" if self.training.precision in MIXED else dtype
 
+    def sum_dtype(self, dtype: str, num_microbatches: int) -> str:
+        """Return the dtype in which gradients of so many microbatches of a parameter add up."""
+        return self.master_dtype(dtype) if num_microbatches > 1 else dtype
+
     def update_seconds(self, num_bytes: float) -> float:
         """Return the seconds of the optimizer on so many bytes of master parameters."""
         share = 3 + 2 * self.training.optimizer_states

@@ -162,7 +162,8 @@ def _columns(
     column = np.zeros(NUM_COLUMNS)
     sync = sync_seconds(problem, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
-    back = wires.reshard(spec.shape, master, kept.optimizer, kept.rest)
+    back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
+    total = context.sum_dtype(spec.dtype, problem.num_microbatches) if level < 2 else spec.dtype
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
         return column
@@ -171,14 +172,15 @@ def _columns(
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.
         share = 1 - 1 / problem.num_microbatches
-        column[EACH] = share * context.touch_seconds(3 * size(pair.value, spec.dtype))
+        touched = size(pair.value, spec.dtype) + 2 * size(pair.value, total)
+        column[EACH] = share * context.touch_seconds(touched)
     column[ONCE] = back + context.update_seconds(size(kept.optimizer, spec.dtype))
     state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
     column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
     if kept.rest != kept.optimizer or master != spec.dtype:
         column[KEPT] += size(kept.optimizer, master)
-    if pair.gradient != kept.optimizer or master != spec.dtype:
-        column[TRANSIENT if level >= 2 else KEPT] += size(pair.value, spec.dtype)
+    if pair.gradient != kept.optimizer or master != total:
+        column[TRANSIENT if level >= 2 else KEPT] += size(pair.value, total)
     if level >= 3:
         column[KEPT if kept.keeps else TRANSIENT] += size(pair.value, spec.dtype)
     return column
@@ -213,7 +215,10 @@ def _away_terms(problem: Problem, tensor: int, root: int) -> list[Term]:
                 if spec.needs_gradient and other != pair:
                     sync = sync_seconds(problem, spec, other.gradient, kept)
                     column[GATHER if level >= 2 else SYNC] += sync
-                    more = local_bytes(spec.shape, spec.dtype, other.value, sizes)
+                    total = spec.dtype
+                    if level < 2:
+                        total = context.sum_dtype(spec.dtype, problem.num_microbatches)
+                    more = local_bytes(spec.shape, total, other.value, sizes)
                     column[TRANSIENT if level >= 2 else KEPT] += more
                 if other.value != pair.value:
                     column[GATHER] += (1 if kept.keeps else 2) * gather
