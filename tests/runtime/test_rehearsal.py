@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+from shardwright.core.strategy import ParameterConfig, SyncEvery
 from shardwright.errors import InputError, RunError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -51,6 +53,24 @@ def test_every_rank_in_one_process_trains_as_plain_pytorch_does(seed: Seed) -> N
     assert len(runs) == 4
     for run in runs:
         assert_close(run, expected, seed.label)
+
+
+@pytest.mark.parametrize("sync", ["step", "microbatch"])
+def test_state_sharded_along_one_of_two_data_axes_trains_as_plain_pytorch(sync: SyncEvery) -> None:
+    factory = partial(zoo.mlp, width=256, depth=2)
+    module, batch = factory()
+    captured = capture(module, batch)
+    found = seed_strategy(captured.graph, Seed(data=2, tensor=2, num_microbatches=2))
+    both = replace(
+        found,
+        configs=tuple(replace(one, dims=(one.dims[0],) * 2) for one in found.configs),
+        parameters=(ParameterConfig(rest=(-1, -1), optimizer=(-1, 0), sync=sync),)
+        * len(found.parameters),
+    )
+    runs, traffic = train_rehearsed(captured, both, module, batch, SGD)
+    assert traffic[0, "all_reduce", 2].elements > 0
+    for run in runs:
+        assert_close(run, train_plain(factory, SGD), "sharded within hosts")
 
 
 def test_sixty_four_ranks_fit_in_one_process() -> None:

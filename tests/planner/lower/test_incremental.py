@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import Program
-from shardwright.core.strategy import GradientSync, Strategy
-from shardwright.planner.lower import lower
+from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy, SyncEvery
+from shardwright.planner.lower import check, lower
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.incremental import IncrementalLowering
@@ -20,7 +20,7 @@ from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from tests.laws.columns import columns
 from tests.laws.moves import redrawn
-from tests.planner.search.models import Sketch, images, residual
+from tests.planner.search.models import Sketch, images, mlp, residual
 
 SEEDS = (
     Seed(data=4),
@@ -76,6 +76,38 @@ def test_a_draft_that_lasts_is_not_asked_for_sums_in_another_dtype() -> None:
     for how in ("float32", "own", "float32"):
         one = replace(strategy, accumulation=how)
         assert columns(lowering.lower(one)) == columns(lower(graph, one))
+
+
+def sharded_within(graph: OperatorGraph, count: int, sync: SyncEvery) -> Strategy:
+    """Data parallelism over hosts and within them, the optimizer's state sharded within them only."""
+    found = seed_strategy(graph, Seed(data=2, tensor=2, num_microbatches=count))
+    whole = ParameterConfig(rest=(-1, -1), optimizer=(-1, 0), sync=sync)
+    return replace(
+        found,
+        configs=tuple(replace(one, dims=(one.dims[0],) * 2) for one in found.configs),
+        parameters=(whole,) * len(found.parameters),
+    )
+
+
+@pytest.mark.parametrize("build", [residual, mlp])
+@pytest.mark.parametrize(("count", "sync"), [(1, "step"), (2, "step"), (2, "microbatch")])
+def test_gradients_cross_a_free_second_axis_while_the_backward_runs(build, count, sync) -> None:
+    graph = build(width=512)
+    strategy = sharded_within(graph, count, sync)
+    program = lower(graph, strategy)
+    check(program)
+    across = [
+        index
+        for index in np.flatnonzero(program.kind == Kind.MESSAGE).tolist()
+        for message in (program.messages[int(program.item[index])],)
+        if message.purpose == "synchronise" and message.axes == (0,)
+    ]
+    last = int(np.flatnonzero(program.kind == Kind.BACKWARD)[-1])
+    assert len([index for index in across if index < last]) >= len(across) // 2 > 0
+    assert columns(compiled(graph, strategy)) == columns(program)
+    assert columns(IncrementalLowering(graph, find_samples(graph)).lower(strategy)) == columns(
+        program
+    )
 
 
 def bucketed(graph: OperatorGraph, strategy: Strategy, random: Random) -> Strategy:

@@ -178,12 +178,44 @@ def _turned(draft: Draft, source: int, target: int) -> list[Step]:
     return draft.chain([(source, target)], "gradient")
 
 
-def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> list[Step]:
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The resources on which others may wait behind synchronisation: those of all other steps of
+    ``backward``, after which a gradient of the whole step is synchronised, or of ``either`` half.
+    ``are_shared`` with another mesh: then there is always somebody.
+    """
+
+    backward: frozenset[str] = frozenset()
+    either: frozenset[str] = frozenset()
+    are_shared: bool = False
+
+    @classmethod
+    def of(cls, draft: Draft, forward: Iterable[Entry], backward: Iterable[Step]) -> Links:
+        """Read them off both halves of a stage, or of a block."""
+        behind = frozenset([step.resource for step in backward])
+        ahead = frozenset([step.resource for entry in forward for step in entry.steps])
+        return cls(behind, behind | ahead, len(set(draft.links)) < len(draft.links))
+
+    def and_those(self, other: Links) -> Links:
+        """Return both."""
+        shared = self.are_shared or other.are_shared
+        return Links(self.backward | other.backward, self.either | other.either, shared)
+
+    def are_free_for(self, step: Step) -> bool:
+        """Whether a message keeps neither computation nor other messages waiting."""
+        if self.are_shared or step.resource.startswith("compute:"):
+            return False
+        return step.resource not in (self.backward if step.last_only else self.either)
+
+
+def insert_syncs(
+    draft: Draft, steps: list[Step], pending: dict[int, int], links: Links
+) -> list[Step]:
     """Add gradient synchronisation right after the backward that completes each bucket.
 
-    Where it takes several messages, the first does; those after it wait for it, and whatever was
-    queued behind them on other axes would wait too (activations of the blocks before), so they
-    come at the end.
+    Where it takes several messages, the first does. Those after it wait for it. Behind them on
+    their ``links`` activations of the blocks before would wait too, so they come at the end; where
+    nothing else uses a link, with the next bucket's first, by when theirs has had time to arrive.
     """
     written = {value: place for place, step in enumerate(steps) for value in step.writes}
     bucket_of = {
@@ -198,8 +230,20 @@ def insert_syncs(draft: Draft, steps: list[Step], pending: dict[int, int]) -> li
             bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
             key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))
             groups.setdefault(key, []).append((source, target))
-    synced, late = add_syncs(draft, steps, written, groups.values())
-    return synced + late
+    synced = add_syncs(draft, steps, written, groups.values(), links)
+    return [*synced.steps, *synced.carried, *synced.late]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """Steps with their synchronisation. ``carried`` are messages to come with the first of those
+    that follow; what is so carried here comes before step ``meets`` (-1: nothing is synchronised).
+    ``late`` ones come after all steps."""
+
+    steps: list[Step]
+    meets: int
+    carried: list[Step]
+    late: list[Step]
 
 
 def add_syncs(
@@ -207,12 +251,11 @@ def add_syncs(
     steps: Sequence[Step],
     written: Mapping[int, int],
     groups: Iterable[Sequence[tuple[int, int]]],
-) -> tuple[list[Step], list[Step]]:
-    """Synchronise each group of gradients, (source, result), where the last of it is ``written``.
-
-    Also return what comes after all steps: the further messages, group by group as they begin.
-    """
+    links: Links,
+) -> Synced:
+    """Synchronise each group of gradients, (source, result), where the last of it is ``written``."""
     after: dict[int, list[Step]] = {}
+    soon: dict[int, list[Step]] = {}
     late: list[tuple[int, list[Step]]] = []
     for pairs in groups:
         place = max(written[source] for source, _ in pairs if source in written)
@@ -221,12 +264,18 @@ def add_syncs(
             ("synchronise", last_only, *pairs),
             partial(draft.chain, pairs, "synchronise", last_only=last_only),
         )
+        early = list(itertools.takewhile(links.are_free_for, syncs[1:]))
         after.setdefault(place, []).extend(syncs[:1])
-        late.append((place, syncs[1:]))
+        soon.setdefault(place, []).extend(early)
+        late.append((place, syncs[1 + len(early) :]))
     result: list[Step] = []
+    meets, carried = -1, list[Step]()
     for place, step in enumerate(steps):
         result.append(step)
         if place in after:
             result += after[place]
+            meets = len(result) if meets < 0 else meets
+            result += carried
+            carried = soon[place]
     late.sort(key=lambda group: group[0])
-    return result, [step for _, group in late for step in group]
+    return Synced(result, meets, carried, [step for _, group in late for step in group])

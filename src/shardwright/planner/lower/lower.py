@@ -18,6 +18,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import (
+    Links,
     Transfers,
     backward_steps,
     forward_steps,
@@ -270,14 +271,7 @@ class Lowering:
     def _steps(self) -> list[Steps]:
         draft = self.draft
         transfers: Transfers = {}
-        backward = [
-            insert_syncs(
-                draft,
-                backward_steps(draft, stage, transfers),
-                self._pending_on(stage.index),
-            )
-            for stage in reversed(self.stages)
-        ][::-1]
+        backward = [self._backward(stage, transfers) for stage in reversed(self.stages)][::-1]
         return [
             Steps(
                 prologue=forward_steps(draft, stage.prologue),
@@ -288,6 +282,11 @@ class Lowering:
             )
             for stage in self.stages
         ]
+
+    def _backward(self, stage: Stage, transfers: Transfers) -> list[Step]:
+        steps = backward_steps(self.draft, stage, transfers)
+        links = Links.of(self.draft, stage.forward, steps)
+        return insert_syncs(self.draft, steps, self._pending_on(stage.index), links)
 
     def _pending_on(self, mesh: int) -> dict[int, int]:
         values = self.draft.values

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from shardwright.planner.lower.backward import (
     SEGMENTS,
+    Links,
     Prefetched,
     add_syncs,
     backward_pairs,
@@ -33,7 +35,11 @@ MOST_KNOWN = 8
 
 
 class Piece:
-    """Steps of one block, what is gathered for them while those before run, and what comes at last."""
+    """Steps of one block, what is gathered for them while those before run, and what comes at last.
+
+    See ``backward.Synced`` for what is carried on to the next piece, and where what comes from the
+    one before ``meets`` these steps.
+    """
 
     def __init__(
         self,
@@ -41,18 +47,25 @@ class Piece:
         ahead: Sequence[tuple[int, list[Step]]],
         steps: list[Step],
         late: Sequence[Step] = (),
+        carried: Sequence[Step] = (),
+        meets: int = -1,
     ) -> None:
         self.whole = Rows.of(draft, steps)
         self.late = Rows.of(draft, late) if late else None
+        self.carried = Rows.of(draft, carried) if carried else None
+        self.meets = meets
         self.ahead = [(turn, Rows.of(draft, gathers)) for turn, gathers in ahead]
         self.segments = [place for place, step in enumerate(steps) if step.kind in SEGMENTS]
 
-    def woven(self, issued: Sequence[tuple[int, Rows]]) -> list[Rows]:
-        """Return the steps with rows issued before some of the segments, which ascend."""
+    def woven(self, issued: Sequence[tuple[int, Rows]], brought: Rows | None) -> list[Rows]:
+        """Return the steps with rows issued before some of the segments, which ascend, and with what
+        is brought from the piece before."""
         parts: list[Rows] = []
         rest, done = self.whole, 0
-        for segment, rows in issued:
-            place = self.segments[segment]
+        between = [] if brought is None else [(self.meets, brought)]
+        between += [(self.segments[segment], rows) for segment, rows in issued]
+        between.sort(key=lambda one: one[0])
+        for place, rows in between:
             if place > done:
                 first, rest = rest.split(place - done)
                 parts.append(first)
@@ -64,7 +77,7 @@ class Piece:
 def joined(pieces: Sequence[Piece]) -> list[Rows]:
     """Return the template that pieces make, one behind the other, in parts."""
     late = [piece.late for piece in pieces if piece.late is not None]
-    if not any(piece.ahead for piece in pieces):
+    if not any(piece.ahead or piece.carried for piece in pieces):
         return [*[piece.whole for piece in pieces], *late]
     issued: dict[int, list[tuple[int, Rows]]] = {}
     before = -1  # the last piece with segments
@@ -77,10 +90,12 @@ def joined(pieces: Sequence[Piece]) -> list[Rows]:
             segment = 0 if before < 0 else issued_before(turn, own, len(pieces[before].segments))
             issued.setdefault(where, []).append((segment, rows))
         before = number
-    parts = [
-        part for number, piece in enumerate(pieces) for part in piece.woven(issued.get(number, ()))
-    ]
-    return [*parts, *late]
+    parts, carried = list[Rows](), None
+    for number, piece in enumerate(pieces):
+        meets = piece.meets >= 0
+        parts += piece.woven(issued.get(number, ()), carried if meets else None)
+        carried = piece.carried if meets else carried
+    return [*parts, *([] if carried is None else [carried]), *late]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +123,14 @@ Again = MadeAgain | None
 @dataclass(frozen=True, slots=True)
 class Closed:
     """A block with its segments finished: those, what they save and view, and its backward on every
-    stage, not yet synchronised. ``written``: where that writes each value last. ``shares`` are
+    stage, not yet synchronised. ``written``: where that writes each value last. ``links``: those it uses. ``shares`` are
     remembered by the gradients of several blocks which this one sees synchronised."""
 
     segments: tuple[tuple[int, Finished], ...]
     views: dict[int, int]
     backward: tuple[Prefetched, ...]
     written: tuple[dict[int, int], ...]
+    links: tuple[Links, ...]
     shares: dict[object, tuple[Share, ...]]
 
 
@@ -152,6 +168,12 @@ class Lowered:
             views={one: other for _, done in segments for one, other in done.views.items()},
             backward=tuple(backward),
             written=tuple([_written(one.steps) for one in backward]),
+            links=tuple(
+                [
+                    _links(draft, forward, one)
+                    for (_, forward), one in zip(self.entries, backward, strict=True)
+                ]
+            ),
             shares={},
         )
         return closed
@@ -180,6 +202,11 @@ def _again(draft: Draft, blocks: Sequence[Lowered]) -> list[Again]:
     return found
 
 
+def _links(draft: Draft, forward: Sequence[Entry], backward: Prefetched) -> Links:
+    ahead = [step for _, gathers in backward.ahead for step in gathers]
+    return Links.of(draft, forward, [*ahead, *backward.steps])
+
+
 def _written(steps: Sequence[Step]) -> dict[int, int]:
     return {value: place for place, step in enumerate(steps) for value in step.writes}
 
@@ -196,13 +223,16 @@ def stages_of(
     buckets = draft.strategy.gradient_sync.buckets
     wide = shared.union(*buckets) if buckets else shared
     groups = _wide_groups(draft, blocks, closed, wide)
+    links = tuple(
+        [reduce(Links.and_those, own) for own in zip(*[one.links for one in closed], strict=True)]
+    )
     found: list[tuple[Share, ...]] = []
     for block, one, own in zip(blocks, closed, groups, strict=True):
-        key = (tuple(own), buckets)
+        key = (tuple(own), buckets, links)
         if key not in one.shares:
             if len(one.shares) == MOST_KNOWN:
                 one.shares.clear()
-            one.shares[key] = _shares(draft, block, one, own, wide)
+            one.shares[key] = _shares(draft, block, one, (own, wide, links))
         found.append(one.shares[key])
     return found
 
@@ -236,9 +266,14 @@ def _wide_groups(
 
 
 def _shares(
-    draft: Draft, block: Lowered, closed: Closed, own: Sequence[Group], wide: frozenset[int]
+    draft: Draft,
+    block: Lowered,
+    closed: Closed,
+    others: tuple[Sequence[Group], frozenset[int], tuple[Links, ...]],
 ) -> tuple[Share, ...]:
-    """Return what a block adds to every stage; ``own`` are the gradients of several blocks."""
+    """Return what a block adds to every stage; ``others``: the gradients of several blocks that it
+    sees synchronised, all such parameters, and the links of every stage."""
+    own, wide, links = others
     values, first = draft.values, {group[0]: group for group in own}
     for number, finished in closed.segments:
         draft.take(number, finished)
@@ -257,11 +292,14 @@ def _shares(
     for stage, (prologue, forward) in enumerate(block.entries):
         ahead = closed.backward[stage]
         written = closed.written[stage]
-        steps, late = add_syncs(draft, ahead.steps, written, groups[stage].values())
-        last = middle = Piece(draft, ahead.ahead, steps, late)
-        if any(step.last_only for step in (*steps, *late)):
-            often = [[step for step in listed if not step.last_only] for listed in (steps, late)]
-            middle = Piece(draft, ahead.ahead, *often)
+        synced = add_syncs(draft, ahead.steps, written, groups[stage].values(), links[stage])
+        lists = (synced.steps, synced.late, synced.carried)
+        last = middle = Piece(draft, ahead.ahead, *lists, synced.meets)
+        if any(step.last_only for listed in lists for step in listed):
+            often = [[step for step in listed if not step.last_only] for listed in lists]
+            before = synced.steps[: max(synced.meets, 0)]
+            meets = synced.meets - sum(step.last_only for step in before)
+            middle = Piece(draft, ahead.ahead, often[0], often[1], often[2], meets)
         found.append(
             Share(
                 prologue=forward_piece(draft, prologue),
