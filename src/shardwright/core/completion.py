@@ -12,47 +12,72 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program
 
+# Gradient reduce-scatters under way on hosts' own cores, in bytes of a mesh's largest.
+UNDER_WAY = 2
 
-def completions(program: Program, scatters: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+
+def completions(
+    program: Program, scatters: NDArray[np.bool_] | None = None, *, on_host: bool = False
+) -> NDArray[np.int64]:
     """Return, per message, send or receive, the instruction just before which it is completed.
 
     The number of instructions stands for the end of the step. A message is completed by the first
-    instruction of its mesh that waits for it; a reduce-scatter that synchronises gradients also by
-    the next one, so that buffers of whole gradients do not pile up until the update; and a send once
-    something has come back that the receiver sent after it had received. By then everything before
-    that instruction can have been run by all devices, so that waiting can neither deadlock nor,
-    transport aside, take long. Entries of other instructions mean nothing. ``scatters`` may say which
-    messages are gradient reduce-scatters, to save looking at them. O(n log n).
+    instruction of its mesh that waits for it; a reduce-scatter that synchronises gradients also in
+    its turn (``scatter_turns``), so that buffers of whole gradients do not pile up until the update;
+    and a send once something has come back that the receiver sent after it had received. By then
+    everything before that instruction can have been run by all devices, so that waiting can neither
+    deadlock nor, transport aside, take long. Entries of other instructions mean nothing. ``scatters``
+    may say which messages are gradient reduce-scatters, to save looking at them; ``on_host``: whether
+    devices are the host's own cores. O(n log n).
     """
+    until = first_needs(program)
+    for earlier, later in scatter_turns(program, scatters, on_host=on_host):
+        until[earlier] = np.minimum(until[earlier], later)
+    _complete_sends(program, until)
+    return until
+
+
+def first_needs(program: Program) -> NDArray[np.int64]:
+    """Return, per message or receive, the first instruction of its mesh that waits for it; the
+    number of instructions where none does."""
     count = program.num_instructions
-    until = np.full(count, count, dtype=np.int64)
+    needs = np.full(count, count, dtype=np.int64)
     comes = (program.kind == Kind.MESSAGE) | (program.kind == Kind.RECEIVE)
     # Backwards, since of several that wait for one message the last written, the first, counts.
     waits = np.flatnonzero(comes[program.predecessor])[::-1]
     awaited = program.predecessor[waits]
     waiting = np.repeat(np.arange(count), np.diff(program.offset))[waits]
     mine = program.group[awaited] == program.group[waiting]
-    until[awaited[mine]] = waiting[mine]
-    for earlier, later in scatter_turns(program, scatters):
-        until[earlier] = np.minimum(until[earlier], later)
-    _complete_sends(program, until)
-    return until
+    needs[awaited[mine]] = waiting[mine]
+    return needs
 
 
 def scatter_turns(
-    program: Program, scatters: NDArray[np.bool_] | None = None
+    program: Program, scatters: NDArray[np.bool_] | None = None, *, on_host: bool = False
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return, per mesh, (gradient reduce-scatters, those which follow them in index order)."""
+    """Return, per mesh, (gradient reduce-scatters, the later ones that these are completed before).
+
+    That is the next one. ``on_host``, where to complete is to stand still until the slowest rank has
+    come as far, twice the bytes of the mesh's largest may be under way: there is the backward between
+    them to catch up in.
+    """
     if scatters is None:
         scatters = np.array([m.scatters_gradients for m in program.messages], dtype=np.bool_)
     if not scatters.any():
         return []
     found = np.flatnonzero(program.kind == Kind.MESSAGE)
     found = found[scatters[program.item[found]]]
+    sizes = np.array([message.bytes for message in program.messages], dtype=np.int64)
     turns: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for mesh in range(len(program.meshes)):
         mine = found[program.group[found] == mesh]
-        turns.append((mine[:-1], mine[1:]))
+        later = np.arange(1, len(mine) + 1)
+        if on_host and len(mine):
+            size = sizes[program.item[mine]]
+            total = np.cumsum(size)
+            later = np.searchsorted(total, total - size + UNDER_WAY * size.max(), side="right")
+        ends = later < len(mine)
+        turns.append((mine[ends], mine[later[ends]]))
     return turns
 
 

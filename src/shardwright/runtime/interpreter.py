@@ -116,7 +116,8 @@ class Compiler:
         """Compile instructions in order; the slots in ``keep`` survive the step."""
         touches = [self.touch(index) for index in indices]
         drops = self._drops(touches, keep)
-        waiting = Waiting(self.program, indices)
+        device = next(iter(self.machine.sites.values())).device
+        waiting = Waiting(self.program, indices, on_host=device.type == "cpu")
         actions = waiting.actions
         for index, touch, dropped in zip(indices, touches, drops, strict=True):
             waiting.come_to(index)

@@ -15,12 +15,12 @@ Action = Callable[[], None]
 class Waiting:
     """The exchanges of a rank, and who still waits for which; appends completions to ``actions``."""
 
-    def __init__(self, program: Program, indices: Sequence[int]) -> None:
+    def __init__(self, program: Program, indices: Sequence[int], *, on_host: bool) -> None:
         self.actions: list[tuple[int, Action]] = []
         self.exchanges: dict[int, Exchange] = {}
         self._under_way: dict[int, None] = {}
         self._writer: dict[int, int] = {}
-        self._due = due(program, indices)
+        self._due = due(program, indices, on_host=on_host)
 
     def issue(self, index: int, exchange: Exchange, slots: Iterable[int]) -> None:
         """Start a message which writes slots."""
@@ -51,14 +51,15 @@ class Waiting:
             self.actions.append((index, self.exchanges[index].complete))
 
 
-def due(program: Program, indices: Sequence[int]) -> dict[int, list[int]]:
+def due(program: Program, indices: Sequence[int], *, on_host: bool) -> dict[int, list[int]]:
     """Return, by instruction of a rank, what is completed before it without being needed there.
 
     These are sends, and reduce-scatters that would keep whole gradients alive. Evaluation runs only
     some instructions, and waits at the next one of them.
     """
-    until = completions(program)
-    bounded = {int(index) for earlier, _ in scatter_turns(program) for index in earlier}
+    until = completions(program, on_host=on_host)
+    turns = scatter_turns(program, on_host=on_host)
+    bounded = {int(index) for earlier, _ in turns for index in earlier}
     result: dict[int, list[int]] = {}
     for index in indices:
         if int(program.kind[index]) == Kind.SEND or index in bounded:

@@ -108,7 +108,8 @@ def _bytes(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
     held = program.temporary.copy()
     # What the backend needs beside the buffers of its callers.
     held[messages] += (scatter_copies * scattered[items].astype(np.float64)).astype(np.int64)
-    until = np.where(local, np.arange(program.num_instructions), completions(program, scatters > 0))
+    until = completions(program, scatters > 0, on_host=scatter_copies > 0)
+    until = np.where(local, np.arange(program.num_instructions), until)
     lent = program.kind == Kind.SEND
     lent[messages] |= in_place[items] > 0
     copied = np.zeros(program.num_instructions, dtype=np.int64)
