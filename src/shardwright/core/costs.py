@@ -96,16 +96,29 @@ def collective_key(primitive: str, hosts: int, devices: int, link: str) -> str:
     return f"collective|{primitive}|{hosts}x{devices}|{link}"
 
 
+def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) -> str:
+    """Name what a collective costs its ranks while they compute: seconds ``held`` of the computing
+    thread, ``stolen`` from it by the backend's threads, or ``waited`` for it at once."""
+    return f"{what}|{primitive}|{hosts}x{devices}|{link}"
+
+
+def meeting_name(what: str, hosts: int, devices: int, link: str) -> str:
+    """Name a scalar of a group's collectives: ``skew`` or ``hiding`` (``CostTable``)."""
+    return f"{what}|{hosts}x{devices}|{link}"
+
+
 @dataclass(frozen=True)
 class CostTable:
     """Everything known about durations on one cluster.
 
-    ``operators`` maps operator keys to costs. ``collectives`` maps collective keys to points
-    (bytes, seconds, spread), ascending in bytes. ``overheads`` are named scalars measured on the
-    machine: ``segment_seconds`` (fixed cost of one segment), ``message_seconds``,
-    ``update_seconds_per_byte``, ``process_bytes`` (what an empty rank occupies). ``factors`` are
-    fitted to plans that ran: by how much the seconds of ``compute``, or of a message's primitive,
-    differ there from what is known of them alone.
+    ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
+    they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
+    bytes. ``overheads`` are named scalars measured on the machine: ``segment_seconds`` (fixed cost of
+    one segment), ``message_seconds``, ``update_seconds_per_byte``, ``process_bytes`` (what an empty
+    rank occupies); and by group of ranks (``meeting_name``) ``skew`` (the wait for the slowest rank, as
+    a share of computation since they last met) and ``hiding`` (seconds of computation that hide a
+    collective). ``factors`` are fitted to plans that ran: by how much the seconds of ``compute``, or of
+    a message's primitive, differ there from what is known of them alone.
     """
 
     operators: tuple[tuple[str, Cost], ...] = ()

@@ -96,7 +96,8 @@ class Local(Exchange):
 
     def issue(self) -> None:
         for item in self.items:
-            tensor, dim = item.divided(self.pieces)
+            kept, dim = item.divided(self.pieces)
+            tensor = kept.to(item.dtype)
             if dim >= 0:
                 size = tensor.shape[dim] // self.pieces
                 tensor = tensor.narrow(dim, self.place * size, size)

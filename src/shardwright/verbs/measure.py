@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROUNDS = 3
 PLANS = 8
 OPERATOR_SECONDS = 40.0
-COLLECTIVE_SECONDS = 15.0
+COLLECTIVE_SECONDS = 12.0
 NOTHING = CostTable()
 
 
@@ -103,7 +103,7 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
 def _has_group(known: CostTable, size: int) -> bool:
     if size == 1:
         return "segment_seconds" in known.overhead_map
-    return any(f"|all_reduce|1x{size}|" in key for key, _ in known.collectives)
+    return any(key.startswith(f"held|all_reduce|1x{size}|") for key, _ in known.collectives)
 
 
 def refine(

@@ -20,6 +20,13 @@ from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.burden import (
+    NUM_COLUMNS,
+    Burden,
+    charge,
+    is_measured,
+    largest_burden,
+)
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.shards import ShardPrices
@@ -27,7 +34,7 @@ from shardwright.planner.cost.shards import ShardPrices
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
-Row = tuple[float, float, int]
+Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
 Reads = tuple[Segment, tuple[tuple[int, int], ...], tuple[int, ...]]  # see ``Tariff._reads``
 
 
@@ -55,6 +62,8 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     updates = [_row(tariff.update(mesh)) for mesh in meshes]
     clips = [_row(tariff.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
     fixed = np.array([_row(tariff.received()), *updates, *clips], dtype=np.float64)
+    if tariff.is_burdened:
+        fixed = np.pad(fixed, ((0, 0), (0, NUM_COLUMNS)))
     forward, backward = tariff.segments()
     messages = tariff.messages()
     table = np.concatenate(
@@ -74,6 +83,8 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     if len(later):
         sums = np.array([tariff.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
+    if tariff.is_burdened:
+        charge(program, columns[0], columns[1], tariff.rows[messages, 3:].T)
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
 
 
@@ -113,7 +124,9 @@ class Tariff:
             if graph.tensors[tensor].needs_gradient and graph.consumers[tensor]
         )
         self.known: dict[object, int] = {}  # by id, segments with what they add: a row
-        self.rows, self.items = np.empty((FIRST_ROWS, 3)), list[Segment | Message]()
+        self.is_burdened = is_measured(self.table)
+        self.width = 3 + NUM_COLUMNS * self.is_burdened
+        self.rows, self.items = np.empty((FIRST_ROWS, self.width)), list[Segment | Message]()
         self.reads: dict[int, Reads] = {}
         self._frame: object = None
 
@@ -167,16 +180,19 @@ class Tariff:
         if not all(map(known.__contains__, keys)):
             for number, key in enumerate(keys):
                 if key not in known:
-                    known[key] = self._keep(items[number], _row(self._message(number)))
+                    row = _row(self._message(number))
+                    if self.is_burdened:
+                        row += self._burden(items[number]).row
+                    known[key] = self._keep(items[number], row)
         return np.array([known[key] for key in keys], dtype=np.int64)
 
     def _keep(self, item: Segment | Message, row: Row) -> int:
         """Remember a price, and what it is of: no other may have its id."""
         number = len(self.items)
         if number == len(self.rows):
-            self.rows = np.concatenate([self.rows, np.empty((number + FIRST_ROWS, 3))])
+            self.rows = np.concatenate([self.rows, np.empty((number + FIRST_ROWS, self.width))])
         self.items.append(item)
-        self.rows[number] = row
+        self.rows[number] = row + (0.0,) * (self.width - len(row))
         return number
 
     def _segment(self, segment: Segment, phase: str, added: int) -> Cost:
@@ -292,12 +308,25 @@ class Tariff:
         parts = [slowest]
         if message.primitive not in {"slice", "copy"}:
             parts.append(self.received())
-        if len(message.sources) > 1:
-            copied = collective_seconds(
-                "copy", 2 * message.bytes, mesh.devices[:1], self.cluster, self.table
-            )
-            parts.append(copied)
+        if not (self.is_burdened and self._burden(message).held):
+            parts.append(self._copied(message))
         return _total(parts)
+
+    def _copied(self, message: Message) -> Cost:
+        """Price copying merged items into and out of their buffer."""
+        device = self.program.meshes[message.mesh].devices[:1]
+        size = 2 * message.bytes if len(message.sources) > 1 else 0
+        return collective_seconds("copy", size, device, self.cluster, self.table)
+
+    def _burden(self, message: Message) -> Burden:
+        """Return what a message costs ranks that compute."""
+        meshes, copied = self.program.meshes, self._copied(message).seconds
+        ends = (message.mesh, message.destination)
+        groups = [tuple(meshes[mesh].devices[0] for mesh in ends)]
+        if message.destination < 0:
+            found = self._groups(message.mesh, meshes[message.mesh], message.axes)
+            groups = [group for group, _ in found]
+        return largest_burden(message, groups, (self.cluster, self.table), copied)
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
         """Price a message in one group of devices; many are alike."""

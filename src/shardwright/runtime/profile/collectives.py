@@ -10,6 +10,7 @@ import datetime
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,8 +20,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.costs import Record, collective_key, link_label
+from shardwright.core.costs import (
+    Record,
+    beneath_key,
+    collective_key,
+    link_label,
+    meeting_name,
+)
 from shardwright.runtime import collectives as verbs
+from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
+from shardwright.runtime.profile.beneath import Start, run_through, time_beneath
 from shardwright.runtime.profile.clock import Timing, measure, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.workers import Progress, run_workers
@@ -30,7 +39,6 @@ SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
 START_SECONDS = 60.0
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 _UPDATED_BYTES = 16 * 2**20
-_OVERLAPPED_BYTES = 16 * 2**20
 _ROUNDS = 3
 _MIN_RUNS = 9
 _MAX_RUNS = 200
@@ -87,21 +95,14 @@ def measure_collectives(
 def name_records(
     found: dict[str, Timing], hosts: int, num_devices: int, label: str, environment: str
 ) -> list[Record]:
-    """Turn what rank 0 measured into records (``PRIMITIVE|BYTES`` and ``overhead|NAME``)."""
+    """Turn what rank 0 measured into records: ``PRIMITIVE|BYTES`` and ``WHAT|PRIMITIVE|BYTES``, scalars
+    of the group, and ``overhead|NAME``."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     records: list[Record] = []
     for name, timing in found.items():
-        key = name
-        if not name.startswith("overhead|"):
-            primitive, _, size = name.partition("|")
-            pair = primitive == "transfer"
-            group = collective_key(
-                primitive, min(hosts, 2) if pair else hosts, 2 if pair else num_devices, label
-            )
-            key = f"{group}|{size}"
         records.append(
             Record(
-                key=key,
+                key=_key(name, hosts, num_devices, label),
                 seconds=timing.seconds,
                 spread=timing.spread,
                 count=timing.count,
@@ -110,6 +111,19 @@ def name_records(
             )
         )
     return records
+
+
+def _key(name: str, hosts: int, num_devices: int, label: str) -> str:
+    """Name the record of a measurement of a group."""
+    if name.startswith("overhead|"):
+        return name
+    if "|" not in name:
+        return f"overhead|{meeting_name(name, hosts, num_devices, label)}"
+    *what, primitive, size = name.split("|")
+    is_pair = primitive == "transfer"
+    ends = (min(hosts, 2), 2, label) if is_pair else (hosts, num_devices, label)
+    group = beneath_key(what[0], primitive, *ends) if what else collective_key(primitive, *ends)
+    return f"{group}|{size}"
 
 
 def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Timing]:
@@ -134,7 +148,8 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
             found["overhead|process_bytes"] = _number(float(resident_bytes()))
         found |= time_collectives(group, probe, job.budget_seconds, report)
         if probe.overheads:
-            found["overhead|overlap_slowdown"] = _number(overlap_slowdown(group))
+            # What computation loses to messages is priced message by message.
+            found["overhead|overlap_slowdown"] = _number(1.0)
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -146,22 +161,27 @@ def time_collectives(
 ) -> dict[str, Timing]:
     """Measure on a group that exists already; every rank must call it with equal arguments.
 
-    Sizes are bytes as ``core.program.Message`` counts them.
+    Sizes are bytes as ``core.program.Message`` counts them. What they cost ranks that compute
+    (``time_beneath``) is measured besides.
     """
     deadline = time.perf_counter() + budget_seconds
     found: dict[str, Timing] = {}
+    starts: dict[tuple[str, int], Start] = {}
     total, done = len(probe.primitives) * len(probe.sizes), 0
     # Small sizes of everything first, so that a short budget still sees every primitive.
     for size in sorted(probe.sizes):
         for primitive in probe.primitives:
             share = max(deadline - time.perf_counter(), 0.0) / (total - done)
-            run = _prepare(primitive, size, group)
+            start = _prepare(primitive, size, group)
+            run = partial(run_through, start)
             runs = _agree(_runs_within(run, share), group)
             if runs > 0:
                 found[f"{primitive}|{size}"] = _repeat(run, runs)
+            if size in SIZES_BENEATH:
+                starts[primitive, size] = start
             done += 1
             report(done, total)
-    return found
+    return found | time_beneath(group, starts, found)
 
 
 def _runs_within(run: Run, seconds: float) -> int:
@@ -193,8 +213,8 @@ def _repeat(run: Run, runs: int) -> Timing:
     return min(rounds, key=lambda timing: timing.seconds)
 
 
-def _prepare(primitive: str, size: int, group: ProcessGroup) -> Run:
-    """Return one run of a primitive on flat float32 buffers made beforehand."""
+def _prepare(primitive: str, size: int, group: ProcessGroup) -> Start:
+    """Return what starts a primitive on flat float32 buffers made beforehand."""
     ranks = group.size()
     count = max(size // 4 // ranks, 1) * ranks
     whole, other = torch.ones(count), torch.empty(count)
@@ -209,76 +229,25 @@ def _prepare(primitive: str, size: int, group: ProcessGroup) -> Run:
     }
     start = starts[primitive]
     other.zero_()
-
-    def run() -> None:
-        start().wait()
-
-    return run
+    return lambda: [start()]
 
 
-def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Run:
+def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Start:
     """Both of the first two ranks send and receive: one exchange is one transfer each way."""
     rank = group.rank()
     if rank > 1:
-        return _idle
+        return list
     peer = dist.get_global_rank(group, 1 - rank)
 
-    def run() -> None:
+    def start() -> list[verbs.Pending]:
         sent = verbs.send(whole, peer, group, 0)
-        received = verbs.receive(other, peer, group, 0)
-        received.wait()
-        sent.wait()
+        return [verbs.receive(other, peer, group, 0), sent]
 
-    return run
-
-
-def _idle() -> None:
-    """A rank that takes no part."""
+    return start
 
 
 def _number(value: float) -> Timing:
     return Timing(seconds=value, spread=0.0, count=1)
-
-
-def overlap_slowdown(group: ProcessGroup) -> float:
-    """Return by how much matrix products and an all-reduce stretch while both run.
-
-    With lengths a and b alone and t together, both stretched by s while both run:
-    t = s x min(a, b) + |a - b|.
-    """
-    buffer = torch.zeros(_OVERLAPPED_BYTES // 4)
-    matrix = torch.rand(384, 384)
-
-    def communicate() -> float:
-        dist.barrier(group)
-        start = time.perf_counter()
-        verbs.all_reduce(buffer, group).wait()
-        return time.perf_counter() - start
-
-    def compute(times: int) -> float:
-        dist.barrier(group)
-        start = time.perf_counter()
-        for _ in range(times):
-            torch.mm(matrix, matrix)
-        return time.perf_counter() - start
-
-    def both(times: int) -> float:
-        dist.barrier(group)
-        start = time.perf_counter()
-        pending = verbs.all_reduce(buffer, group)
-        for _ in range(times):
-            torch.mm(matrix, matrix)
-        pending.wait()
-        return time.perf_counter() - start
-
-    communicate()
-    alone = summarise([communicate() for _ in range(7)]).seconds
-    once = summarise([compute(4) for _ in range(7)]).seconds / 4
-    times = _agree(max(1, round(alone / once)), group)
-    busy = summarise([compute(times) for _ in range(7)]).seconds
-    together = summarise([both(times) for _ in range(7)]).seconds
-    stretched = (together - abs(alone - busy)) / min(alone, busy)
-    return min(max(stretched, 1.0), 3.0)
 
 
 def _overheads() -> dict[str, Timing]:

@@ -1,0 +1,145 @@
+"""What messages cost the ranks that compute, besides their own time on the wire.
+
+Where a cluster's ranks were measured while they compute (``runtime/profile/beneath.py``), starting
+and finishing a message holds the computing thread, the backend's threads take cores from it, and
+whoever waits for a message at once waits for the slowest rank as well. All of it is charged to what
+computes: to the instruction that runs beneath the message, and to the one that waits for it.
+Nothing is charged where nothing was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.completion import first_needs
+from shardwright.core.costs import (
+    CostTable,
+    beneath_key,
+    collective_key,
+    link_label,
+    meeting_name,
+)
+from shardwright.core.program import Kind, Message, Program
+from shardwright.planner.cost.collective import MODEL_SPREAD, interpolate
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burden:
+    """Seconds: ``held`` of the computing thread, ``stolen`` from it by the backend's threads while
+    it computes, ``meeting`` where it waits at once; ``skew``, a share of what was computed since the
+    ranks last met; ``hiding``, the computation that it takes to hide the message."""
+
+    held: float = 0.0
+    stolen: float = 0.0
+    meeting: float = 0.0
+    skew: float = 0.0
+    hiding: float = 0.0
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """The columns that ``charge`` reads."""
+        return self.held, self.stolen, self.meeting, self.skew, self.hiding
+
+
+NOTHING = Burden()
+BENEATH = ("held", "stolen", "waited")
+OF_RANKS = ("skew", "hiding")
+NUM_COLUMNS = len(NOTHING.row)
+
+
+def is_measured(table: CostTable) -> bool:
+    """Whether anything is known of what messages cost ranks that compute."""
+    return any(name.startswith("held|") for name, _ in table.collectives)
+
+
+def message_burden(
+    primitive: str, num_bytes: float, devices: tuple[int, ...], cluster: Cluster, table: CostTable
+) -> Burden:
+    """Return what one message costs each rank of a group; nothing where that was not measured."""
+    if num_bytes <= 0 or len(devices) < 2:
+        return NOTHING
+    is_pair = primitive in {"transfer", "halo", "halo_sum"}
+    hosts = len({cluster.devices[device].host for device in devices})
+    label = link_label(cluster, devices)
+    ends = (min(hosts, 2), 2, label) if is_pair else (hosts, len(devices), label)
+    name = "transfer" if is_pair else primitive
+    points = [table.collective_map.get(beneath_key(what, name, *ends)) for what in BENEATH]
+    alone = table.collective_map.get(collective_key(name, *ends))
+    if not alone or None in points:
+        return NOTHING
+    held, stolen, waited = (interpolate(one, num_bytes).seconds for one in points if one)
+    skew, hiding = (table.overhead_map.get(meeting_name(what, *ends), 0.0) for what in OF_RANKS)
+    return Burden(
+        held=held,
+        stolen=stolen,
+        meeting=max(waited - interpolate(alone, num_bytes).seconds, 0.0),
+        skew=skew,
+        hiding=hiding,
+    )
+
+
+def largest_burden(
+    message: Message,
+    groups: Sequence[tuple[int, ...]],
+    facts: tuple[Cluster, CostTable],
+    copied: float,
+) -> Burden:
+    """Return what a message costs the ranks of the group that it costs most. Their computing threads
+    spend the ``copied`` seconds too: merged items go through one buffer."""
+    args = (message.primitive, message.bytes)
+    burdens = [message_burden(*args, group, *facts) for group in groups]
+    found = max(burdens, key=lambda burden: burden.row)
+    return replace(found, held=found.held + copied) if found.held > 0 else found
+
+
+def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) -> None:
+    """Add to every instruction's seconds what messages cost it; half-widths grow in proportion.
+
+    ``messages`` has the columns of ``Burden.row``, one entry per message. A message under way
+    while its rank computes for ``hiding`` seconds steals all it can and is not waited for; one that
+    is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
+    before stand ready for each other: the cost of meeting, too, grows with computation up to
+    ``hiding``.
+    """
+    ends = (program.kind == Kind.SEND) | (program.kind == Kind.RECEIVE)
+    sent = np.flatnonzero(ends | (program.kind == Kind.MESSAGE))
+    sent = sent[messages[0, program.item[sent]] > 0]
+    if not len(sent):
+        return
+    held, stolen, meeting, skew, hiding = messages[:, program.item[sent]]
+    # Each end of a transfer has half of an exchange.
+    half = np.where(ends[sent], 0.5, 1.0)
+    limit = program.num_instructions + 1
+    names = np.array([name.startswith("compute") for name in program.resource_names])
+    computing = np.flatnonzero(names[program.resource])
+    mesh = program.group.astype(np.int64) * limit
+    # What computes, mesh by mesh in index order, and how much every mesh has computed before it.
+    order = computing[np.argsort(mesh[computing], kind="stable")]
+    places = mesh[order] + order
+    clock = np.concatenate([[0.0], np.cumsum(seconds[order])])
+    begin = np.searchsorted(places, mesh[sent])
+    end = np.searchsorted(places, mesh[sent] + limit)
+    after = np.searchsorted(places, mesh[sent] + sent)
+    needed = np.searchsorted(places, mesh[sent] + first_needs(program)[sent])
+    by_mesh = np.argsort(mesh[sent], kind="stable")
+    last = begin.copy()
+    last[by_mesh[1:]] = np.maximum(last[by_mesh[1:]], after[by_mesh[:-1]])
+    beneath, since = clock[needed] - clock[after], clock[after] - clock[last]
+    scale = np.where(hiding > 0, hiding, np.inf)
+    hidden, apart = np.minimum(beneath / scale, 1.0), np.minimum(since / scale, 1.0)
+    load = half * (held + stolen * hidden)
+    wait = (meeting * apart + skew * since) * (1.0 - hidden)
+    wait[program.kind[sent] == Kind.SEND] = 0.0
+    for place, extra in ((after, load), (needed, wait)):
+        # Behind the last computation of a mesh nothing but the message itself can take longer.
+        inside = place < end
+        target = np.where(inside, order[np.minimum(place, len(order) - 1)], sent)
+        np.add.at(seconds, target, extra)
+        np.add.at(spread, target, MODEL_SPREAD * extra)

@@ -1,0 +1,191 @@
+"""What collectives cost a rank that computes at the same time, or that has just computed.
+
+Alone, a collective is quick: all ranks stand ready and all cores are free. In training its threads
+need the cores that compute, starting it takes the computing thread's own time, and whoever waits
+for it also waits for the slowest rank. All of that is measured here with every rank of the machine
+computing: chunks of matrix products with a collective beneath them, and before it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.profile.clock import Timing, summarise
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from shardwright.runtime.collectives import Pending
+
+# A collective hides beneath a chunk of computation of at least so many seconds.
+CHUNK_SECONDS = 4e-3
+LONG_CHUNK_SECONDS = 1.6e-2
+ROUNDS, TURNS = 16, 4
+LONG_ROUNDS = 24
+# Slower ones would take too long to hide; what they cost is continued from the smaller ones.
+SLOWEST_SECONDS = 2.5e-2
+SIZES = (1024, 64 * 1024, 1024 * 1024, 4 * 1024 * 1024)
+_MATRIX = 192
+_TOUCHED = 1 << 18
+
+Start = Callable[[], list["Pending"]]
+
+
+class Chunk:
+    """Computation of about a given length: products, and memory that is not in the cache."""
+
+    def __init__(self) -> None:
+        self.matrix = torch.rand(_MATRIX, _MATRIX)
+        self.memory = torch.zeros(8 * _TOUCHED)
+        self.turn = 0
+        self.run(40)
+        begin = time.thread_time()
+        self.run(40)
+        self.once = (time.thread_time() - begin) / 40
+
+    def run(self, times: int) -> None:
+        """Compute."""
+        for _ in range(times):
+            torch.mm(self.matrix, self.matrix)
+            self.turn = (self.turn + 1) % 8
+            self.memory[self.turn * _TOUCHED :][: _TOUCHED // 8].add_(1.0)
+
+    def times(self, seconds: float, group: ProcessGroup) -> int:
+        """Return how often to run for so long: the first rank's answer on every rank."""
+        shared = torch.tensor([max(1, round(seconds / self.once))])
+        dist.broadcast(shared, group=group, group_src=0)
+        return int(shared.item())
+
+
+def time_beneath(
+    group: ProcessGroup, starts: Mapping[tuple[str, int], Start], alone: Mapping[str, Timing]
+) -> dict[str, Timing]:
+    """Return what collectives cost while ranks compute; every rank must call it alike.
+
+    ``starts`` are by primitive and bytes. ``held|PRIMITIVE|BYTES`` are seconds that the computing
+    thread itself needs to start and finish one; ``stolen|...`` processor seconds of the backend's
+    threads, which the computation loses when all cores compute, and by how much longer it computes
+    itself meanwhile (interrupts, caches); ``waited|...`` what one takes, besides what it holds, that
+    is waited for at once after ``CHUNK_SECONDS`` of computation. ``skew``: by what share of what was
+    computed the slowest rank comes later than the mean. ``hiding``: how long a small one takes beneath
+    computation, when its threads must wait for a core.
+    """
+    chunk = Chunk()
+    found: dict[str, Timing] = {}
+    hiding: list[float] = []
+    for (primitive, size), start in starts.items():
+        name = f"{primitive}|{size}"
+        seconds = _agreed(alone[name].seconds if name in alone else SLOWEST_SECONDS, group)
+        if seconds >= SLOWEST_SECONDS:
+            continue
+        times = chunk.times(max(CHUNK_SECONDS, 2 * seconds), group)
+        hidden = _hidden(start, chunk, times, group)
+        found[f"held|{name}"], found[f"stolen|{name}"], latency = hidden
+        waited = summarise(_waited(start, chunk, times, group))
+        least = max(waited.seconds - hidden[0].seconds, seconds)
+        found[f"waited|{name}"] = Timing(seconds=least, spread=waited.spread, count=ROUNDS)
+        if size <= SIZES[1] or not hiding:
+            hiding.append(latency)
+    if hiding:
+        found |= {"skew": _skew(chunk, group), "hiding": summarise(hiding)}
+    return found
+
+
+def _agreed(seconds: float, group: ProcessGroup) -> float:
+    """Return the first rank's number on every rank."""
+    shared = torch.tensor([seconds], dtype=torch.float64)
+    dist.broadcast(shared, group=group, group_src=0)
+    return float(shared.item())
+
+
+def _hidden(
+    start: Start, chunk: Chunk, times: int, group: ProcessGroup
+) -> tuple[Timing, Timing, float]:
+    """Return what the computing thread holds, what is stolen of it, and seconds until complete."""
+    held: list[float] = []
+    slower: list[float] = []
+    ended: list[float] = []
+    run_through(start)
+    dist.barrier(group)
+    before, own = time.process_time(), 0.0
+    for _ in range(ROUNDS):
+        begin = time.thread_time()
+        chunk.run(times)
+        alone, first = time.thread_time(), time.perf_counter()
+        pending = start()
+        started = time.thread_time()
+        _note_end(pending, first, ended)
+        chunk.run(times)
+        done = time.thread_time()
+        _finish(pending)
+        last = time.thread_time()
+        held.append(started - alone + last - done)
+        slower.append(done - started - (alone - begin))
+        own += last - begin
+    others = max(time.process_time() - before - own, 0.0) / ROUNDS
+    beneath = summarise(slower)
+    stolen = Timing(seconds=others + max(beneath.seconds, 0.0), spread=beneath.spread, count=ROUNDS)
+    latency = statistics.median(ended) if ended else CHUNK_SECONDS
+    return summarise(held), stolen, latency
+
+
+def _note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:
+    """Let the backend's thread note when the last work is complete, where it can tell."""
+    if not pending:  # a rank that takes no part
+        return
+    try:
+        future = pending[-1].works[-1].get_future()
+        future.add_done_callback(lambda _: ended.append(time.perf_counter() - begin))
+    except (RuntimeError, NotImplementedError):
+        return
+
+
+def run_through(start: Start) -> None:
+    """Start a collective and wait for it."""
+    _finish(start())
+
+
+def _finish(pending: list[Pending]) -> None:
+    for one in pending:
+        one.wait()
+
+
+def _waited(start: Start, chunk: Chunk, times: int, group: ProcessGroup) -> list[float]:
+    """Return by how much rounds of computing and waiting exceed computing alone, in turns."""
+    found: list[float] = []
+    for _ in range(TURNS):
+        dist.barrier(group)
+        begin = time.perf_counter()
+        for _ in range(ROUNDS // TURNS):
+            chunk.run(times)
+        alone = time.perf_counter() - begin
+        dist.barrier(group)
+        begin = time.perf_counter()
+        for _ in range(ROUNDS // TURNS):
+            chunk.run(times)
+            run_through(start)
+        found.append((time.perf_counter() - begin - alone) / (ROUNDS // TURNS))
+    return found
+
+
+def _skew(chunk: Chunk, group: ProcessGroup) -> Timing:
+    """Return by what share of the computation since they last met ranks wait for the slowest."""
+    times = chunk.times(LONG_CHUNK_SECONDS, group)
+    mine: list[float] = []
+    for _ in range(LONG_ROUNDS):
+        dist.barrier(group)
+        begin = time.perf_counter()
+        chunk.run(times)
+        mine.append(time.perf_counter() - begin)
+    lengths = torch.tensor(mine, dtype=torch.float64)
+    rows = [torch.empty_like(lengths) for _ in range(group.size())]
+    dist.all_gather(rows, lengths, group=group)
+    ranks = torch.stack(rows)
+    late = (ranks.max(dim=0).values - ranks.mean(dim=0)) / ranks.mean(dim=0)
+    return summarise(late.tolist())

@@ -1,0 +1,113 @@
+"""What messages cost ranks that compute: charged as it was measured, and nothing without records."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shardwright.core.costs import CostTable, beneath_key, collective_key, meeting_name
+from shardwright.core.program import Kind, Program
+from shardwright.files.clusterfile import read_cluster
+from shardwright.planner.cost import price
+from shardwright.planner.cost.burden import NOTHING, charge, message_burden
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, seed_strategy
+from tests.planner.lower.test_lower import transformer_like
+
+CPU = read_cluster(
+    '[kind.c]\npeak = {float32 = "0.1 TFLOP/s"}\nmemory = "1 GB"\nmemory_bandwidth = "10 GB/s"\n'
+    'backend = "cpu"\n[[host]]\nkind = "c"\ndevices = 4\nlink = "2 GB/s"\n'
+)
+SEEDS = (
+    Seed(data=4, zero=3, num_microbatches=2),
+    Seed(tensor=4),
+    Seed(data=2, stages=2, zero=1, num_microbatches=4),
+)
+
+
+def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[float]:
+    """Walk every mesh's instructions one by one, as a person would read the rules."""
+    result = list(seconds)
+    computes = [program.resource_names[r].startswith("compute") for r in program.resource]
+    waits = [set(program.predecessor[a:b].tolist()) for a, b in pairwise(program.offset.tolist())]
+    for mesh in range(len(program.meshes)):
+        mine = [i for i in range(len(seconds)) if program.group[i] == mesh]
+        since = 0.0
+        for place, index in enumerate(mine):
+            if computes[index]:
+                since += seconds[index]
+                continue
+            held, stolen, meeting, skew, hiding = burdens[:, program.item[index]]
+            if held == 0:
+                continue
+            if program.kind[index] != Kind.MESSAGE:
+                held, stolen = held / 2, stolen / 2
+            later = mine[place + 1 :]
+            sends = program.kind[index] == Kind.SEND
+            need = next((i for i in later if index in waits[i] and not sends), None)
+            until = [i for i in later if computes[i] and (need is None or i < need)]
+            share = min(sum(seconds[i] for i in until) / hiding, 1.0)
+            beneath = next((i for i in later if computes[i]), index)
+            after = [i for i in later if computes[i] and need is not None and i >= need]
+            result[beneath] += held + stolen * share
+            wait = meeting * min(since / hiding, 1.0) + skew * since
+            wait *= 0.0 if sends else 1 - share
+            result[after[0] if after else index] += wait
+            since = 0.0
+    return result
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
+def test_burdens_lie_where_the_rules_put_them(seed: Seed) -> None:
+    graph = transformer_like()
+    program = lower(graph, seed_strategy(graph, seed))
+    random = np.random.default_rng(0)
+    seconds = random.uniform(1.0, 9.0, program.num_instructions)
+    burdens = random.uniform(0.1, 1.0, (5, len(program.messages)))
+    burdens[4] *= 20  # some are hidden, some in part
+    for item, message in enumerate(program.messages):
+        if message.primitive in ("slice", "copy"):
+            burdens[:, item] = 0.0
+    expected = told(program, seconds.tolist(), burdens)
+    charged, spread = seconds.copy(), np.zeros_like(seconds)
+    charge(program, charged, spread, burdens)
+    assert charged == pytest.approx(expected)
+    assert charged.sum() > seconds.sum()
+    assert ((spread > 0) == (charged > seconds)).all()
+
+
+def table(devices: int) -> CostTable:
+    """Collectives of a group: 1 s held, 1 ns/byte stolen, half a second to meet."""
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    points = ((1.0, 1.0, 0.0), (1e9, 2.0, 0.0))
+    found = [(collective_key(name, 1, devices, "loopback"), points) for name in names]
+    for what, first, last in (("held", 1.0, 1.0), ("stolen", 0.0, 1.0), ("waited", 1.5, 2.5)):
+        line = ((1.0, first, 0.0), (1e9, last, 0.0))
+        found += [(beneath_key(what, name, 1, devices, "loopback"), line) for name in names]
+    scalars = (("skew", 0.1), ("hiding", 3.0))
+    overheads = tuple((meeting_name(what, 1, devices, "loopback"), n) for what, n in scalars)
+    return CostTable(collectives=tuple(sorted(found)), overheads=overheads)
+
+
+def test_a_group_of_another_size_has_no_burden() -> None:
+    known = message_burden("all_reduce", 1e9, (0, 1, 2, 3), CPU, table(4))
+    assert (known.held, known.stolen) == pytest.approx((1.0, 1.0))
+    assert (known.meeting, known.skew, known.hiding) == (0.5, 0.1, 3.0)
+    assert message_burden("all_reduce", 1e9, (0, 1), CPU, table(4)) == NOTHING
+    assert message_burden("transfer", 1e9, (0, 1), CPU, table(4)) == NOTHING
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2], ids=lambda seed: seed.label)
+def test_a_step_of_more_messages_computes_longer_by_what_they_hold(seed: Seed) -> None:
+    graph = transformer_like()
+    program = lower(graph, seed_strategy(graph, seed))
+    bare = CostTable(collectives=tuple(
+        (key, points) for key, points in table(4).collectives if key.startswith("collective")
+    ))  # fmt: skip
+    computes = np.array([program.resource_names[r].startswith("compute") for r in program.resource])
+    messages = [program.messages[i] for i in program.item[~computes]]
+    assert all(message.axes for message in messages)
+    more = price(program, graph, CPU, table(4)).seconds - price(program, graph, CPU, bare).seconds
+    assert more.sum() >= len(messages) * 1.0
