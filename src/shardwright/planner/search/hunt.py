@@ -35,7 +35,7 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import STARTING, Judged, judge
+from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.search.local.refinement import PATIENCE, improve
 from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
@@ -379,7 +379,7 @@ class Hunt:
         if candidate.identity not in self.tried:
             strategy = to_strategy(self.context, candidate)
             verdict = self.verdict(strategy, candidate.least_seconds)
-            starts = STARTING * len(self.context.graph.parameters)
+            starts = self.context.starting * len(self.context.graph.parameters)
             late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
             if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
                 # Starting so many messages may be what it did not promise.

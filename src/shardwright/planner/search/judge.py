@@ -14,6 +14,7 @@ from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
+from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.price import Prices, Tariff, peer_groups
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.unroll import Irregular, unroll
@@ -22,8 +23,8 @@ from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.ties import doubts_of
 from shardwright.planner.simulate import Traits, simulate
 
-# About the seconds of starting a message; merging is for what these come to, as a share of a step.
-STARTING, WORTHWHILE = 5e-5, 1e-3
+# Merging is for what starting messages comes to, as a share of a step.
+WORTHWHILE = 1e-3
 # Of more gradients the best buckets take too long: time grows with the square.
 MOST_GRADIENTS = 2000
 MOST_POWERS = 64  # of two, in bytes
@@ -113,11 +114,11 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
     if pipeline.num_microbatches > 1:
         # Of those sent with every microbatch merging would hold all back.
         count = sum(one.sync == "step" for one in parameters)
-        if count * STARTING < WORTHWHILE * judged.seconds:
+        if count * context.starting < WORTHWHILE * judged.seconds:
             return judged
     if context.abridger.is_long:
         judged = _by_blocks(context, judged, judging)
-        starts = len(context.block_buckets) * STARTING
+        starts = len(context.block_buckets) * context.starting
         if starts < WORTHWHILE * judged.seconds or len(parameters) > MOST_GRADIENTS:
             return judged
     alone = replace(judged.strategy, gradient_sync=GradientSync())
@@ -245,7 +246,10 @@ def _message_cost(context: Context, program: Program, message: Message) -> Cost:
                 ).seconds
                 for devices, concurrent in routes
             )
-            known[power] = slowest + context.message_seconds
+            held = message_burden(
+                message.primitive, 2**power, routes[0][0], context.cluster, context.table
+            ).held
+            known[power] = slowest + context.message_seconds + held
         return known[power]
 
     def cost(num_bytes: Sizes) -> Sizes:

@@ -8,6 +8,7 @@ than one may want becomes a yes/no decision: the maker pays for it, readers that
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -207,6 +208,8 @@ class _Copies:
     def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
         wires, context = self.problem.wires, self.problem.context
         forward = wires.reshard(self.shape, self.spec.dtype, source[0], target[0])
+        if forward < math.inf:
+            forward += wires.held(self.shape, self.spec.dtype, source[0], target[0])
         backward = 0.0
         if source[1] is not None and target[1] is not None:
             # A sum over samples that no one needs here yet passes on as a partial gradient.
@@ -215,6 +218,8 @@ class _Copies:
                 for placement, wanted, is_open in zip(source[1], target[1], axes, strict=True)
             )
             backward = wires.reshard(self.shape, self.spec.dtype, target[1], home)
+            if backward < math.inf:
+                backward += wires.held(self.shape, self.spec.dtype, target[1], home)
         if target[2]:
             local = local_shape(self.shape, target[0], self.problem.mesh.sizes)
             exchange = wires.halos(local, self.spec.dtype, target[2])

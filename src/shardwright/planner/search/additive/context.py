@@ -19,6 +19,7 @@ from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.strategy import MIXED, Mesh, Precision, Recomputation
 from shardwright.planner.cost import ShardPrices, collective_seconds
+from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
 from shardwright.planner.cost.price import peer_groups
@@ -26,6 +27,7 @@ from shardwright.planner.cost.recomputation import needed_again, recomputed_oper
 from shardwright.planner.lower.abridged import Abridger
 from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.search.additive.flows import Flow, find_flows, find_passing
+from shardwright.planner.search.additive.losses import Losses
 from shardwright.planner.search.additive.saves import find_saves
 from shardwright.planner.search.additive.ties import Ties, tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
@@ -40,6 +42,8 @@ Shapes = tuple[Shape, ...]
 LOCAL = frozenset({"slice", "copy"})
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
+# About the seconds of starting a message, where nobody measured them.
+STARTING = 5e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +226,12 @@ class Context:
         return found
 
     @cached_property
+    def starting(self) -> float:
+        """About the seconds of starting a message: what merging two saves."""
+        everyone = tuple(range(self.num_devices))
+        return STARTING + message_burden("all_reduce", 1.0, everyone, self.cluster, self.table).held
+
+    @cached_property
     def serial_work(self) -> dict[int, float]:
         """The seconds of every (root) operator on one device, unsplit."""
         graph, found = self.graph, dict[int, float]()
@@ -317,6 +327,7 @@ class Wires:
             for axes in itertools.combinations(range(len(mesh.sizes)), count)
         }
         self._groups[()] = [((mesh.devices[0],), 1)]
+        self.losses = Losses(context.cluster, context.table, self._groups)
         self._messages: dict[tuple[str, tuple[int, ...], int], float] = {}
         self._reshards: dict[tuple[Shape, str, Layout, Layout], float] = {}
         self.parameters: dict[object, NDArray[np.float64]] = {}
@@ -358,6 +369,17 @@ class Wires:
         return sum(
             self.message(step.primitive, axes, step.bytes * MANY) / MANY for step, axes in steps
         )
+
+    def held(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
+        """Return the computing thread's own seconds of a change of layout."""
+        steps = _steps(shape, dtype, source, target, self.mesh.sizes)
+        return sum(self.losses.held(step.primitive, axes, step.bytes) for step, axes in steps)
+
+    def lost(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
+        """Return the least computation that a tensor's share of a message of many costs."""
+        steps = _steps(shape, dtype, source, target, self.mesh.sizes)
+        messages = [(step.primitive, axes, step.bytes * MANY) for step, axes in steps]
+        return sum(self.losses.least(*one, self.message(*one)) for one in messages) / MANY
 
     def by_axes(
         self, shape: Shape, dtype: str, source: Layout, target: Layout

@@ -169,12 +169,15 @@ def _columns(
         return column
     column[GATHER if level >= 2 else SYNC] += sync
     column[GATHER] += gathers * gather
+    way = (pair.gradient, kept.optimizer)
+    column[EACH if level >= 2 else ONCE] += wires.lost(spec.shape, spec.dtype, *way)
+    column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.
         share = 1 - 1 / problem.num_microbatches
         touched = size(pair.value, spec.dtype) + 2 * size(pair.value, total)
-        column[EACH] = share * context.touch_seconds(touched)
-    column[ONCE] = back + context.update_seconds(size(kept.optimizer, spec.dtype))
+        column[EACH] += share * context.touch_seconds(touched)
+    column[ONCE] += back + context.update_seconds(size(kept.optimizer, spec.dtype))
     state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
     column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
     if kept.rest != kept.optimizer or master != spec.dtype:
