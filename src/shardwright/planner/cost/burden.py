@@ -106,7 +106,8 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     while its rank computes for ``hiding`` seconds steals all it can and is not waited for; one that
     is waited for at once steals nothing. In between both go in proportion. Ranks that have met just
     before stand ready for each other: the cost of meeting, too, grows with computation up to
-    ``hiding``.
+    ``hiding``. A slow rank stays slow for longer than a step, so that what it comes later by is waited
+    for sooner or later, however well messages are hidden.
     """
     ends = (program.kind == Kind.SEND) | (program.kind == Kind.RECEIVE)
     sent = np.flatnonzero(ends | (program.kind == Kind.MESSAGE))
@@ -128,15 +129,16 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     end = np.searchsorted(places, mesh[sent] + limit)
     after = np.searchsorted(places, mesh[sent] + sent)
     needed = np.searchsorted(places, mesh[sent] + first_needs(program)[sent])
+    sends = program.kind[sent] == Kind.SEND
     by_mesh = np.argsort(mesh[sent], kind="stable")
+    met = np.maximum.accumulate(np.where(sends, begin, after)[by_mesh])
     last = begin.copy()
-    last[by_mesh[1:]] = np.maximum(last[by_mesh[1:]], after[by_mesh[:-1]])
+    last[by_mesh[1:]] = np.maximum(last[by_mesh[1:]], met[:-1])
     beneath, since = clock[needed] - clock[after], clock[after] - clock[last]
     scale = np.where(hiding > 0, hiding, np.inf)
     hidden, apart = np.minimum(beneath / scale, 1.0), np.minimum(since / scale, 1.0)
     load = half * (held + stolen * hidden)
-    wait = (meeting * apart + skew * since) * (1.0 - hidden)
-    wait[program.kind[sent] == Kind.SEND] = 0.0
+    wait = np.where(sends, 0.0, meeting * apart * (1.0 - hidden) + skew * since)
     for place, extra in ((after, load), (needed, wait)):
         # Behind the last computation of a mesh nothing but the message itself can take longer.
         inside = place < end

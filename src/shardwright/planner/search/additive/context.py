@@ -378,8 +378,12 @@ class Wires:
     def lost(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
         """Return the least computation that a tensor's share of a message of many costs."""
         steps = _steps(shape, dtype, source, target, self.mesh.sizes)
-        messages = [(step.primitive, axes, step.bytes * MANY) for step, axes in steps]
-        return sum(self.losses.least(*one, self.message(*one)) for one in messages) / MANY
+        total = 0.0
+        for step, axes in steps:
+            many = (step.primitive, axes, step.bytes * MANY)
+            own = self.message(step.primitive, axes, step.bytes)
+            total += self.losses.least(*many, self.message(*many), own) / MANY
+        return total
 
     def by_axes(
         self, shape: Shape, dtype: str, source: Layout, target: Layout

@@ -24,11 +24,14 @@ class Losses:
         """Return the seconds that a message holds the computing thread, hidden or not."""
         return self._burden(primitive, axes, num_bytes).held
 
-    def least(self, primitive: str, axes: Axes, num_bytes: int, alone: float) -> float:
-        """Return the least seconds that a message costs: hidden, or waited for while it takes as long
-        as ``alone``."""
+    def least(
+        self, primitive: str, axes: Axes, num_bytes: int, alone: float, beneath: float
+    ) -> float:
+        """Return the least seconds that a message costs: waited for while it takes as long as
+        ``alone``, or with at least ``beneath`` of computation, which hides it in part or whole."""
         burden = self._burden(primitive, axes, num_bytes)
-        return burden.held + min(burden.stolen, alone)
+        hidden = min(beneath / burden.hiding, 1.0) if burden.hiding > 0 else 0.0
+        return burden.held + min(burden.stolen * hidden, alone)
 
     def _burden(self, primitive: str, axes: Axes, num_bytes: int) -> Burden:
         if not self._is_measured or primitive in {"slice", "copy"}:
