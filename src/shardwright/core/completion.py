@@ -71,11 +71,13 @@ def scatter_turns(
     turns: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for mesh in range(len(program.meshes)):
         mine = found[program.group[found] == mesh]
-        later = np.arange(1, len(mine) + 1)
+        later: NDArray[np.int64] = np.arange(1, len(mine) + 1)
         if on_host and len(mine):
             size = sizes[program.item[mine]]
             total = np.cumsum(size)
-            later = np.searchsorted(total, total - size + UNDER_WAY * size.max(), side="right")
+            most = total - size + UNDER_WAY * size.max()
+            full: NDArray[np.int64] = np.searchsorted(total, most, side="right")
+            later = full
         ends = later < len(mine)
         turns.append((mine[ends], mine[later[ends]]))
     return turns

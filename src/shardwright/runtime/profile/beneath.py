@@ -137,13 +137,12 @@ def _hidden(
 
 def _note_end(pending: list[Pending], begin: float, ended: list[float]) -> None:
     """Let the backend's thread note when the last work is complete, where it can tell."""
-    if not pending:  # a rank that takes no part
-        return
-    try:
-        future = pending[-1].works[-1].get_future()
-        future.add_done_callback(lambda _: ended.append(time.perf_counter() - begin))
-    except (RuntimeError, NotImplementedError):
-        return
+    last = [work for one in pending for work in one.works][-1:]  # none where a rank takes no part
+    for work in last:
+        try:
+            work.get_future().add_done_callback(lambda _: ended.append(time.perf_counter() - begin))
+        except (RuntimeError, NotImplementedError):
+            return
 
 
 def run_through(start: Start) -> None:
