@@ -24,6 +24,14 @@ from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
+from shardwright.planner.cost.products import (
+    ADDED_FIRST,
+    ATTENTION,
+    HEAVY,
+    RECURRENT,
+    attention_flops,
+    product_of,
+)
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -39,12 +47,6 @@ ATTENTION_EFFICIENCY = (("A100", 0.30), ("H100", 0.175), ("H200", 0.175), ("H800
 USUAL_EFFICIENCY = (0.6, 0.2)
 CPU_EFFICIENCY = 0.9
 MODEL_SPREAD = 0.25
-
-MATMUL = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
-CONVOLUTION = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
-ATTENTION = frozenset({"scaled_dot_product_attention"})
-RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-HEAVY = MATMUL | CONVOLUTION | ATTENTION
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,33 +130,21 @@ class _Shard:
     dtype: str
 
 
-def local_flops(kind: str, inputs: Shapes, outputs: Shapes) -> float | None:
+def local_flops(
+    kind: str,
+    inputs: Shapes,
+    outputs: Shapes,
+    equation: str = "",
+    is_transposed: bool = False,
+) -> float | None:
     """Return the forward flops of a shard from its shapes, None where shapes do not say.
 
-    ``kind`` is the bare name (``linear``). A multiply-add counts two.
+    ``kind`` is the bare name (``linear``). A multiply-add counts two. See ``product_of``.
     """
-    out = math.prod(outputs[0]) if outputs else 0
-    if kind in {"linear", "matmul", "mm", "bmm"}:
-        return 2.0 * out * (inputs[0][-1] if inputs[0] else 1)
-    if kind == "linear_blocks":
-        return 2.0 * math.prod(inputs[0][:-1]) * math.prod(inputs[1])
-    if kind in {"addmm", "baddbmm"}:
-        return 2.0 * out * inputs[1][-1]
-    if kind == "einsum":
-        # Exact where every dim is in exactly two of the three tensors, as in a matrix product.
-        return 2.0 * math.sqrt(math.prod(map(math.prod, inputs)) * float(out))
-    if kind in CONVOLUTION:
-        return 2.0 * out * math.prod(inputs[1][1:])
-    if kind in RECURRENT:
-        # Every token of the first input passes every matrix, as input or as state.
-        weights = sum(math.prod(shape) for shape in inputs[1:] if len(shape) == 2)
-        return 2.0 * math.prod(inputs[0][:-1]) * weights
     if kind in ATTENTION:
-        query, key = inputs[0], inputs[1]
-        return (
-            2.0 * math.prod(query) * key[-2] + 2.0 * math.prod(query[:-1]) * key[-2] * inputs[2][-1]
-        )
-    return None
+        return attention_flops(kind, inputs)
+    product = product_of(kind, inputs, outputs, equation, is_transposed)
+    return product.flops if product is not None else None
 
 
 def _bytes(
@@ -180,7 +170,7 @@ def _fallback_flops(
     graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes
 ) -> float:
     """Scale the captured flops by the share of the largest tensor that is local."""
-    exact = local_flops(base_kind(operator.kind), inputs, outputs)
+    exact = local_flops(base_kind(operator.kind), inputs, outputs, *_arguments(operator))
     if exact is not None:
         if operator.attribute("is_causal") is not True:
             return exact
@@ -190,6 +180,12 @@ def _fallback_flops(
     here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
     return operator.flops * here / whole if whole else 0.0
+
+
+def _arguments(operator: Operator) -> tuple[str, bool]:
+    """Return einsum's equation and whether a convolution is transposed."""
+    equation = operator.attribute("equation", "")
+    return str(equation), operator.attribute("transposed") is True
 
 
 def _saved_bytes(
@@ -220,7 +216,7 @@ def _roofline(shard: _Shard, phase: str, device: DeviceKind) -> float:
     flops, traffic, launches = _work(shard, phase)
     peak = device.flops_for(shard.dtype)
     rate = _efficiency(shard.kind, device) * peak
-    if shard.kind not in HEAVY and device.backend == "cuda":
+    if shard.kind not in HEAVY and shard.kind not in RECURRENT and device.backend == "cuda":
         # Element-wise kernels do not use matrix units.
         rate = min(peak, device.flops_for("float32")) * 0.5
     return max(flops / rate, memory_seconds(traffic, device)) + launches * device.launch_seconds
@@ -246,7 +242,7 @@ def _work(shard: _Shard, phase: str) -> tuple[float, float, int]:
         return 2.5 * shard.flops, traffic, 1
     if shard.kind in HEAVY:
         # One product per operand whose gradient is wanted (a bias only needs a sum).
-        start = 1 if shard.kind in {"addmm", "baddbmm"} else 0
+        start = 1 if shard.kind in ADDED_FIRST else 0
         products = sum(shard.needs[start : start + 2])
         return products * shard.flops, traffic, max(products, 1)
     return 2.0 * shard.flops, traffic, 1 if num_wanted else 0
