@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster, Link
 from shardwright.core.costs import Cost, CostTable, collective_key, link_label
+from shardwright.planner.cost.kernels import kernels_of
+from shardwright.planner.cost.software import PROFILES
 
 Points = tuple[tuple[float, float, float], ...]
 
@@ -53,8 +55,22 @@ def collective_seconds(
     points = table.collective_map.get(key)
     if points:
         return interpolate(points, num_bytes * concurrent)
-    seconds = _modelled(primitive, num_bytes, group)
+    seconds = _tabled(primitive, num_bytes, devices, cluster) if group.hosts == 1 else None
+    if seconds is None:
+        seconds = _modelled(primitive, num_bytes, group)
     return Cost(seconds=seconds, spread=MODEL_SPREAD * seconds, source="modelled")
+
+
+def _tabled(
+    primitive: str, num_bytes: float, devices: tuple[int, ...], cluster: Cluster
+) -> float | None:
+    """Return what NCCL takes within a host of known GPUs, slowed down by what runs beside it."""
+    kind, link = cluster.kind_of(devices[0]), cluster.devices[devices[0]].link
+    tables = kernels_of(kind.name) if kind.backend == "cuda" else None
+    if tables is None or link.source == "measured":
+        return None
+    alone = tables.collective(primitive, len(devices), num_bytes, link.bandwidth)
+    return alone / PROFILES[cluster.software].collective if alone is not None else None
 
 
 def halo_seconds(
