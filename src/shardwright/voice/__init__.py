@@ -26,6 +26,7 @@ from shardwright.voice.runs import (
     show_verification,
 )
 from shardwright.voice.speaker import Voice, encode_loosely
+from shardwright.voice.validation import show_validation
 
 __all__ = [
     "Voice",
@@ -48,6 +49,7 @@ __all__ = [
     "show_study",
     "show_training",
     "show_unruled",
+    "show_validation",
     "show_verification",
     "story_summary",
 ]

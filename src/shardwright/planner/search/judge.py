@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,6 +74,23 @@ def judge(
 
 def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
     """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
+    found = _abridged(context, strategy, least_seconds)
+    return found and found[2]
+
+
+def judge_closely(context: Context, strategy: Strategy) -> tuple[Prices, Timeline, Judged]:
+    """Judge a strategy as ``judge`` does; return its prices and timeline too."""
+    found = _abridged(context, strategy, math.nan) if context.abridger.is_long else None
+    if found is not None:
+        return found
+    program = lower(context.graph, strategy, context.samples)
+    prices = price(program, context.graph, context.cluster, context.table)
+    return prices, *judge_program(context, program, prices, math.nan)
+
+
+def _abridged(
+    context: Context, strategy: Strategy, least_seconds: float
+) -> tuple[Prices, Timeline, Judged] | None:
     abridged = context.abridger.abridge(strategy)
     if abridged is None:
         return None
@@ -82,7 +100,7 @@ def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) 
         return None
     tariff = Tariff(whole.graph, context.shards)
     prices = tariff.price(whole.program, whole.masters)
-    return judge_program(context, whole.program, prices, least_seconds)[1]
+    return prices, *judge_program(context, whole.program, prices, least_seconds)
 
 
 def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:

@@ -45,6 +45,8 @@ class Seed:
     operators split the samples instead where the batch divides, else they stay whole.
     ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
     ``recompute`` recomputes every repeated block.
+    ``group``: ZeRO shards over so many neighbours only, each group holding all of it; together they
+    are ``data * group`` data-parallel devices (hybrid sharding).
     """
 
     data: int = 1
@@ -55,6 +57,7 @@ class Seed:
     width: int = 1
     expert: int = 1
     zero: int = 0
+    group: int = 1
     keeps: bool = False
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
@@ -65,8 +68,10 @@ class Seed:
     @property
     def label(self) -> str:
         """The name people know it by."""
-        parts = [f"data parallel x {self.data}"] if self.data > 1 else []
-        parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        copies = self.data * self.group
+        parts = [f"data parallel x {copies}"] if copies > 1 else []
+        within = f" in groups of {self.group}" if self.group > 1 else ""
+        parts += [f"ZeRO-{self.zero}{within}"] if self.zero else []
         parts += ["weights kept"] if self.keeps else []
         parts += [f"context parallel x {self.context}"] if self.context > 1 else []
         if self.height * self.width > 1:
@@ -84,14 +89,15 @@ class Seed:
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
     """Return the named strategy for a graph on devices 0, 1, 2, ...
 
-    The tensor axis varies fastest, then width, height, context, expert, data and stage. Where a size does not divide, the operator
+    The tensor axis varies fastest, then width, height, context, expert, group, data and stage. Where a size does not divide, the operator
     or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
     """
     samples = samples or find_samples(graph)
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages)
-    dims_of = {"data": data_dims(graph, samples, iterations, seed.data)}
+    dims_of = {"data": data_dims(graph, samples, iterations, seed.data * seed.group)}
+    dims_of["group"] = dims_of["data"]
     if seed.context > 1:
         dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
     if seed.height * seed.width > 1:
@@ -130,6 +136,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
     degrees = {
         "data": seed.data,
+        "group": seed.group,
         "expert": seed.expert,
         "context": seed.context,
         "height": seed.height,
@@ -230,7 +237,8 @@ def parameter_config(
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
     use = use_layout(graph, tensor, configs, iterations)
-    further = tuple(axis for axis, name in enumerate(mesh.axes) if name != "tensor")
+    whole = {"tensor"} | ({"data"} if seed.group > 1 else set())
+    further = tuple(axis for axis, name in enumerate(mesh.axes) if name not in whole)
     optimizer = (
         shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if seed.zero else use
     )
