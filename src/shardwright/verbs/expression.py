@@ -22,6 +22,8 @@ SAME_SIZE = 0.1
 # Since when training decoders without a fused attention is unusual.
 FLASH_SINCE = "2023"
 USUAL_VOCAB = 50304
+# Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
+EAGER_SINCE = "2024"
 
 
 class Inexpressible(Exception):
@@ -59,6 +61,7 @@ def express(run: PublishedRun) -> Expression:
         raise Inexpressible("hardware", str(error)) from error
     if "16" in run.precision and "bf" not in run.precision:
         cluster = _sixteen_bits(cluster)
+    cluster = replace(cluster, software=profile_of(run))
     recompute = _recomputation(run, decoder, assumed)
     return Expression(
         decoder=decoder,
@@ -67,7 +70,7 @@ def express(run: PublishedRun) -> Expression:
         training=Training(precision=precision, clips=True, recompute=recompute),  # type: ignore[arg-type]  # names of Training's
         global_batch=batch,
         precision=precision,
-        software=software_of(run),
+        software=cluster.software,
         assumed=(*assumed, *guesses),
     )
 
@@ -78,6 +81,12 @@ def software_of(run: PublishedRun) -> str:
     if any(word in name for word in ("megatron", "nemo", "internevo", "mcore")):
         return "megatron"
     return "compiled" if run.compile.lower().startswith("yes") else "eager"
+
+
+def profile_of(run: PublishedRun) -> str:
+    """Return the cluster's software profile (``core.cluster.SOFTWARE``) of a run."""
+    made = software_of(run)
+    return "eager-2023" if made == "eager" and run.software_date < EAGER_SINCE else made
 
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:

@@ -37,7 +37,7 @@ from shardwright.planner.cost.products import (
     attention_flops,
     product_of,
 )
-from shardwright.planner.cost.software import PROFILES, Software
+from shardwright.planner.cost.software import PROFILES, Software, sustained
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
@@ -267,21 +267,23 @@ def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
 def _matrix_seconds(shard: _Shard, phase: str, flops: float, rates: Rates) -> float:
     """Return the seconds on matrix units: from measured kernels where the device has them."""
     software, device = rates.software, rates.kind
-    tables = kernels_of(device.name)
-    usual = _efficiency(shard.kind, device) * device.flops_for(shard.dtype)
+    tables, peak = kernels_of(device.name), device.flops_for(shard.dtype)
+    usual = _efficiency(shard.kind, device) * peak
     if shard.kind in ATTENTION:
         rate = _attention_rate(shard, tables) or usual
-        share = software.attention * (software.attention_backward if phase == "backward" else 1.0)
+        share = software.attention_share(device.name) * (
+            software.attention_backward if phase == "backward" else 1.0
+        )
         return flops / (rate * share)
     if tables is None or shard.product is None:
-        return flops / (usual * software.product)
+        return flops / sustained(usual, peak, device.name)
     total = 0.0
     for product in _phase_products(shard, phase, shard.product):
         rate = tables.product_rate(product, shard.dtype) or usual
         if shard.kind in GROUPED:
             rows = min(product.m, product.k) if phase == "backward" else product.m
             rate *= tables.grouped_share(rows)
-        total += product.flops / (rate * software.product)
+        total += product.flops / sustained(rate, peak, device.name)
     return total
 
 

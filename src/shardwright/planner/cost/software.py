@@ -17,20 +17,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The share of the peak that products reach in a running step however well they fit, by a part of the
+# device's name. The power limit sets it: alone, one product runs at clocks that a step cannot hold.
+SUSTAINED = (
+    ("500W", 0.51), ("H100", 0.60), ("H200", 0.60), ("H800", 0.60), ("B200", 0.60), ("B300", 0.60),
+    ("A100", 0.80), ("V100", 0.56),
+)  # fmt: skip
+USUALLY_SUSTAINED = 0.7
+# How sharp the limit is: the power mean of both rates, falling to the smaller as this grows.
+SHARPNESS = 4
+# Devices whose attention kernels were written before them run at less than they could.
+EARLIER = ("A100", "V100")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     """The constants of one profile.
 
-    ``product`` and ``attention`` are shares of the measured bare kernel; ``attention_backward`` the
-    rate of backward attention over that of forward; ``memory`` the share of the memory's bandwidth
-    that element-wise kernels reach; ``host_seconds`` what the host takes to start one operator,
-    ``gap_seconds`` what lies between two kernels on the device; ``collective`` the share of the
-    measured NCCL rate that is left beside computation. ``spread`` is a half-width as a share.
+    ``attention`` is the share of measured attention on A100 and before, ``attention_later`` on
+    devices after it;
+    ``attention_backward`` the rate of backward attention over that of forward. ``memory`` is the
+    share of the memory's bandwidth that element-wise kernels reach; ``host_seconds`` what the host
+    takes to start one operator, ``gap_seconds`` what lies between two kernels on the device;
+    ``collective`` the share of the measured NCCL rate that is left beside computation. ``spread``
+    is a half-width as a share.
     """
 
-    product: float
-    attention: float
+    attention: float = 0.95
+    attention_later: float = 0.55
     attention_backward: float = 0.75
     memory: float = 0.8
     is_fused: bool = False
@@ -39,10 +53,22 @@ class Software:
     collective: float = 0.8
     spread: float = 0.15
 
+    def attention_share(self, device: str) -> float:
+        """Return what forward attention keeps of its rate alone on a device (its name)."""
+        is_early = any(part in device for part in EARLIER)
+        return self.attention if is_early else self.attention_later
+
+
+def sustained(rate: float, peak: float, device: str) -> float:
+    """Return the flop/s that a product keeps in a step, of what it reaches alone on a device."""
+    found = (share for part, share in SUSTAINED if part in device)
+    limit = peak * next(found, USUALLY_SUSTAINED)
+    return (rate**-SHARPNESS + limit**-SHARPNESS) ** (-1 / SHARPNESS)
+
 
 PROFILES = {
-    "eager-2023": Software(product=0.8, attention=0.6),
-    "eager": Software(product=0.85, attention=0.9),
-    "compiled": Software(product=0.85, attention=0.9, is_fused=True, host_seconds=3e-6),
-    "megatron": Software(product=0.85, attention=0.9, is_fused=True, host_seconds=4e-6),
+    "eager-2023": Software(attention_later=0.34),
+    "eager": Software(memory=0.65),
+    "compiled": Software(is_fused=True, host_seconds=3e-6),
+    "megatron": Software(attention_later=0.8, is_fused=True, host_seconds=4e-6),
 }
