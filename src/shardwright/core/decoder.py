@@ -32,22 +32,30 @@ class Decoder:
     tied: bool = False
     flash: bool = True
     fused: bool = True
-
-    @property
-    def layer_parameters(self) -> int:
-        """Elements of the weights of one layer, without norms and biases."""
-        attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+    experts: int = 0
+    topk: int = 0
+    shared: int = 0
+    adapters: int = 0
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all weights, tied ones once, without norms and biases."""
+        """Elements of all weights, tied ones once, without norms, biases, routers and adapters."""
+        return self._weights(max(self.experts, 1))
+
+    @property
+    def num_active(self) -> int:
+        """Elements of the weights that one token meets."""
+        return self._weights(self.topk if self.experts else 1)
+
+    def _weights(self, experts: int) -> int:
         tables = self.vocab * (1 if self.tied else 2) + (self.seq if self.positions else 0)
-        return self.layers * self.layer_parameters + tables * self.hidden
+        attention = 2 * self.head_size * (self.heads + self.kv_heads)
+        forward = (3 if self.gated else 2) * (experts * self.ffn + self.shared)
+        return self.hidden * (self.layers * (attention + forward) + tables)
 
     @property
     def flops_per_token(self) -> float:
         """Flops of forward and backward: 6 N + 12 L h s, the embedding's lookup left out."""
-        weights = self.layers * self.layer_parameters + self.vocab * self.hidden
+        looked_up = self.hidden * (0 if self.tied else self.vocab)
         mixing = 12 * self.layers * self.heads * self.head_size * self.seq
-        return 6.0 * weights + mixing
+        return 6.0 * (self.num_active - looked_up) + mixing

@@ -24,6 +24,9 @@ FLASH_SINCE = "2023"
 USUAL_VOCAB = 50304
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
+USUAL_RANK = 32
+# What a run whose microbatch was not published may have used: the fastest of these that fits.
+MICROBATCHES = (1, 2, 4, 8, 16)
 
 
 class Inexpressible(Exception):
@@ -37,11 +40,15 @@ class Inexpressible(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """A run as the planner says it. ``software`` names how its kernels were made."""
+    """A run as the planner says it.
+
+    ``seeds`` is the one strategy, or several where the microbatch was not published: the fastest that
+    fits is meant. ``software`` names how its kernels were made.
+    """
 
     decoder: Decoder
     cluster: Cluster
-    seed: Seed
+    seeds: tuple[Seed, ...]
     training: Training
     global_batch: int
     precision: str
@@ -54,7 +61,7 @@ def express(run: PublishedRun) -> Expression:
     assumed: list[str] = []
     precision = _precision(run, assumed)
     decoder = decoder_of(run, assumed)
-    seed, batch = _seed(run, assumed)
+    seeds, batch = _seeds(run, assumed)
     try:
         cluster, guesses = cluster_of_run(run)
     except InputError as error:
@@ -66,7 +73,7 @@ def express(run: PublishedRun) -> Expression:
     return Expression(
         decoder=decoder,
         cluster=cluster,
-        seed=seed,
+        seeds=seeds,
         training=Training(precision=precision, clips=True, recompute=recompute),  # type: ignore[arg-type]  # names of Training's
         global_batch=batch,
         precision=precision,
@@ -92,8 +99,8 @@ def profile_of(run: PublishedRun) -> str:
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     """Return the dimensions of a run's model; what is assumed is added to the list."""
     arch, ffn = run.arch.lower(), run.ffn_type.lower()
-    if (run.experts or 1) > 1 or "moe" in ffn or "moe" in arch:
-        raise Inexpressible("mixture of experts", f"{run.experts} experts")
+    if "encoder" in arch or "vit" in arch.split():
+        raise Inexpressible("not a decoder", run.arch)
     if "mla" in arch or "latent" in arch:
         raise Inexpressible("latent attention", "the columns do not tell its ranks")
     gated = any(word in ffn for word in ("swiglu", "silu", "geglu", "gated", "reglu"))
@@ -112,6 +119,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     if vocab % (tensor * 8):
         vocab += -vocab % (128 * tensor)
         assumed.append(f"vocab padded to {vocab}")
+    experts, topk = _experts(run)
     activation = "relu2" if "square" in ffn else "silu" if gated and "ge" not in ffn else "gelu"
     turns = gated or any(word in arch for word in ("rope", "rotary")) or activation == "relu2"
     shape = Decoder(
@@ -131,8 +139,60 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         positions="learned" in arch or not (turns or "alibi" in arch),
         flash=_is_flash(run, assumed),
         fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
+        experts=experts,
+        topk=topk,
+        adapters=_rank(run, assumed),
     )
-    return replace(shape, tied=_is_tied(run, shape))
+    shape = replace(shape, shared=_shared(run, shape, assumed))
+    shape = replace(shape, tied=_is_tied(run, shape))
+    size = shape.num_parameters / 1e9
+    if run.params_b is not None and abs(size / run.params_b - 1) > SAME_SIZE:
+        assumed.append(f"{size:.3g} G parameters, {run.params_b:.3g} G printed")
+    return shape
+
+
+def _experts(run: PublishedRun) -> tuple[int, int]:
+    """Return the number of experts and how many each token goes to; 0 for a dense model."""
+    if (run.experts or 1) == 1:
+        if "moe" in f"{run.ffn_type} {run.arch}".lower():
+            raise Inexpressible("dimensions not published", "no number of experts")
+        return 0, 0
+    if run.experts_topk is None:
+        raise Inexpressible("dimensions not published", "no experts_topk")
+    experts, topk = run.experts or 1, run.experts_topk
+    if run.seq * topk % experts:
+        raise Inexpressible(
+            "tokens do not divide", f"{run.seq} tokens to {topk} of {experts} experts"
+        )
+    return experts, topk
+
+
+def _shared(run: PublishedRun, shape: Decoder, assumed: list[str]) -> int:
+    """Return the width of the expert that all tokens go to, as active parameters tell."""
+    text = f"{run.arch} {run.ffn_type} {run.notes}".lower()
+    if not shape.experts or "shared" not in text:
+        return 0
+    written = re.search(r"shared experts? (?:of )?(\d{3,})", text)
+    if written:
+        return int(written[1])
+    if run.active_params_b is None:
+        width = shape.ffn
+    else:
+        left = run.active_params_b * 1e9 - replace(shape, tied=False).num_active
+        width = round(left / (shape.layers * 3 * shape.hidden) / 128) * 128
+    assumed.append(f"shared expert {max(width, 0)}")
+    return max(width, 0)
+
+
+def _rank(run: PublishedRun, assumed: list[str]) -> int:
+    """Return the rank of what is trained beside frozen weights, 0 where all is trained."""
+    if "lora" not in run.task.lower():
+        return 0
+    written = re.search(r"(?:rank|dim) ?=? ?(\d+)", run.notes.lower())
+    if written:
+        return int(written[1])
+    assumed.append(f"adapters of rank {USUAL_RANK} in attention")
+    return USUAL_RANK
 
 
 def _head_size(run: PublishedRun) -> int:
@@ -192,18 +252,21 @@ def _recomputation(run: PublishedRun, decoder: Decoder, assumed: list[str]) -> s
         assumed.append("no recomputation")
     if text in ("", "none", "no"):
         return "none"
-    if text.startswith(("full", "yes", "block")) and not re.search(r"\d", text):
+    if "offload" in text:
+        raise Inexpressible("activations kept on the host", run.recompute)
+    is_part = re.search(r"\d", text) and "uniform" not in text
+    if text.startswith(("full", "yes", "block", "uniform")) and not is_part:
         return "blocks"
-    if text.startswith("sel"):
+    if text.startswith(("sel", "attention", "core")):
         if "titan" in run.framework.lower():
             return "selective"
         return "none" if decoder.flash else "attention"
     raise Inexpressible("recomputation in part", run.recompute)
 
 
-def _seed(run: PublishedRun, assumed: list[str]) -> tuple[Seed, int]:
-    """Return the degrees of a run and its global batch."""
-    tensor, stages, context = run.tp or 1, run.pp or 1, run.cp or 1
+def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int]:
+    """Return the degrees of a run, once for every microbatch that is possible, and its batch."""
+    tensor, stages, context, expert = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
     data, left = divmod(run.gpus, tensor * stages * context)
     if left or not data or (run.dp or data) != data:
         raise Inexpressible(
@@ -214,25 +277,44 @@ def _seed(run: PublishedRun, assumed: list[str]) -> tuple[Seed, int]:
         raise Inexpressible("interleaved schedule", f"vpp {run.vpp}")
     if stages > 1 and run.vpp is None:
         assumed.append("no interleaving")
-    if (run.ep or 1) > 1:
-        raise Inexpressible("mixture of experts", f"ep {run.ep}")
+    if data % expert or (run.experts or expert) % expert:
+        raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
     zero, group = _sharding(run, data)
-    count, batch = _batches(run, data)
-    seed = Seed(
-        data=data // group,
-        group=group,
-        tensor=tensor,
-        stages=stages,
-        context=context,
-        zero=zero,
-        num_microbatches=count,
-        sequence=tensor > 1 and run.seq_parallel.lower().startswith("y"),
-    )
-    return seed, batch
+    if expert > 1 and group > 1:
+        raise Inexpressible("experts beyond data", f"ep {expert} with ZeRO groups of {group}")
+    counts, batch = _batches(run, data)
+    if len(counts) > 1:
+        assumed.append("microbatch")
+    return tuple(
+        Seed(
+            data=data // group // expert,
+            group=group,
+            tensor=tensor,
+            stages=stages,
+            context=context,
+            expert=expert,
+            zero=zero,
+            num_microbatches=count,
+            sequence=tensor > 1 and _is_sequence(run, assumed),
+        )
+        for count in counts
+    ), batch
 
 
-def _batches(run: PublishedRun, data: int) -> tuple[int, int]:
-    """Return microbatches and samples per step."""
+def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
+    """Whether activations between the tensor-parallel regions are split too."""
+    if run.seq_parallel:
+        return run.seq_parallel.lower().startswith("y")
+    name = run.framework.lower()
+    usual = "titan" in name or (software_of(run) == "megatron" and run.software_date >= "2023")
+    note = "sequence parallel" if usual else "no sequence parallel"
+    if note not in assumed:
+        assumed.append(note)
+    return usual
+
+
+def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
+    """Return the numbers of microbatches that are possible, and samples per step."""
     micro, count, batch = run.micro_batch, run.grad_accum, run.global_batch
     if batch is None and micro and count:
         batch = micro * count * data
@@ -240,11 +322,11 @@ def _batches(run: PublishedRun, data: int) -> tuple[int, int]:
         raise Inexpressible("batch not published", "no global_batch")
     if micro is None and count is not None and batch % (count * data) == 0:
         micro = batch // (count * data)
-    if micro is None:
-        raise Inexpressible("microbatch not published", "neither micro_batch nor grad_accum")
-    if batch % (micro * data):
-        raise Inexpressible("batch does not divide", f"{batch} by {micro} x dp {data}")
-    return batch // (micro * data), batch
+    sizes = MICROBATCHES if micro is None else (micro,)
+    counts = tuple(batch // (size * data) for size in sizes if batch % (size * data) == 0)
+    if not counts:
+        raise Inexpressible("batch does not divide", f"{batch} by {sizes[0]} x dp {data}")
+    return counts, batch
 
 
 def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:

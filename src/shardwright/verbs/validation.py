@@ -17,6 +17,7 @@ from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
 from shardwright.planner.search import Context, as_strategy, judge_closely, room
+from shardwright.planner.space import Seed
 from shardwright.report.accuracy import validation
 from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
 from shardwright.verbs.narrate import half_width
@@ -68,8 +69,13 @@ class _Judge:
 
     def _predicted(self, case: Case, said: Expression) -> Case:
         context = Context(self._graph(said), said.cluster, CostTable(), said.training)
+        limit = room(said.cluster)
+        found = [self._judged(case, context, seed, limit) for seed in said.seeds]
+        return min(found, key=lambda one: (not one.fits, one.predicted_seconds))
+
+    def _judged(self, case: Case, context: Context, seed: Seed, limit: float) -> Case:
         try:
-            strategy = as_strategy(context, said.seed)
+            strategy = as_strategy(context, seed)
             prices, timeline, judged = judge_closely(context, strategy)
         except (ValueError, ShardwrightError) as error:
             raise Inexpressible("strategy is not legal here", str(error)) from error
@@ -78,7 +84,7 @@ class _Judge:
             predicted_seconds=judged.seconds,
             predicted_bytes=judged.bytes,
             half_width=half_width(prices, timeline.critical),
-            room=room(said.cluster),
+            room=limit,
         )
 
     def _graph(self, said: Expression) -> OperatorGraph:
@@ -139,11 +145,11 @@ def _baseline(run: PublishedRun) -> float | None:
         return None
     rates = dict(cluster.kinds[0].peak_flops)
     peak = rates.get("bfloat16") or rates.get("float16") or max(rates.values())
-    params = (run.active_params_b or run.params_b or 0.0) * 1e9
+    params = (run.active_params_b or (run.params_b or 0.0) * (not run.experts)) * 1e9
     attention = 12 * run.layers * run.hidden * run.seq
     if not params:
         try:
-            params = decoder_of(run, []).num_parameters
+            params = decoder_of(run, []).num_active
         except Inexpressible:
             return None
     if run.global_batch is None:

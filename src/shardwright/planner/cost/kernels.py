@@ -30,6 +30,8 @@ NAMES = (("GB200", "GB200"), ("GH200", "H200"), ("A100", "A100"), ("H100", "H100
 SAME_UNITS = {"float16": "bfloat16", "float8_e5m2": "float8_e4m3fn"}
 # Bytes per second of one device's links where collectives were measured, one way.
 LINKS = {"A100": 300e9, "H100": 450e9, "H200": 450e9, "B200": 900e9, "GB200": 900e9, "L40S": 31e9}
+# Doublings of time for each halving of the heads' width below what was measured.
+NARROW = 0.1
 Grid = NDArray[np.floating]
 
 
@@ -104,10 +106,10 @@ class Kernels:
         (i, x, fewer), (j, y, shorter) = self.heads.place(heads), self.sequences.place(sequence)
         corner = grid[i : i + 2, j : j + 2].astype(float)
         line = corner[0] * (1 - x) + corner[1] * x
-        # Narrow heads leave matrix units idle; halved below the narrowest that was measured.
-        narrow = max(math.log2(nearest / width), 0.0) if width < nearest else 0.0
+        # Narrower heads than were measured leave matrix units idle, in published kernels a little.
+        narrow = NARROW * max(math.log2(nearest / width), 0.0)
         value = float(line[0] * (1 - y) + line[1] * y)
-        return 1e12 * 2.0 ** (value - fewer - 2 * shorter - narrow / 2)
+        return 1e12 * 2.0 ** (value - fewer - 2 * shorter - narrow)
 
     def grouped_share(self, rows: float) -> float:
         """Return what grouped products of so many rows each reach of one product of all rows."""

@@ -43,7 +43,7 @@ class Software:
     is a half-width as a share.
     """
 
-    attention: float = 0.95
+    attention: float = 0.72
     attention_later: float = 0.55
     attention_backward: float = 0.75
     memory: float = 0.8

@@ -33,6 +33,10 @@ from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
 
+class TooFewBlocks(ValueError):
+    """A graph with fewer blocks than a pipeline has stages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
     """The degrees of a named strategy; their product is the number of devices.
@@ -104,7 +108,8 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         rest = _samples_or_nothing(iterations, dims_of["data"], seed)
         for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
             dims_of[axis] = spatial_dims(graph, iterations, rest, pieces, place)
-    experts = expert_dims(graph, iterations, seed.expert) if seed.expert > 1 else {}
+    split = seed.expert > 1 or seed.tensor > 1
+    experts = expert_dims(graph, iterations, seed.expert) if split else {}
     if seed.expert > 1:
         dims_of["expert"] = dims_of["data"] | experts
     if seed.tensor > 1:
@@ -212,7 +217,7 @@ def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
     """Cut the blocks into contiguous stages of about equal flops; one stage number per operator."""
     flops = [sum(op.flops for op in graph.operators[b.start : b.stop]) + 1.0 for b in graph.blocks]
     if len(flops) < stages:
-        raise ValueError(f"{len(flops)} blocks cannot make {stages} stages")
+        raise TooFewBlocks(f"{len(flops)} blocks cannot make {stages} stages")
     result: list[int] = []
     total, done, stage = sum(flops), 0.0, 0
     for number, block in enumerate(graph.blocks):

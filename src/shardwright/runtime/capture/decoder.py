@@ -20,13 +20,14 @@ from shardwright.runtime.capture.deepen import deepened
 from shardwright.runtime.capture.export import capture
 
 # Layers that are captured where a model has more: one that follows the embedding, one that follows
-# another, one that the head follows.
+# another, one that the head follows. Before the first adapter no gradient flows: one more.
 FEWEST_LAYERS = 3
 
 
 def capture_decoder(shape: Decoder, global_batch: int, precision: str) -> OperatorGraph:
     """Capture a decoder at a global batch size; of many equal layers only some, then repeated."""
-    few = replace(shape, layers=min(shape.layers, FEWEST_LAYERS))
+    fewest = FEWEST_LAYERS + bool(shape.adapters)
+    few = replace(shape, layers=min(shape.layers, fewest))
     with torch.device("meta"):
         module = _Model(few)
         tokens = torch.empty((2, shape.seq), dtype=torch.long)
@@ -46,6 +47,9 @@ class _Model(nn.Module):
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
             self.head.weight = self.embed.weight
+        if shape.adapters:
+            for name, one in self.named_parameters():
+                one.requires_grad_(".inner." in name or ".outer." in name)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x_BSH = self.embed(tokens)
@@ -63,11 +67,30 @@ class _Layer(nn.Module):
         self.before_attention = _norm(shape)
         self.attention = _Attention(shape)
         self.before_forward = _norm(shape)
-        self.forward_layer = _FeedForward(shape)
+        self.forward_layer = _Experts(shape) if shape.experts else _FeedForward(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.before_attention(x))
         return x + self.forward_layer(self.before_forward(x))
+
+
+class _Adapted(nn.Module):
+    """A frozen linear with a trained product of low rank beside it."""
+
+    def __init__(self, plain: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.plain = plain
+        self.inner = nn.Linear(plain.in_features, rank, bias=False)
+        self.outer = nn.Linear(rank, plain.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(x) + self.outer(self.inner(x))
+
+
+def _linear(shape: Decoder, width: int, wide: int) -> nn.Module:
+    """Make a linear of attention, adapted where only adapters are trained."""
+    plain = nn.Linear(width, wide, bias=shape.bias)
+    return _Adapted(plain, shape.adapters) if shape.adapters else plain
 
 
 class _Attention(nn.Module):
@@ -76,10 +99,10 @@ class _Attention(nn.Module):
         self.shape = shape
         wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         self.is_one = wide == narrow
-        self.query = nn.Linear(shape.hidden, 3 * wide if self.is_one else wide, bias=shape.bias)
+        self.query = _linear(shape, shape.hidden, 3 * wide if self.is_one else wide)
         if not self.is_one:
-            self.key_value = nn.Linear(shape.hidden, 2 * narrow, bias=shape.bias)
-        self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
+            self.key_value = _linear(shape, shape.hidden, 2 * narrow)
+        self.out = _linear(shape, wide, shape.hidden)
         half = torch.empty(shape.seq, shape.head_size)
         self.register_buffer("cos", half if shape.rotary else None)
         self.register_buffer("sin", half.clone() if shape.rotary and not shape.fused else None)
@@ -115,6 +138,40 @@ class _Attention(nn.Module):
             times = shape.heads // shape.kv_heads
             key, value = (one.repeat_interleave(times, 1) for one in (key, value))
         return (query @ key.transpose(2, 3)).softmax(-1) @ value
+
+
+class _Experts(nn.Module):
+    """Experts that get equal shares of every sample's tokens, as balancing losses aim at.
+
+    Copies of tokens are put in order by one operator and added up by another, each moving what a
+    permutation of the routed tokens moves. Which token goes where does not matter for the price.
+    """
+
+    def __init__(self, shape: Decoder) -> None:
+        super().__init__()
+        self.shape = shape
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        inner = 2 * shape.ffn if shape.gated else shape.ffn
+        self.up = nn.Parameter(torch.empty(shape.experts, shape.hidden, inner))
+        self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn, shape.hidden))
+        self.shared = _FeedForward(replace(shape, ffn=shape.shared)) if shape.shared else None
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        shape = self.shape
+        weights = self.router(x_BSH).float().softmax(-1)[..., : shape.topk].to(x_BSH.dtype)
+        copies = x_BSH.repeat_interleave(shape.topk, 1)
+        # b samples, e experts, c tokens of a sample and expert, d hidden, f inner
+        routed = copies.unflatten(1, (shape.experts, -1))
+        inner = torch.einsum("becd,edf->becf", routed, self.up)
+        if shape.gated:
+            gate, inner = inner.chunk(2, -1)
+            inner = _activated(gate, shape.activation) * inner
+        else:
+            inner = _activated(inner, shape.activation)
+        made = torch.einsum("becf,efd->becd", inner, self.down)
+        made = made.flatten(1, 2).unflatten(1, (-1, shape.topk))
+        mixed = (made * weights.unsqueeze(-1)).sum(2)
+        return mixed if self.shared is None else mixed + self.shared(x_BSH)
 
 
 class _FeedForward(nn.Module):
