@@ -63,6 +63,16 @@ def test_a_devices_memory_is_what_its_driver_reports_not_decimal_gigabytes(kind,
     assert low < parse_cluster(f"8x{kind}").kind_of(0).memory_bytes / 2**30 < high
 
 
+def test_the_software_of_gpus_is_a_named_fact_of_the_file():
+    text = """software = "compiled"\n[[host]]\nkind = "H100"\ndevices = 2\n"""
+    cluster = read_cluster(text)
+    assert cluster.software == "compiled"
+    assert read_cluster(write_cluster(cluster)) == cluster
+    assert cluster.fingerprint != parse_cluster("2xH100").fingerprint
+    with pytest.raises(InputError, match="software: .*'eager'.*not 'fast'"):
+        read_cluster(text.replace("compiled", "fast"))
+
+
 def test_two_numbers_mean_devices_of_one_host():
     cluster = parse_cluster("4xA100")
     assert cluster.num_devices == 4

@@ -1,12 +1,12 @@
 """Seconds of collectives: measured points, else latency-bandwidth formulas on the link tree.
 
-Measured points are interpolated on straight lines between neighbours and continued with the last
+Within a host of known GPUs NCCL's measured times are read (``kernels``), in-switch reduction with
+them. Measured points are interpolated on straight lines between neighbours and continued with the last
 slope. The model knows ring, double binary tree and hierarchical (within hosts, between hosts) forms
 and takes the fastest, as NCCL's tuner would. A host's uplink is shared by all groups crossing it at
 once. Constants from ``files/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
 us per hop + bytes at 0.75 of the link`` with 6 % mean error above 1 MiB; on four InfiniBand hosts
-0.92 of the wire is reached. The model is wrong on oversubscribed fabrics, and does not know in-
-switch reduction.
+0.92 of the wire is reached. The model is wrong on oversubscribed fabrics.
 
 Bytes follow ``core.program.Message``: the full local input, for all_gather the full local output.
 """
@@ -26,6 +26,8 @@ Points = tuple[tuple[float, float, float], ...]
 
 # Fixed cost of starting one collective, and the share of a nominal link that a stream reaches.
 LAUNCH_SECONDS = {"cuda": 4e-5, "cpu": 1e-4}
+# What issuing a collective adds to its time in the measured tables.
+ISSUE_SECONDS = 3e-5
 INTRA_EFFICIENCY = 0.75
 INTER_EFFICIENCY = 0.9
 COPY_EFFICIENCY = 0.7
@@ -70,7 +72,9 @@ def _tabled(
     if tables is None or link.source == "measured":
         return None
     alone = tables.collective(primitive, len(devices), num_bytes, link.bandwidth)
-    return alone / PROFILES[cluster.software].collective if alone is not None else None
+    if alone is None:
+        return None
+    return ISSUE_SECONDS + alone / PROFILES[cluster.software].collective
 
 
 def halo_seconds(

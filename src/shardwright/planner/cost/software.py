@@ -50,7 +50,7 @@ class Software:
     is_fused: bool = False
     host_seconds: float = 6e-6
     gap_seconds: float = 1.5e-6
-    collective: float = 0.8
+    collective: float = 0.95
     spread: float = 0.15
 
     def attention_share(self, device: str) -> float:
