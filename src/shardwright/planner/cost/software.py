@@ -20,8 +20,8 @@ from dataclasses import dataclass
 # The share of the peak that products reach in a running step however well they fit, by a part of the
 # device's name. The power limit sets it: alone, one product runs at clocks that a step cannot hold.
 SUSTAINED = (
-    ("500W", 0.51), ("H100", 0.60), ("H200", 0.60), ("H800", 0.60), ("B200", 0.60), ("B300", 0.60),
-    ("A100", 0.80), ("V100", 0.56),
+    ("500W", 0.46), ("H100", 0.62), ("H200", 0.62), ("H800", 0.62), ("B200", 0.62), ("B300", 0.62),
+    ("A100", 0.82), ("V100", 0.56),
 )  # fmt: skip
 USUALLY_SUSTAINED = 0.7
 # How sharp the limit is: the power mean of both rates, falling to the smaller as this grows.
@@ -68,7 +68,7 @@ def sustained(rate: float, peak: float, device: str) -> float:
 
 PROFILES = {
     "eager-2023": Software(attention_later=0.34),
-    "eager": Software(memory=0.65),
+    "eager": Software(memory=0.55),
     "compiled": Software(is_fused=True, host_seconds=3e-6),
     "megatron": Software(attention_later=0.8, is_fused=True, host_seconds=4e-6),
 }
