@@ -259,9 +259,13 @@ def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
         # Element-wise kernels do not use matrix units.
         vector = min(peak, device.flops_for("float32")) * VECTOR_EFFICIENCY
         inside = shard.passes is not None and not traffic
-        return 0.0 if inside else max(flops / vector, passed) + launches * software.gap_seconds
+        return (
+            0.0
+            if inside
+            else max(flops / vector, passed) + launches * software.gap * device.launch_seconds
+        )
     busy = _matrix_seconds(shard, phase, flops, rates)
-    return max(busy, passed) + launches * software.gap_seconds
+    return max(busy, passed) + launches * software.gap * device.launch_seconds
 
 
 def _matrix_seconds(shard: _Shard, phase: str, flops: float, rates: Rates) -> float:

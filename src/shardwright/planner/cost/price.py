@@ -97,7 +97,7 @@ def _total(costs: list[Cost]) -> Cost:
 def _started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
     """Return a segment's time where the host may not start its operators as fast as they end."""
     kernels = num_operators * (BACKWARD_KERNELS if phase == "backward" else 1.0)
-    host = kernels * rates.software.host_seconds
+    host = kernels * rates.software.host * rates.kind.launch_seconds
     return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
 
 

@@ -37,8 +37,9 @@ class Software:
     ``attention`` is the share of measured attention on A100 and before, ``attention_later`` on
     devices after it;
     ``attention_backward`` the rate of backward attention over that of forward. ``memory`` is the
-    share of the memory's bandwidth that element-wise kernels reach; ``host_seconds`` what the host
-    takes to start one operator, ``gap_seconds`` what lies between two kernels on the device;
+    share of the memory's bandwidth that element-wise kernels reach; ``host`` is what the host
+    takes to start one operator, ``gap`` what lies between two kernels on the device, both as shares
+    of the device's ``launch_seconds``;
     ``collective`` the share of the measured NCCL rate that is left beside computation. ``spread``
     is a half-width as a share.
     """
@@ -48,8 +49,8 @@ class Software:
     attention_backward: float = 0.75
     memory: float = 0.8
     is_fused: bool = False
-    host_seconds: float = 6e-6
-    gap_seconds: float = 1.5e-6
+    host: float = 1.2
+    gap: float = 0.3
     collective: float = 0.95
     spread: float = 0.15
 
@@ -69,6 +70,6 @@ def sustained(rate: float, peak: float, device: str) -> float:
 PROFILES = {
     "eager-2023": Software(attention_later=0.34),
     "eager": Software(memory=0.55),
-    "compiled": Software(is_fused=True, host_seconds=3e-6),
-    "megatron": Software(attention_later=0.8, is_fused=True, host_seconds=4e-6),
+    "compiled": Software(is_fused=True, host=0.6),
+    "megatron": Software(attention_later=0.8, is_fused=True, host=0.8),
 }
