@@ -20,7 +20,7 @@ from dataclasses import dataclass
 # The share of the peak that products reach in a running step however well they fit, by a part of the
 # device's name. The power limit sets it: alone, one product runs at clocks that a step cannot hold.
 SUSTAINED = (
-    ("500W", 0.46), ("H100", 0.62), ("H200", 0.62), ("H800", 0.62), ("B200", 0.62), ("B300", 0.62),
+    ("500W", 0.44), ("H100", 0.62), ("H200", 0.62), ("H800", 0.62), ("B200", 0.62), ("B300", 0.62),
     ("A100", 0.82), ("V100", 0.56),
 )  # fmt: skip
 USUALLY_SUSTAINED = 0.7
