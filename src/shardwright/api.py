@@ -51,6 +51,7 @@ from shardwright.verbs.subject import Batch, capture, find_cluster
 if TYPE_CHECKING:
     from torch import nn
 
+    from shardwright.core.accuracy import Validation
     from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.verbs.reasons import Explanation
     from shardwright.verbs.tuning import Tuning
@@ -60,7 +61,7 @@ __all__ = [
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier",
     "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_plan", "save_trace",
-    "simulate", "study", "tune", "verify", "verify_rules", "why_not",
+    "simulate", "study", "tune", "validate", "verify", "verify_rules", "why_not",
 ]  # fmt: skip
 
 
@@ -407,6 +408,13 @@ def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path
     if detect:
         text = clusterfile.write_cluster(find_cluster(None)[0])
     return write_atomically(path, text.encode())
+
+
+def validate(path: str | Path, watch: Watch | None = None) -> Validation:
+    """Plan published runs exactly as they are printed, and lay predicted beside published."""
+    from shardwright.verbs.validation import validate as lay_beside
+
+    return lay_beside(path, watch)
 
 
 def doctor() -> tuple[Check, ...]:

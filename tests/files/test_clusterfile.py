@@ -55,6 +55,24 @@ def test_shorthand_builds_hosts_and_devices_from_published_numbers():
     assert any("DGX H100" in note for note in cluster.notes)
 
 
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),  # GiB that PyTorch names as capacity when it runs out of memory
+    [("A100", 79.1, 79.4), ("H100", 79.1, 79.4), ("H200", 139.7, 139.9), ("B200", 178.3, 178.4)],
+)
+def test_a_devices_memory_is_what_its_driver_reports_not_decimal_gigabytes(kind, low, high):
+    assert low < parse_cluster(f"8x{kind}").kind_of(0).memory_bytes / 2**30 < high
+
+
+def test_the_software_of_gpus_is_a_named_fact_of_the_file():
+    text = """software = "compiled"\n[[host]]\nkind = "H100"\ndevices = 2\n"""
+    cluster = read_cluster(text)
+    assert cluster.software == "compiled"
+    assert read_cluster(write_cluster(cluster)) == cluster
+    assert cluster.fingerprint != parse_cluster("2xH100").fingerprint
+    with pytest.raises(InputError, match=r"software: .*'eager'.*not 'fast'"):
+        read_cluster(text.replace("compiled", "fast"))
+
+
 def test_two_numbers_mean_devices_of_one_host():
     cluster = parse_cluster("4xA100")
     assert cluster.num_devices == 4

@@ -15,6 +15,9 @@ from typing import Literal
 
 Source = Literal["measured", "published", "modelled"]
 
+# What runs on GPUs, by name; ``planner.cost.software`` has the constants of each.
+SOFTWARE = ("eager-2023", "eager", "compiled", "megatron")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -77,7 +80,8 @@ class Cluster:
     """Devices in rank order on a tree of switches.
 
     ``overlap_slowdown`` is the factor by which computation and communication each stretch while both
-    run on one device (1 = free overlap). ``notes`` are sentences about what was assumed.
+    run on one device (1 = free overlap). ``software`` is one of ``SOFTWARE``: which kernels GPUs run;
+    it means nothing for CPUs. ``notes`` are sentences about what was assumed.
     """
 
     name: str
@@ -86,10 +90,13 @@ class Cluster:
     devices: tuple[Device, ...]
     overlap_slowdown: float = 1.0
     notes: tuple[str, ...] = ()
+    software: str = "eager"
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise ValueError("a cluster needs at least one device")
+        if self.software not in SOFTWARE:
+            raise ValueError(f"software is one of {', '.join(SOFTWARE)}, not {self.software!r}")
         roots = [switch for switch in self.switches if switch.parent < 0]
         if len(roots) != 1:
             raise ValueError(f"a cluster is one tree, but {len(roots)} switches have no parent")

@@ -133,6 +133,7 @@ class _Builder:
             switches=tuple(self.switches),
             devices=tuple(self.devices),
             overlap_slowdown=self.table.overlap_slowdown,
+            software=self.table.software,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
 
@@ -314,6 +315,8 @@ def write_cluster(cluster: Cluster) -> str:
     lines = [f"name = {_text(cluster.name)}"]
     if cluster.overlap_slowdown != 1.0:
         lines.append(f"overlap_slowdown = {float(cluster.overlap_slowdown)!r}")
+    if cluster.software != "eager":
+        lines.append(f"software = {_text(cluster.software)}")
     if cluster.notes:
         lines.append(f"notes = [{', '.join(map(_text, cluster.notes))}]")
     for kind in cluster.kinds:
@@ -398,6 +401,9 @@ name = "my-cluster"
 
 # By how much computation and communication stretch while both run on one device (1 = not at all).
 # overlap_slowdown = 1.1
+# Which kernels GPUs run: "eager" (PyTorch as it is), "compiled" (torch.compile), "megatron" (fused
+# kernels of Megatron-LM and NeMo) or "eager-2023".
+# software = "compiled"
 
 # Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4 ...)
 # or a [kind.NAME] table below. preset = "AWS p5.48xlarge" fills in kind, devices, uplink, price.

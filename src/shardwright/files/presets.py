@@ -106,10 +106,13 @@ def device_kind(name: str) -> tuple[DeviceKind, Link]:
         if metric in facts
     )
     near = facts.get("nvlink_or_xgmi_unidirectional") or facts["pcie_x16_unidirectional"]
+    # "80 GB" on the box are 80 x 2^30 bytes for one vendor and 10^9 for another: ask the driver.
+    reported = facts.get("memory_reported")
+    memory = float(facts["memory"]["value"]) * 1e9
     kind = DeviceKind(
         name=full,
         peak_flops=rates,
-        memory_bytes=float(facts["memory"]["value"]) * 1e9,
+        memory_bytes=float(reported["value"]) * 2**30 if reported else memory,
         memory_bandwidth=float(facts["memory_bandwidth"]["value"]) * 1e9,
     )
     link = Link(latency=INTRA_LATENCY, bandwidth=float(near["value"]) * 1e9, source="published")

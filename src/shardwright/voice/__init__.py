@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         show_verification,
     )
     from shardwright.voice.speaker import Voice, encode_loosely
+    from shardwright.voice.validation import show_validation
 
 _HOMES = {
     "Voice": "speaker",
@@ -58,6 +59,7 @@ _HOMES = {
     "show_training": "runs",
     "show_tuning": "runs",
     "show_unruled": "rules",
+    "show_validation": "validation",
     "show_verification": "runs",
     "story_summary": "plans",
 }
@@ -84,6 +86,7 @@ __all__ = [
     "show_training",
     "show_tuning",
     "show_unruled",
+    "show_validation",
     "show_verification",
     "story_summary",
 ]

@@ -15,6 +15,7 @@ from shardwright.planner.cost.collective import all_reduce_constants, interpolat
 
 NOTHING = CostTable()
 HOSTS = parse_cluster("4x8xH100")
+RINGS = parse_cluster("8xV100")  # no measured tables
 PRIMITIVES = [
     "all_reduce",
     "all_gather",
@@ -123,10 +124,33 @@ def test_groups_that_share_an_uplink_share_its_bandwidth():
 
 def test_all_gather_and_reduce_scatter_are_each_half_an_all_reduce_for_large_messages():
     parts = [
-        collective_seconds(p, 2**33, tuple(range(8)), HOSTS, NOTHING).seconds
+        collective_seconds(p, 2**33, tuple(range(8)), RINGS, NOTHING).seconds
         for p in ("all_gather", "reduce_scatter", "all_reduce")
     ]
     assert parts[0] + parts[1] == pytest.approx(parts[2], rel=0.01)
+
+
+def test_switches_that_reduce_make_an_all_reduce_cheaper_than_its_two_halves():
+    parts = [
+        collective_seconds(p, 2**29, tuple(range(8)), HOSTS, NOTHING).seconds
+        for p in ("all_gather", "reduce_scatter", "all_reduce")
+    ]
+    assert parts[2] < 0.85 * (parts[0] + parts[1])
+
+
+@pytest.mark.parametrize("primitive", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("kind", ["A100", "H100", "H200", "B200", "L40S"])
+def test_measured_collectives_cost_more_with_bytes_and_reach_no_more_than_the_links(
+    kind: str, primitive: str
+):
+    node = parse_cluster(f"8x{kind}")
+    sizes = [2.0**power for power in range(6, 36)]
+    times = [
+        collective_seconds(primitive, s, tuple(range(8)), node, NOTHING).seconds for s in sizes
+    ]
+    assert times == sorted(times)
+    moved = {"all_reduce": 1.0}.get(primitive, 7 / 8)  # bytes over each link, reduced in switches
+    assert sizes[-1] * moved / times[-1] < node.devices[0].link.bandwidth
 
 
 def test_a_group_of_one_or_an_empty_message_costs_nothing():

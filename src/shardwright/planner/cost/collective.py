@@ -1,12 +1,12 @@
 """Seconds of collectives: measured points, else latency-bandwidth formulas on the link tree.
 
-Measured points are interpolated on straight lines between neighbours and continued with the last
+Within a host of known GPUs NCCL's measured times are read (``kernels``), in-switch reduction with
+them. Measured points are interpolated on straight lines between neighbours and continued with the last
 slope. The model knows ring, double binary tree and hierarchical (within hosts, between hosts) forms
 and takes the fastest, as NCCL's tuner would. A host's uplink is shared by all groups crossing it at
 once. Constants from ``files/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
 us per hop + bytes at 0.75 of the link`` with 6 % mean error above 1 MiB; on four InfiniBand hosts
-0.92 of the wire is reached. The model is wrong on oversubscribed fabrics, and does not know in-
-switch reduction.
+0.92 of the wire is reached. The model is wrong on oversubscribed fabrics.
 
 Bytes follow ``core.program.Message``: the full local input, for all_gather the full local output.
 """
@@ -19,11 +19,15 @@ from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster, Link
 from shardwright.core.costs import Cost, CostTable, collective_key, link_label
+from shardwright.planner.cost.kernels import kernels_of
+from shardwright.planner.cost.software import PROFILES
 
 Points = tuple[tuple[float, float, float], ...]
 
 # Fixed cost of starting one collective, and the share of a nominal link that a stream reaches.
 LAUNCH_SECONDS = {"cuda": 4e-5, "cpu": 1e-4}
+# What issuing a collective adds to its time in the measured tables.
+ISSUE_SECONDS = 3e-5
 INTRA_EFFICIENCY = 0.75
 INTER_EFFICIENCY = 0.9
 COPY_EFFICIENCY = 0.7
@@ -53,9 +57,25 @@ def collective_seconds(
     points = table.collective_map.get(key)
     if points:
         return table.fitted(primitive, interpolate(points, num_bytes * concurrent))
-    seconds = _modelled(primitive, num_bytes, group)
+    seconds = _tabled(primitive, num_bytes, devices, cluster) if group.hosts == 1 else None
+    if seconds is None:
+        seconds = _modelled(primitive, num_bytes, group)
     cost = Cost(seconds=seconds, spread=MODEL_SPREAD * seconds, source="modelled")
     return table.fitted(primitive, cost)
+
+
+def _tabled(
+    primitive: str, num_bytes: float, devices: tuple[int, ...], cluster: Cluster
+) -> float | None:
+    """Return what NCCL takes within a host of known GPUs, slowed down by what runs beside it."""
+    kind, link = cluster.kind_of(devices[0]), cluster.devices[devices[0]].link
+    tables = kernels_of(kind.name) if kind.backend == "cuda" else None
+    if tables is None or link.source == "measured":
+        return None
+    alone = tables.collective(primitive, len(devices), num_bytes, link.bandwidth)
+    if alone is None:
+        return None
+    return ISSUE_SECONDS + alone / PROFILES[cluster.software].collective
 
 
 def halo_seconds(

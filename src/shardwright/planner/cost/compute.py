@@ -19,35 +19,40 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph
 from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
+from shardwright.planner.cost.fusion import Passing, passing
+from shardwright.planner.cost.kernels import Kernels, kernels_of
+from shardwright.planner.cost.products import (
+    ADDED_FIRST,
+    ATTENTION,
+    GROUPED,
+    HEAVY,
+    RECURRENT,
+    Product,
+    attention_flops,
+    product_of,
+)
+from shardwright.planner.cost.software import PROFILES, Software, sustained
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 
 MEMORY_EFFICIENCY = 0.7
-# Looked up in this order by a part of the device's name.
-MATMUL_EFFICIENCY = (
-    ("GH200", 0.52), ("GB200", 0.46), ("A100", 0.66), ("H100", 0.50), ("H200", 0.50),
-    ("H800", 0.50), ("B200", 0.49), ("B300", 0.49), ("MI3", 0.35), ("V100", 0.68),
-)  # fmt: skip
-# Of the flops that a causal mask leaves.
-ATTENTION_EFFICIENCY = (("A100", 0.30), ("H100", 0.175), ("H200", 0.175), ("H800", 0.175))
-USUAL_EFFICIENCY = (0.6, 0.2)
+# Of devices without measured tables: what a large product reaches alone, looked up in this order by
+# a part of the device's name; and attention, of the flops that a causal mask leaves.
+MATMUL_EFFICIENCY = (("V100", 0.68), ("MI3", 0.45))
+USUAL_EFFICIENCY = (0.75, 0.35)
 CPU_EFFICIENCY = 0.9
 MODEL_SPREAD = 0.25
-
-MATMUL = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
-CONVOLUTION = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
-ATTENTION = frozenset({"scaled_dot_product_attention"})
-RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+VECTOR_EFFICIENCY = 0.5
 # Of one operand of an 8-bit product: norm, scale (3), division, rounding, layout.
 ROUNDING_LAUNCHES = 7
-HEAVY = MATMUL | CONVOLUTION | ATTENTION
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +70,32 @@ class Rates:
         default_factory=dict[tuple[str, str], tuple[float, float]], repr=False
     )
 
-    @property
+    passes: dict[int, tuple[OperatorGraph, tuple[Passing | None, ...]]] = field(
+        default_factory=dict[int, tuple[OperatorGraph, tuple[Passing | None, ...]]], repr=False
+    )
+
+    @cached_property
     def kind(self) -> DeviceKind:
         """The device's kind."""
         return self.cluster.kind_of(self.device)
+
+    @cached_property
+    def software(self) -> Software:
+        """The constants of the cluster's software profile."""
+        return PROFILES[self.cluster.software]
+
+    @cached_property
+    def is_gpu(self) -> bool:
+        """Whether kernels are started by a host that runs ahead of them."""
+        return self.kind.backend == "cuda"
+
+    def passing(self, graph: OperatorGraph, index: int) -> Passing | None:
+        """Return what an operator reads and writes where chains of operators are one kernel."""
+        if not (self.is_gpu and self.software.is_fused):
+            return None
+        if id(graph) not in self.passes:
+            self.passes[id(graph)] = (graph, passing(graph))
+        return self.passes[id(graph)][1][index]
 
 
 def operator_cost(
@@ -83,19 +110,20 @@ def operator_cost(
     operator = graph.operators[operator_index]
     if phase == "backward" and not has_backward(graph, operator):
         return Cost(seconds=0.0)
-    cost = _alone(graph, operator, input_local_shapes, output_local_shapes, phase, rates)
+    cost = _alone(graph, operator_index, input_local_shapes, output_local_shapes, phase, rates)
     return rates.table.fitted("compute", cost)
 
 
 def _alone(
     graph: OperatorGraph,
-    operator: Operator,
+    operator_index: int,
     input_local_shapes: Shapes,
     output_local_shapes: Shapes,
     phase: str,
     rates: Rates,
 ) -> Cost:
     """Return what an operator shard takes by itself: measured, else modelled."""
+    operator = graph.operators[operator_index]
     kept_as = KEPT_AS.get(rates.precision, rates.precision)
     in_float8 = rates.precision in FLOAT8 and is_float8_product(graph, operator, input_local_shapes)
     if rates.table.operators and not in_float8:
@@ -105,8 +133,9 @@ def _alone(
         measured = rates.table.operator_map.get(key)
         if measured is not None:
             return measured
+    bare = base_kind(operator.kind)
     shard = _Shard(
-        kind=base_kind(operator.kind),
+        kind=bare,
         inputs=input_local_shapes,
         outputs=output_local_shapes,
         input_bytes=_bytes(graph, operator.inputs, input_local_shapes, kept_as),
@@ -115,9 +144,11 @@ def _alone(
         saved=_saved_bytes(graph, operator, input_local_shapes, output_local_shapes, kept_as),
         flops=_fallback_flops(graph, operator, input_local_shapes, output_local_shapes),
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
+        product=product_of(bare, input_local_shapes, output_local_shapes, *_arguments(operator)),
+        passes=rates.passing(graph, operator_index),
     )
     scale, deviation = _scale(shard.kind, phase, rates)
-    seconds = _roofline(shard, phase, rates.kind) * scale
+    seconds = _roofline(shard, phase, rates) * scale
     return Cost(seconds=seconds, spread=seconds * deviation)
 
 
@@ -142,35 +173,25 @@ class _Shard:
     saved: int
     flops: float
     dtype: str
+    product: Product | None = None
+    passes: Passing | None = None
 
 
-def local_flops(kind: str, inputs: Shapes, outputs: Shapes) -> float | None:
+def local_flops(
+    kind: str,
+    inputs: Shapes,
+    outputs: Shapes,
+    equation: str = "",
+    is_transposed: bool = False,
+) -> float | None:
     """Return the forward flops of a shard from its shapes, None where shapes do not say.
 
-    ``kind`` is the bare name (``linear``). A multiply-add counts two.
+    ``kind`` is the bare name (``linear``). A multiply-add counts two. See ``product_of``.
     """
-    out = math.prod(outputs[0]) if outputs else 0
-    if kind in {"linear", "matmul", "mm", "bmm"}:
-        return 2.0 * out * (inputs[0][-1] if inputs[0] else 1)
-    if kind == "linear_blocks":
-        return 2.0 * math.prod(inputs[0][:-1]) * math.prod(inputs[1])
-    if kind in {"addmm", "baddbmm"}:
-        return 2.0 * out * inputs[1][-1]
-    if kind == "einsum":
-        # Exact where every dim is in exactly two of the three tensors, as in a matrix product.
-        return 2.0 * math.sqrt(math.prod(map(math.prod, inputs)) * float(out))
-    if kind in CONVOLUTION:
-        return 2.0 * out * math.prod(inputs[1][1:])
-    if kind in RECURRENT:
-        # Every token of the first input passes every matrix, as input or as state.
-        weights = sum(math.prod(shape) for shape in inputs[1:] if len(shape) == 2)
-        return 2.0 * math.prod(inputs[0][:-1]) * weights
     if kind in ATTENTION:
-        query, key = inputs[0], inputs[1]
-        return (
-            2.0 * math.prod(query) * key[-2] + 2.0 * math.prod(query[:-1]) * key[-2] * inputs[2][-1]
-        )
-    return None
+        return attention_flops(kind, inputs)
+    product = product_of(kind, inputs, outputs, equation, is_transposed)
+    return product.flops if product is not None else None
 
 
 def _bytes(
@@ -196,7 +217,7 @@ def _fallback_flops(
     graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes
 ) -> float:
     """Scale the captured flops by the share of the largest tensor that is local."""
-    exact = local_flops(base_kind(operator.kind), inputs, outputs)
+    exact = local_flops(base_kind(operator.kind), inputs, outputs, *_arguments(operator))
     if exact is not None:
         if operator.attribute("is_causal") is not True:
             return exact
@@ -206,6 +227,12 @@ def _fallback_flops(
     here = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     whole = max((graph.tensors[i].numel for i in (*operator.inputs, *operator.outputs)), default=0)
     return operator.flops * here / whole if whole else 0.0
+
+
+def _arguments(operator: Operator) -> tuple[str, bool]:
+    """Return einsum's equation and whether a convolution is transposed."""
+    equation = operator.attribute("equation", "")
+    return str(equation), operator.attribute("transposed") is True
 
 
 def _saved_bytes(
@@ -222,27 +249,44 @@ def _saved_bytes(
 
 
 def _efficiency(kind: str, device: DeviceKind) -> float:
+    """Return the share of the peak that a large product or attention reaches by itself."""
     if device.backend == "cpu":
         return CPU_EFFICIENCY if device.source == "measured" else CPU_EFFICIENCY * 0.8
-    table = ATTENTION_EFFICIENCY if kind in ATTENTION else MATMUL_EFFICIENCY
-    usual = USUAL_EFFICIENCY[1 if kind in ATTENTION else 0]
-    return next((value for name, value in table if name in device.name), usual)
+    if kind in ATTENTION:
+        return USUAL_EFFICIENCY[1]
+    table = MATMUL_EFFICIENCY
+    return next((value for name, value in table if name in device.name), USUAL_EFFICIENCY[0])
 
 
-def _roofline(shard: _Shard, phase: str, device: DeviceKind) -> float:
+def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
     """Return modelled seconds of one phase of a shard, before calibration."""
+    device = rates.kind
     if is_view(shard.kind):
         return device.launch_seconds if device.backend == "cpu" else 0.0
     flops, traffic, launches = _work(shard, phase)
     peak = device.flops_for(shard.dtype)
-    rate = _efficiency(shard.kind, device) * peak
-    if shard.kind not in HEAVY and device.backend == "cuda":
+    if not rates.is_gpu:
+        busy = max(
+            flops / (_efficiency(shard.kind, device) * peak), memory_seconds(traffic, device)
+        )
+        return busy + launches * device.launch_seconds
+    software = rates.software
+    passed = traffic / (software.memory * device.memory_bandwidth)
+    if shard.kind not in HEAVY and shard.kind not in RECURRENT:
         # Element-wise kernels do not use matrix units.
-        rate = min(peak, device.flops_for("float32")) * 0.5
-    seconds = max(flops / rate, memory_seconds(traffic, device)) + launches * device.launch_seconds
+        vector = min(peak, device.flops_for("float32")) * VECTOR_EFFICIENCY
+        inside = shard.passes is not None and not traffic
+        return (
+            0.0
+            if inside
+            else max(flops / vector, passed) + launches * software.gap * device.launch_seconds
+        )
+    busy = _matrix_seconds(shard, phase, flops, rates)
+    seconds = max(busy, passed) + launches * software.gap * device.launch_seconds
     if shard.dtype == "float8":  # kernels of their own, before the products
         rounded, more = _rounding(shard, phase)
-        seconds += memory_seconds(rounded, device) + more * device.launch_seconds
+        seconds += rounded / (software.memory * device.memory_bandwidth)
+        seconds += more * software.gap * device.launch_seconds
     return seconds
 
 
@@ -265,6 +309,52 @@ def _rounding(shard: _Shard, phase: str) -> tuple[float, int]:
     return 5.0 * operands, ROUNDING_LAUNCHES * 2
 
 
+def _matrix_seconds(shard: _Shard, phase: str, flops: float, rates: Rates) -> float:
+    """Return the seconds on matrix units: from measured kernels where the device has them."""
+    software, device = rates.software, rates.kind
+    tables, peak = kernels_of(device.name), device.flops_for(shard.dtype)
+    usual = _efficiency(shard.kind, device) * peak
+    if shard.kind in ATTENTION:
+        rate = _attention_rate(shard, tables) or usual
+        share = software.attention_share(device.name) * (
+            software.attention_backward if phase == "backward" else 1.0
+        )
+        return flops / (rate * share)
+    if tables is None or shard.product is None:
+        return flops / sustained(usual, peak, device.name)
+    total = 0.0
+    for product in _phase_products(shard, phase, shard.product):
+        rate = tables.product_rate(product, shard.dtype) or usual
+        if shard.kind in GROUPED:
+            rows = min(product.m, product.k) if phase == "backward" else product.m
+            rate *= tables.grouped_share(rows)
+        total += product.flops / sustained(rate, peak, device.name)
+    return total
+
+
+def _phase_products(shard: _Shard, phase: str, ahead: Product) -> list[Product]:
+    """Return the products of a phase: backward one per operand whose gradient is wanted."""
+    if phase == "forward":
+        return [ahead]
+    start = 1 if shard.kind in ADDED_FIRST else 0
+    wanted = (*shard.needs[start : start + 2], False, False)
+    found: list[Product] = []
+    if wanted[0]:
+        found.append(Product(ahead.batch, ahead.m, ahead.k, ahead.n))
+    if wanted[1]:
+        found.append(Product(ahead.batch, ahead.n, ahead.k, ahead.m))
+    return found
+
+
+def _attention_rate(shard: _Shard, tables: Kernels | None) -> float | None:
+    """Return flop/s of forward attention of these shapes, None where it was not measured."""
+    if tables is None or shard.dtype not in {"bfloat16", "float16"}:
+        return None
+    query, key = shard.inputs[0], shard.inputs[1]
+    length = math.sqrt(query[-2] * key[-2])
+    return tables.attention_rate(math.prod(query[:-2]), length, query[-1])
+
+
 def memory_seconds(num_bytes: float, device: DeviceKind) -> float:
     """Return how long so many bytes, read and written together, take to pass the memory."""
     efficiency = 1.0 if device.source == "measured" else MEMORY_EFFICIENCY
@@ -274,6 +364,8 @@ def memory_seconds(num_bytes: float, device: DeviceKind) -> float:
 def _work(shard: _Shard, phase: str) -> tuple[float, float, int]:
     """Return (flops, bytes moved, kernels started) of a phase."""
     inputs, outputs = shard.input_bytes, shard.output_bytes
+    if shard.passes is not None:
+        return _fused_work(shard, phase, shard.passes)
     if phase == "forward":
         read = _touched(shard.kind, inputs, outputs)
         return shard.flops, float(read + sum(outputs)), 1
@@ -285,10 +377,25 @@ def _work(shard: _Shard, phase: str) -> tuple[float, float, int]:
         return 2.5 * shard.flops, traffic, 1
     if shard.kind in HEAVY:
         # One product per operand whose gradient is wanted (a bias only needs a sum).
-        start = 1 if shard.kind in {"addmm", "baddbmm"} else 0
+        start = 1 if shard.kind in ADDED_FIRST else 0
         products = sum(shard.needs[start : start + 2])
         return products * shard.flops, traffic, max(products, 1)
     return 2.0 * shard.flops, traffic, 1 if num_wanted else 0
+
+
+def _fused_work(shard: _Shard, phase: str, passes: Passing) -> tuple[float, float, int]:
+    """Return the work of one operator in a chain that is one kernel: only its ends are touched."""
+    read = sum(
+        size for size, is_read in zip(shard.input_bytes, passes.inputs, strict=True) if is_read
+    )
+    written = sum(
+        size for size, is_out in zip(shard.output_bytes, passes.outputs, strict=True) if is_out
+    )
+    if phase == "forward":
+        return shard.flops, float(read + written), int(any(passes.outputs))
+    ends = zip(shard.input_bytes, passes.inputs, shard.needs, strict=True)
+    wanted = sum(size for size, is_read, needed in ends if is_read and needed)
+    return 2.0 * shard.flops, float(written + read + wanted), int(any(passes.inputs))
 
 
 def _touched(kind: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:
@@ -304,7 +411,7 @@ def _scale(kind: str, phase: str, rates: Rates) -> tuple[float, float]:
     Read off the table's records of the same kind and phase; (1, MODEL_SPREAD) without any.
     """
     if not rates.table.operators:
-        return 1.0, MODEL_SPREAD
+        return 1.0, rates.software.spread if rates.is_gpu else MODEL_SPREAD
     if not rates.scales:
         rates.scales.update(_all_scales(rates))
     return rates.scales.get((kind, phase)) or rates.scales.get(("", phase), (1.0, MODEL_SPREAD))
@@ -316,7 +423,7 @@ def _all_scales(rates: Rates) -> dict[tuple[str, str], tuple[float, float]]:
         shard, phase = _parse(key)
         if shard is None:
             continue
-        modelled = _roofline(shard, phase, rates.kind)
+        modelled = _roofline(shard, phase, rates)
         if modelled > 0 and cost.seconds > 0:
             group = "view" if is_view(shard.kind) else "any"
             ratios.setdefault((shard.kind, phase), []).append(cost.seconds / modelled)
@@ -355,6 +462,7 @@ def _parse(key: str) -> tuple[_Shard | None, str]:
         _Shard(
             kind=bare, inputs=inputs, outputs=results, input_bytes=sizes, output_bytes=output_bytes,
             needs=wanted, saved=sum(sizes), flops=flops or 0.0, dtype=dtype,
+            product=product_of(bare, inputs, results) if inputs else None,
         ),
         phase,
     )  # fmt: skip

@@ -34,6 +34,8 @@ from shardwright.planner.cost.shards import ShardPrices
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
+# Kernels that an operator's backward starts for one of its forward, about.
+BACKWARD_KERNELS = 1.5
 Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
 Reads = tuple[Segment, tuple[tuple[int, int], ...], tuple[int, ...]]  # see ``Tariff._reads``
 
@@ -101,6 +103,13 @@ def _total(costs: list[Cost]) -> Cost:
     return Cost(
         seconds=sum(seconds.values()), spread=sum(cost.spread for cost in costs), source=source
     )
+
+
+def _started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
+    """Return a segment's time where the host may not start its operators as fast as they end."""
+    kernels = num_operators * (BACKWARD_KERNELS if phase == "backward" else 1.0)
+    host = kernels * rates.software.host * rates.kind.launch_seconds
+    return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
 
 
 class Tariff:
@@ -205,7 +214,10 @@ class Tariff:
             if phase == "backward":
                 size = 3 * (self._joined(segment) + added)
                 costs.append(Cost(seconds=memory_seconds(size, rates.kind)))
-            options.append(_total([fixed, *costs]))
+            total = _total([fixed, *costs])
+            if rates.is_gpu:
+                total = _started(total, sum(cost.seconds > 0 for cost in costs), phase, rates)
+            options.append(total)
         return max(options, key=lambda cost: cost.seconds)
 
     def _call(self, call: Call, phase: str, rates: Rates) -> Cost:

@@ -32,7 +32,10 @@ class ShardPrices:
         operator = graph.operators[index]
         specs = [graph.tensors[tensor] for tensor in (*operator.inputs, *operator.outputs)]
         whole = tuple([(spec.dtype, spec.needs_gradient, spec.shape) for spec in specs])
-        key = (operator.kind, operator.attributes, operator.input_names, operator.flops, whole)
+        key = (
+            operator.kind, operator.attributes, operator.input_names, operator.flops, whole,
+            self.rates(0, "float32").passing(graph, index),
+        )  # fmt: skip
         return self._sorts.setdefault(key, len(self._sorts))
 
     def cost(

@@ -10,7 +10,12 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.abridged import Abridger, Short
 from shardwright.planner.space.samples import Samples
-from shardwright.planner.space.seeds import balanced_stages, block_buckets, repeated_blocks
+from shardwright.planner.space.seeds import (
+    TooFewBlocks,
+    balanced_stages,
+    block_buckets,
+    repeated_blocks,
+)
 
 # So many blocks of each stretch are left to look at; those that are not so near its ends must come
 # out alike.
@@ -35,7 +40,10 @@ class Spreader:
         whole, samples = self.graph, self.abridger.outline.samples
         if not self.abridger.is_long:
             return make(whole, samples)
-        made = make(self.short.graph, self.short.samples)
+        try:
+            made = make(self.short.graph, self.short.samples)
+        except TooFewBlocks:  # the whole graph may have enough
+            return make(whole, samples)
         flat = replace(made, configs=_on_stages(made.configs, [0] * len(made.configs)))
         if not self._is_even(flat):
             return make(whole, samples)

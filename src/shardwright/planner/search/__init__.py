@@ -7,11 +7,13 @@ decision (so do Markov chains), ``reasons`` explains. ``wide`` solves problems
 too wide to eliminate. Nothing here knows torch, the clock or the disk.
 """
 
-from shardwright.planner.search.additive.context import Training
+from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
+from shardwright.planner.search.judge import judge_closely
 from shardwright.planner.search.local.mcmc import STARTS, Chain
+from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
 from shardwright.planner.search.refit import refit
@@ -32,17 +34,20 @@ __all__ = [
     "MODES",
     "STARTS",
     "Chain",
+    "Context",
     "Goal",
     "Limits",
     "Progress",
     "Survey",
     "Training",
     "Wish",
+    "as_strategy",
     "best_of",
     "curve",
     "explain",
     "grown",
     "is_simpler",
+    "judge_closely",
     "refit",
     "room",
     "sample",

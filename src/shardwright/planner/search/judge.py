@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,6 +80,28 @@ def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) 
     return found and judge_program(context, *found, least_seconds)[1]
 
 
+def judge_closely(context: Context, strategy: Strategy) -> tuple[Prices, Timeline, Judged]:
+    """Judge a strategy as ``judge`` does; return its prices and timeline too."""
+    program, prices = _priced(context, strategy)
+    return prices, *judge_program(context, program, prices, math.nan)
+
+
+def weigh(context: Context, strategy: Strategy) -> tuple[Judged, dict[str, float]]:
+    """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
+    illegal."""
+    program, prices = _priced(context, strategy)
+    timeline, judged = judge_program(context, program, prices, math.nan)
+    return judged, doubts_of(program, prices, timeline)
+
+
+def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
+    found = _priced_abridged(context, strategy) if context.abridger.is_long else None
+    if found is not None:
+        return found
+    program = lower(context.graph, strategy, context.samples)
+    return program, price(program, context.graph, context.cluster, context.table)
+
+
 def _priced_abridged(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
     abridged = context.abridger.abridge(strategy)
     if abridged is None:
@@ -88,17 +111,6 @@ def _priced_abridged(context: Context, strategy: Strategy) -> tuple[Program, Pri
     except Irregular:
         return None
     return whole.program, Tariff(whole.graph, context.shards).price(whole.program, whole.masters)
-
-
-def weigh(context: Context, strategy: Strategy) -> tuple[Judged, dict[str, float]]:
-    """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
-    illegal."""
-    found = _priced_abridged(context, strategy) if context.abridger.is_long else None
-    if found is None:
-        program = lower(context.graph, strategy, context.samples)
-        found = program, price(program, context.graph, context.cluster, context.table)
-    timeline, judged = judge_program(context, *found, float("nan"))
-    return judged, doubts_of(*found, timeline)
 
 
 def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:

@@ -33,6 +33,10 @@ from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
 
+class TooFewBlocks(ValueError):
+    """A graph with fewer blocks than a pipeline has stages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
     """The degrees of a named strategy; their product is the number of devices.
@@ -45,6 +49,8 @@ class Seed:
     operators split the samples instead where the batch divides, else they stay whole.
     ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
     ``recompute`` recomputes every repeated block.
+    ``group``: ZeRO shards over so many neighbours only, each group holding all of it; together they
+    are ``data * group`` data-parallel devices (hybrid sharding).
     """
 
     data: int = 1
@@ -55,6 +61,7 @@ class Seed:
     width: int = 1
     expert: int = 1
     zero: int = 0
+    group: int = 1
     keeps: bool = False
     num_microbatches: int = 1
     schedule: ScheduleName = "1f1b"
@@ -65,8 +72,10 @@ class Seed:
     @property
     def label(self) -> str:
         """The name people know it by."""
-        parts = [f"data parallel x {self.data}"] if self.data > 1 else []
-        parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        copies = self.data * self.group
+        parts = [f"data parallel x {copies}"] if copies > 1 else []
+        within = f" in groups of {self.group}" if self.group > 1 else ""
+        parts += [f"ZeRO-{self.zero}{within}"] if self.zero else []
         parts += ["weights kept"] if self.keeps else []
         parts += [f"context parallel x {self.context}"] if self.context > 1 else []
         if self.height * self.width > 1:
@@ -84,21 +93,23 @@ class Seed:
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
     """Return the named strategy for a graph on devices 0, 1, 2, ...
 
-    The tensor axis varies fastest, then width, height, context, expert, data and stage. Where a size does not divide, the operator
+    The tensor axis varies fastest, then width, height, context, expert, group, data and stage. Where a size does not divide, the operator
     or parameter stays replicated along that axis. Raises ValueError where the batch does not divide.
     """
     samples = samples or find_samples(graph)
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages)
-    dims_of = {"data": data_dims(graph, samples, iterations, seed.data)}
+    dims_of = {"data": data_dims(graph, samples, iterations, seed.data * seed.group)}
+    dims_of["group"] = dims_of["data"]
     if seed.context > 1:
         dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
     if seed.height * seed.width > 1:
         rest = _samples_or_nothing(iterations, dims_of["data"], seed)
         for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
             dims_of[axis] = spatial_dims(graph, iterations, rest, pieces, place)
-    experts = expert_dims(graph, iterations, seed.expert) if seed.expert > 1 else {}
+    split = seed.expert > 1 or seed.tensor > 1
+    experts = expert_dims(graph, iterations, seed.expert) if split else {}
     if seed.expert > 1:
         dims_of["expert"] = dims_of["data"] | experts
     if seed.tensor > 1:
@@ -130,6 +141,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:
     degrees = {
         "data": seed.data,
+        "group": seed.group,
         "expert": seed.expert,
         "context": seed.context,
         "height": seed.height,
@@ -205,7 +217,7 @@ def balanced_stages(graph: OperatorGraph, stages: int) -> list[int]:
     """Cut the blocks into contiguous stages of about equal flops; one stage number per operator."""
     flops = [sum(op.flops for op in graph.operators[b.start : b.stop]) + 1.0 for b in graph.blocks]
     if len(flops) < stages:
-        raise ValueError(f"{len(flops)} blocks cannot make {stages} stages")
+        raise TooFewBlocks(f"{len(flops)} blocks cannot make {stages} stages")
     result: list[int] = []
     total, done, stage = sum(flops), 0.0, 0
     for number, block in enumerate(graph.blocks):
@@ -230,7 +242,8 @@ def parameter_config(
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
     use = use_layout(graph, tensor, configs, iterations)
-    further = tuple(axis for axis, name in enumerate(mesh.axes) if name != "tensor")
+    whole = {"tensor"} | ({"data"} if seed.group > 1 else set())
+    further = tuple(axis for axis, name in enumerate(mesh.axes) if name not in whole)
     optimizer = (
         shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if seed.zero else use
     )

@@ -1,0 +1,191 @@
+"""The border where published training runs are read: a CSV file, one run a row.
+
+A blank cell means "not published", never zero. Columns that are not known here are ignored. What is
+wrong with a file is one InputError: the row's number (the header is row 1), the column, what was
+found and what is accepted.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_type_hints
+
+from shardwright.errors import InputError
+
+LARGEST_FILE = 64 * 2**20
+REQUIRED = ("id", "source_id", "model", "layers", "hidden", "heads", "seq", "gpu", "gpus")
+LARGEST = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """One run as its source printed it; None and "" are what it did not print.
+
+    Degrees, dimensions and batches are counts, ``gpu_mem_gb`` and the links' rates in the units that
+    their names say. ``iter_s`` seconds per step. ``row`` is the line in the file.
+    """
+
+    row: int
+    id: str
+    source_id: str
+    source: str = ""
+    table: str = ""
+    quality: str = ""
+    task: str = ""
+    model: str
+    arch: str = ""
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int | None = None
+    ffn_hidden: int | None = None
+    ffn_type: str = ""
+    experts: int | None = None
+    experts_topk: int | None = None
+    vocab: int | None = None
+    seq: int
+    params_b: float | None = None
+    active_params_b: float | None = None
+    gpu: str
+    gpu_mem_gb: float | None = None
+    gpus_per_node: int | None = None
+    gpus: int
+    intra_bw_gbs: float | None = None
+    inter_bw_gbps_node: float | None = None
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    sharding: str = ""
+    seq_parallel: str = ""
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    grad_accum: int | None = None
+    precision: str = ""
+    recompute: str = ""
+    flash_attn: str = ""
+    compile: str = ""
+    framework: str = ""
+    software_date: str = ""
+    tflops_per_gpu: float | None = None
+    flops_convention: str = ""
+    tokens_per_s_per_gpu: float | None = None
+    iter_s: float | None = None
+    samples_per_s: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_mem_gib: float | None = None
+    mem_kind: str = ""
+    oom: str = ""
+    notes: str = ""
+
+
+def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
+    """Read a file of published runs. Raises InputError."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(
+                f"{path}: a file of runs has at most {LARGEST_FILE >> 20} MiB; split this one"
+            )
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path}: published runs are CSV in UTF-8, this is not text; export it as CSV"
+        ) from None
+    return parse_runs(text, str(path))
+
+
+def parse_runs(text: str, where: str = "runs") -> tuple[PublishedRun, ...]:
+    """Read published runs from CSV; ``where`` begins every complaint."""
+    reader = csv.DictReader(text.splitlines(), strict=True)
+    try:
+        header = tuple(name.strip() for name in reader.fieldnames or ())
+        reader.fieldnames = list(header)
+        _check_header(header, where)
+        runs = tuple(
+            _run(cells, number, where) for number, cells in enumerate(reader, 2) if any(cells)
+        )
+    except csv.Error as error:
+        raise InputError(
+            f"{where}, line {reader.line_num}: not valid CSV: {error}; quote cells that hold commas "
+            "or quotes"
+        ) from None
+    if not runs:
+        raise InputError(f"{where}: has a header and no runs; add one run a row")
+    _check_names(runs, where)
+    return runs
+
+
+def _check_header(header: tuple[str, ...], where: str) -> None:
+    if not header:
+        raise InputError(f"{where}: is empty; the first row names the columns")
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        raise InputError(
+            f"{where}, row 1: the columns {', '.join(missing)} are missing; every file of runs has "
+            f"{', '.join(REQUIRED)} (docs/reference/validation.md lists all)"
+        )
+    double = sorted({name for name in header if name and header.count(name) > 1})
+    if double:
+        raise InputError(f"{where}, row 1: the column {double[0]!r} appears twice; keep one")
+
+
+def _check_names(runs: tuple[PublishedRun, ...], where: str) -> None:
+    seen: dict[str, int] = {}
+    for run in runs:
+        if run.id in seen:
+            raise InputError(
+                f"{where}, row {run.row}, column id: {run.id!r} is also the run of row "
+                f"{seen[run.id]}; give every run its own id"
+            )
+        seen[run.id] = run.row
+
+
+_TYPES = get_type_hints(PublishedRun)
+_COLUMNS = tuple(field.name for field in fields(PublishedRun) if field.name != "row")
+
+
+def _run(cells: dict[str | None, Any], row: int, where: str) -> PublishedRun:
+    if None in cells:
+        raise InputError(
+            f"{where}, row {row}: has {len(cells[None])} cells more than the header has columns; "
+            "quote cells that hold commas"
+        )
+    values: dict[str, Any] = {"row": row}
+    for name in _COLUMNS:
+        text = (cells.get(name) or "").strip()
+        if not text:
+            if name in REQUIRED:
+                raise InputError(
+                    f"{where}, row {row}, column {name}: is blank, but every run needs it; fill it "
+                    "in or leave the row out"
+                )
+            continue
+        values[name] = _value(text, _TYPES[name], f"{where}, row {row}, column {name}")
+    return PublishedRun(**values)
+
+
+def _value(text: str, wanted: type | UnionType, where: str) -> str | int | float:
+    kinds = set(get_args(wanted)) - {NoneType} or {wanted}
+    if str in kinds:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    is_count = int in kinds
+    if not 0 < number <= LARGEST or (is_count and number != int(number)):
+        what = "a whole number of at least 1" if is_count else "a number above 0"
+        raise InputError(
+            f"{where}: must be {what}, or blank where it was not published, not {text[:40]!r}"
+        )
+    return int(number) if is_count else number

@@ -1,0 +1,199 @@
+"""Decoders of any published dimensions, built without weights and captured as a few layers.
+
+Published runs name dimensions, not modules. These modules have the operators that such a run
+executes, so that it can be priced: they are for planning, nothing trains them. Where a framework
+runs several steps as one kernel (rotary embedding, scale, mask and softmax), ``fused`` makes it one
+operator that moves the same bytes; it does not compute the same values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwright.core.decoder import Decoder
+from shardwright.core.graph import OperatorGraph
+from shardwright.runtime.capture.deepen import deepened
+from shardwright.runtime.capture.export import capture
+
+# Layers that are captured where a model has more: one that follows the embedding, one that follows
+# another, one that the head follows. Before the first adapter no gradient flows: one more.
+FEWEST_LAYERS = 3
+
+
+def capture_decoder(shape: Decoder, global_batch: int, precision: str) -> OperatorGraph:
+    """Capture a decoder at a global batch size; of many equal layers only some, then repeated."""
+    fewest = FEWEST_LAYERS + bool(shape.adapters)
+    few = replace(shape, layers=min(shape.layers, fewest))
+    with torch.device("meta"):
+        module = _Model(few)
+        tokens = torch.empty((2, shape.seq), dtype=torch.long)
+    batch = {"tokens": tokens, "labels": tokens.clone()}
+    captured = capture(module, batch, global_batch=global_batch, precision=precision)
+    return deepened(captured.graph, shape.layers - few.layers)
+
+
+class _Model(nn.Module):
+    def __init__(self, shape: Decoder) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocab, shape.hidden)
+        self.place = nn.Embedding(shape.seq, shape.hidden) if shape.positions else None
+        self.layers = nn.ModuleList([_Layer(shape) for _ in range(shape.layers)])
+        self.norm = _norm(shape)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied:
+            self.head.weight = self.embed.weight
+        if shape.adapters:
+            for name, one in self.named_parameters():
+                one.requires_grad_(".inner." in name or ".outer." in name)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x_BSH = self.embed(tokens)
+        if self.place is not None:
+            x_BSH = x_BSH + self.place(torch.arange(self.shape.seq, device=tokens.device))
+        for layer in self.layers:
+            x_BSH = layer(x_BSH)
+        scores = self.head(self.norm(x_BSH)).float()
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+class _Layer(nn.Module):
+    def __init__(self, shape: Decoder) -> None:
+        super().__init__()
+        self.before_attention = _norm(shape)
+        self.attention = _Attention(shape)
+        self.before_forward = _norm(shape)
+        self.forward_layer = _Experts(shape) if shape.experts else _FeedForward(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.before_attention(x))
+        return x + self.forward_layer(self.before_forward(x))
+
+
+class _Adapted(nn.Module):
+    """A frozen linear with a trained product of low rank beside it."""
+
+    def __init__(self, plain: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.plain = plain
+        self.inner = nn.Linear(plain.in_features, rank, bias=False)
+        self.outer = nn.Linear(rank, plain.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plain(x) + self.outer(self.inner(x))
+
+
+def _linear(shape: Decoder, width: int, wide: int) -> nn.Module:
+    """Make a linear of attention, adapted where only adapters are trained."""
+    plain = nn.Linear(width, wide, bias=shape.bias)
+    return _Adapted(plain, shape.adapters) if shape.adapters else plain
+
+
+class _Attention(nn.Module):
+    def __init__(self, shape: Decoder) -> None:
+        super().__init__()
+        self.shape = shape
+        wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        self.is_one = wide == narrow
+        self.query = _linear(shape, shape.hidden, 3 * wide if self.is_one else wide)
+        if not self.is_one:
+            self.key_value = _linear(shape, shape.hidden, 2 * narrow)
+        self.out = _linear(shape, wide, shape.hidden)
+        half = torch.empty(shape.seq, shape.head_size)
+        self.register_buffer("cos", half if shape.rotary else None)
+        self.register_buffer("sin", half.clone() if shape.rotary and not shape.fused else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.shape
+        if self.is_one:
+            query, key, value = self.query(x).chunk(3, -1)
+        else:
+            query, (key, value) = self.query(x), self.key_value(x).chunk(2, -1)
+        query, key, value = (
+            one.unflatten(-1, (-1, shape.head_size)).transpose(1, 2) for one in (query, key, value)
+        )
+        if shape.rotary:
+            query, key = self._turn(query), self._turn(key)
+        mixed = self._mix(query, key, value).transpose(1, 2)
+        return self.out(mixed.flatten(2))
+
+    def _turn(self, x: Tensor) -> Tensor:
+        if self.shape.fused:
+            return x * self.cos
+        left, right = x.chunk(2, -1)
+        return x * self.cos + torch.cat((-right, left), -1) * self.sin
+
+    def _mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        shape = self.shape
+        grouped = shape.kv_heads != shape.heads
+        if shape.flash:
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=grouped
+            )
+        if grouped:
+            times = shape.heads // shape.kv_heads
+            key, value = (one.repeat_interleave(times, 1) for one in (key, value))
+        return (query @ key.transpose(2, 3)).softmax(-1) @ value
+
+
+class _Experts(nn.Module):
+    """Experts that get equal shares of every sample's tokens, as balancing losses aim at.
+
+    Copies of tokens are put in order by one operator and added up by another, each moving what a
+    permutation of the routed tokens moves. Which token goes where does not matter for the price.
+    """
+
+    def __init__(self, shape: Decoder) -> None:
+        super().__init__()
+        self.shape = shape
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        inner = 2 * shape.ffn if shape.gated else shape.ffn
+        self.up = nn.Parameter(torch.empty(shape.experts, shape.hidden, inner))
+        self.down = nn.Parameter(torch.empty(shape.experts, shape.ffn, shape.hidden))
+        self.shared = _FeedForward(replace(shape, ffn=shape.shared)) if shape.shared else None
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        shape = self.shape
+        weights = self.router(x_BSH).float().softmax(-1)[..., : shape.topk].to(x_BSH.dtype)
+        copies = x_BSH.repeat_interleave(shape.topk, 1)
+        # b samples, e experts, c tokens of a sample and expert, d hidden, f inner
+        routed = copies.unflatten(1, (shape.experts, -1))
+        inner = torch.einsum("becd,edf->becf", routed, self.up)
+        if shape.gated:
+            gate, inner = inner.chunk(2, -1)
+            inner = _activated(gate, shape.activation) * inner
+        else:
+            inner = _activated(inner, shape.activation)
+        made = torch.einsum("becf,efd->becd", inner, self.down)
+        made = made.flatten(1, 2).unflatten(1, (-1, shape.topk))
+        mixed = (made * weights.unsqueeze(-1)).sum(2)
+        return mixed if self.shared is None else mixed + self.shared(x_BSH)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, shape: Decoder) -> None:
+        super().__init__()
+        self.shape = shape
+        inner = 2 * shape.ffn if shape.gated else shape.ffn
+        self.up = nn.Linear(shape.hidden, inner, bias=shape.bias)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shape.gated:
+            gate, up = self.up(x).chunk(2, -1)
+            return self.down(_activated(gate, self.shape.activation) * up)
+        return self.down(_activated(self.up(x), self.shape.activation))
+
+
+def _activated(x: Tensor, name: str) -> Tensor:
+    if name == "silu":
+        return F.silu(x)
+    return F.relu(x).square() if name == "relu2" else F.gelu(x)
+
+
+def _norm(shape: Decoder) -> nn.Module:
+    return nn.RMSNorm(shape.hidden) if shape.rms else nn.LayerNorm(shape.hidden)

@@ -1,0 +1,158 @@
+"""What ``api.validate`` is made of: published runs to predictions, and how far they are apart.
+
+Each model is captured once per batch and length, as three layers which are repeated; each run's one
+strategy is judged. So hundreds of runs take minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from shardwright.core.accuracy import Case, Validation
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.errors import InputError, ShardwrightError
+from shardwright.files.rungpus import cluster_of_run
+from shardwright.files.runs import PublishedRun, read_runs
+from shardwright.planner.search import Context, as_strategy, judge_closely, room
+from shardwright.planner.space import Seed
+from shardwright.report.accuracy import validation
+from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
+from shardwright.verbs.narrate import half_width
+from shardwright.verbs.request import Watch
+
+# The share of the peak that a guess without any model would take (MFU).
+USUAL_SHARE = 0.45
+SCORED = ("A", "B", "")
+MOST_MODELS = 4
+
+
+def validate(path: str | Path, watch: Watch | None = None) -> Validation:
+    """Plan every run of a file as it is printed. Raises InputError where the file is wrong."""
+    watch, begin = watch or Watch(), time.monotonic()
+    runs = [run for run in read_runs(path) if run.quality.upper()[:1] in SCORED]
+    if not runs:
+        raise InputError(f"{path}: all runs have quality C or D, which are not scored; give A or B")
+    judge, cases = _Judge(), dict[int, Case]()
+    for run in sorted(runs, key=_work_order):
+        watch.tell(f"{run.source_id}: {run.model} on {run.gpus} {run.gpu}", len(cases) / len(runs))
+        cases[run.row] = judge.case(run)
+        if watch.stop():
+            break
+    ordered = [cases[row] for row in sorted(cases)]
+    return validation(ordered, Path(path).name, time.monotonic() - begin)
+
+
+def _work_order(run: PublishedRun) -> tuple[object, ...]:
+    """Order runs so that those of one model, length and batch follow each other."""
+    return (run.model, run.layers, run.hidden, run.seq, run.global_batch or 0, run.row)
+
+
+class _Judge:
+    """Predicts runs, keeping the last few graphs."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[object, ...], OperatorGraph] = {}
+
+    def case(self, run: PublishedRun) -> Case:
+        """Return a run beside its prediction, or the reason why there is none."""
+        case = _published(run)
+        try:
+            said = express(run)
+            return self._predicted(
+                replace(case, assumed=said.assumed, software=said.software), said
+            )
+        except Inexpressible as refused:
+            return replace(case, reason=refused.reason, detail=refused.detail)
+
+    def _predicted(self, case: Case, said: Expression) -> Case:
+        context = Context(self._graph(said), said.cluster, CostTable(), said.training)
+        limit = room(said.cluster)
+        found = [self._judged(case, context, seed, limit) for seed in said.seeds]
+        return min(found, key=lambda one: (not one.fits, one.predicted_seconds))
+
+    def _judged(self, case: Case, context: Context, seed: Seed, limit: float) -> Case:
+        try:
+            strategy = as_strategy(context, seed)
+            prices, timeline, judged = judge_closely(context, strategy)
+        except (ValueError, ShardwrightError) as error:
+            raise Inexpressible("strategy is not legal here", str(error)) from error
+        return replace(
+            case,
+            predicted_seconds=judged.seconds,
+            predicted_bytes=judged.bytes,
+            half_width=half_width(prices, timeline.critical),
+            room=limit,
+        )
+
+    def _graph(self, said: Expression) -> OperatorGraph:
+        key = (said.decoder, said.global_batch, said.precision)
+        if key not in self._graphs:
+            from shardwright.runtime.capture.decoder import capture_decoder
+
+            while len(self._graphs) >= MOST_MODELS:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = capture_decoder(*key)
+        return self._graphs[key]
+
+
+def _published(run: PublishedRun) -> Case:
+    """Return what a run's source says."""
+    hardware = f"{run.gpus} {run.gpu}"
+    group = (run.source_id, run.model, hardware, str(run.seq), run.precision, run.compile)
+    return Case(
+        id=run.id,
+        row=run.row,
+        source=run.source_id,
+        model=run.model,
+        hardware=hardware,
+        layout=_layout(run),
+        group=" | ".join(group),
+        work=float(run.seq * (run.global_batch or 1)),
+        published_seconds=None if run.oom else published_seconds(run),
+        published_bytes=None if run.peak_mem_gib is None else run.peak_mem_gib * 2**30,
+        is_out_of_memory=run.oom.lower().startswith("y"),
+        baseline_seconds=_baseline(run),
+    )
+
+
+def _layout(run: PublishedRun) -> str:
+    names = ("tp", "pp", "vpp", "cp", "ep", "dp", "micro_batch", "grad_accum")
+    degrees = [
+        f"{name} {value}" for name in names if (value := getattr(run, name)) not in (None, 1)
+    ]
+    said = (run.sharding, f"recompute {run.recompute}" if run.recompute else "")
+    return ", ".join([*degrees, *(text for text in said if text)])
+
+
+def published_seconds(run: PublishedRun) -> float | None:
+    """Return the seconds per step that a source prints, or that its throughput means."""
+    batch = run.global_batch
+    if run.iter_s is not None or batch is None:
+        return run.iter_s
+    if run.tokens_per_s_per_gpu is not None:
+        return batch * run.seq / (run.tokens_per_s_per_gpu * run.gpus)
+    return batch / run.samples_per_s if run.samples_per_s is not None else None
+
+
+def _baseline(run: PublishedRun) -> float | None:
+    """Return the seconds of a guess without any model: 6 N + 12 L h s flops a token at a usual MFU."""
+    try:
+        cluster = cluster_of_run(replace(run, gpus=1))[0]
+    except InputError:
+        return None
+    rates = dict(cluster.kinds[0].peak_flops)
+    peak = rates.get("bfloat16") or rates.get("float16") or max(rates.values())
+    params = (run.active_params_b or (run.params_b or 0.0) * (not run.experts)) * 1e9
+    attention = 12 * run.layers * run.hidden * run.seq
+    if not params:
+        try:
+            params = decoder_of(run, []).num_active
+        except Inexpressible:
+            return None
+    if run.global_batch is None:
+        return None
+    flops = (6 * params + attention) * run.seq * run.global_batch
+    return flops / (peak * USUAL_SHARE * run.gpus)

@@ -1,0 +1,100 @@
+"""Measured tables of GPU kernels: what they were read from, between points and outside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+
+from shardwright.core.cluster import SOFTWARE
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.files.clusterfile import parse_cluster
+from shardwright.planner.cost import Rates
+from shardwright.planner.cost.kernels import about, kernels_of
+from shardwright.planner.cost.products import Product
+from shardwright.planner.cost.software import PROFILES, sustained
+from tests.planner.cost.test_compute import cost, graph_of
+
+PEAKS = {"A100-SXM4-80GB": 312e12, "H100-SXM5-80GB": 989e12, "H200-SXM": 989e12,
+         "B200-SXM": 2250e12, "GB200-SXM": 2500e12, "L40S": 362e12}  # fmt: skip
+
+
+def test_the_tables_are_small_and_say_where_they_come_from():
+    path = resources.files("shardwright.planner.cost").joinpath("gpu_tables.npz")
+    with path.open("rb") as file:
+        assert len(file.read()) < 3 * 2**20
+    said = json.loads(about())
+    assert "Apache-2.0" in said["licence"]
+    assert set(said["tables"]) == {"A100", "H100", "H200", "B200", "GB200", "L40S"}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_no_product_beats_the_peak_and_large_ones_reach_half_of_it(name: str):
+    tables = kernels_of(name)
+    assert tables is not None
+    for size in (64, 300, 1024, 5000, 8192, 40000, 10**6):
+        rate = tables.product_rate(Product(1, size, 4096, 4096), "bfloat16")
+        assert rate is not None
+        assert rate < PEAKS[name]
+    large = tables.product_rate(Product(1, 8192, 8192, 8192), "bfloat16")
+    assert large is not None
+    assert large > 0.5 * PEAKS[name]
+
+
+# Seconds in the source's own rows (SGLang 0.5.10 on A100, vLLM 0.24.0 on H100), other frameworks near.
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k", "flop_share"),
+    [("A100-SXM4-80GB", 1024, 4096, 4096, 0.54), ("A100-SXM4-80GB", 4096, 1024, 4096, 0.54),
+     ("H100-SXM5-80GB", 256, 4096, 4096, 0.45), ("H100-SXM5-80GB", 1024, 1024, 4096, 0.53)],
+)  # fmt: skip
+def test_a_product_that_was_measured_has_its_measured_rate(name, m, n, k, flop_share):
+    tables = kernels_of(name)
+    assert tables is not None
+    rate = tables.product_rate(Product(1, m, n, k), "bfloat16")
+    assert rate == pytest.approx(flop_share * PEAKS[name], rel=0.1)
+
+
+def test_below_the_table_the_time_stays_and_beyond_it_the_rate():
+    tables = kernels_of("H100-SXM5-80GB")
+    assert tables is not None
+
+    def rate(rows: float) -> float:
+        return tables.product_rate(Product(1, rows, 4096, 4096), "bfloat16") or 0.0
+
+    assert 64 / rate(64) == pytest.approx(8 / rate(8))
+    assert rate(2**17) == pytest.approx(rate(2**15))
+
+
+def test_few_rows_for_each_expert_cost_more_a_row():
+    tables = kernels_of("H100-SXM5-80GB")
+    assert tables is not None
+    shares = [tables.grouped_share(rows) for rows in (4, 16, 64, 256, 1024, 4096)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.1
+    assert 0.8 < shares[-1] < 1.1
+
+
+def test_a_step_never_holds_more_than_a_product_reaches_alone_or_the_power_allows():
+    for alone in (0.1, 0.4, 0.8):
+        kept = sustained(alone * 989e12, 989e12, "H100-SXM5-80GB") / 989e12
+        assert kept < min(alone, 0.6)
+    assert sustained(0.1 * 989e12, 989e12, "H100-SXM5-80GB") == pytest.approx(98.9e12, rel=0.01)
+
+
+def test_every_profile_of_a_cluster_has_its_constants():
+    assert set(PROFILES) == set(SOFTWARE)
+
+
+def test_a_chain_of_elementwise_operators_is_cheaper_compiled_and_a_product_is_not():
+    chain = graph_of("aten.silu.default", [(2**24,)], (2**24,))
+    product = graph_of("aten.linear.default", [(4096, 4096), (4096, 4096)], (4096, 4096))
+    seconds = {}
+    for name in ("eager", "compiled"):
+        rates = Rates(cluster=replace(parse_cluster("1xH100"), software=name), precision="bfloat16")
+        seconds[name] = (cost(chain, rates).seconds, cost(product, rates).seconds)
+    assert seconds["compiled"][0] <= seconds["eager"][0]
+    assert seconds["compiled"][1] == pytest.approx(seconds["eager"][1], rel=0.05)
+    traffic = 2 * 2**24 * DTYPE_BYTES["bfloat16"]
+    assert seconds["compiled"][0] > traffic / 3.35e12
