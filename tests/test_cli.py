@@ -29,6 +29,7 @@ COMMANDS = (
     "verify",
     "report",
     "export",
+    "validate",
     "iopddl",
 )
 PROFILED = ("plan", "--profile", "graph.txt")
@@ -277,3 +278,31 @@ def test_a_contest_problem_that_cannot_fit_ends_with_1(tmp_path):
     done = shardwright("iopddl", "p.json", folder=tmp_path)
     assert done.returncode == 1
     assert "Over the limit" in done.stdout
+
+
+def test_published_runs_are_laid_beside_predictions(tmp_path):
+    (tmp_path / "runs.csv").write_text(
+        "id,source_id,model,layers,hidden,heads,seq,vocab,gpu,gpus,micro_batch,global_batch,iter_s\n"
+        "a,s,Small,3,64,4,64,256,A100,8,1,16,0.01\n"
+        "b,s,Small,3,64,4,64,256,A100,7,1,16,0.01\n"
+    )
+    done = shardwright("validate", "runs.csv", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    told, refused = found["cases"]
+    assert told["error"] == pytest.approx(told["predicted_seconds"] / 0.01 - 1)
+    assert found["overall"]["time"]["median"] == pytest.approx(abs(told["error"]))
+    assert refused["reason"] == "batch does not divide"
+    assert found["reasons"] == [{"reason": "batch does not divide", "count": 1}]
+    assert found["overall"]["order"]["tau"] is None
+    table = shardwright("validate", "runs.csv", "--cases", folder=tmp_path)
+    assert "1 of 2 runs (50.0 %) cannot be expressed" in table.stdout
+
+
+def test_a_wrong_file_of_runs_is_refused_with_its_place(tmp_path):
+    (tmp_path / "runs.csv").write_text(
+        "id,source_id,model,layers,hidden,heads,seq,gpu,gpus\na,s,M,few,64,4,64,A100,8\n"
+    )
+    done = shardwright("validate", "runs.csv", folder=tmp_path)
+    assert done.returncode == 2
+    assert "row 2, column layers: must be a whole number" in done.stderr

@@ -1,0 +1,94 @@
+"""Decoders by their dimensions, captured shallow and deepened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.decoder import Decoder
+from shardwright.core.graph import OperatorGraph
+from shardwright.files.clusterfile import parse_cluster
+from shardwright.planner.search import Context, Training, as_strategy, judge_closely
+from shardwright.planner.space import Seed
+from shardwright.runtime.capture import decoder as module
+from shardwright.runtime.capture.decoder import capture_decoder
+
+pytestmark = pytest.mark.torch
+
+SMALL = Decoder(
+    layers=5, hidden=64, heads=4, kv_heads=4, head_size=16, ffn=128, vocab=256, seq=32, tied=True,
+    positions=True,
+)  # fmt: skip
+LLAMA = replace(
+    SMALL, kv_heads=2, gated=True, activation="silu", rms=True, rotary=True, tied=False,
+    positions=False,
+)  # fmt: skip
+EXPERTS = replace(LLAMA, experts=4, topk=2, shared=64)
+CLUSTER: Cluster = parse_cluster("2x4xA100")
+
+
+def whole(shape: Decoder, monkeypatch: pytest.MonkeyPatch) -> OperatorGraph:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "FEWEST_LAYERS", shape.layers)
+        return capture_decoder(shape, 16, "bfloat16")
+
+
+def described(graph: OperatorGraph) -> list[object]:
+    """Return what a price may depend on: kinds, shapes, who reads what of whom."""
+    place = {t: (i, n) for i, o in enumerate(graph.operators) for n, t in enumerate(o.outputs)}
+    return [
+        (
+            operator.kind, operator.flops, operator.block, operator.attributes,
+            [graph.tensors[t].shape for t in (*operator.inputs, *operator.outputs)],
+            [place.get(t, graph.tensors[t].role) for t in operator.inputs],
+            [len(graph.consumers[t]) for t in operator.inputs],
+        )
+        for operator in graph.operators
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [SMALL, replace(LLAMA, adapters=8)], ids=["gpt", "adapters"])
+def test_a_deepened_graph_is_the_one_of_the_deep_model(
+    shape: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep, shown = whole(shape, monkeypatch), capture_decoder(shape, 16, "bfloat16")
+    assert described(shown) == described(deep)
+    assert shown.num_parameters == deep.num_parameters
+    assert [block.signature for block in shown.blocks] == [one.signature for one in deep.blocks]
+    names = [tensor.name for tensor in shown.tensors if tensor.role == "parameter"]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("shape", [SMALL, EXPERTS, replace(LLAMA, flash=False, fused=False)])
+def test_the_dimensions_tell_the_parameters(shape: Decoder) -> None:
+    graph = capture_decoder(shape, 16, "bfloat16")
+    few = sum(  # norms and routers, which the formula leaves out
+        graph.tensors[i].numel
+        for i in graph.parameters
+        if len(graph.tensors[i].shape) == 1 or graph.tensors[i].shape == (4, 64)
+    )
+    assert graph.num_parameters == shape.num_parameters + few
+
+
+def test_only_adapters_are_trained() -> None:
+    graph = capture_decoder(replace(LLAMA, adapters=8), 16, "bfloat16")
+    trained = [i for i in graph.parameters if graph.tensors[i].needs_gradient]
+    each = 8 * ((64 + 64) + (64 + 64) + (64 + 64))  # queries, keys and values, what leaves
+    assert sum(graph.tensors[i].numel for i in trained) == 5 * each
+
+
+def test_experts_lie_apart_and_so_do_their_states() -> None:
+    graph = capture_decoder(EXPERTS, 16, "bfloat16")
+    context = Context(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    plain = as_strategy(context, Seed(data=8))
+    apart = as_strategy(context, Seed(data=2, expert=4))
+    products = [i for i, o in enumerate(graph.operators) if o.kind == "aten.einsum.default"]
+    assert len(products) == 2 * 5
+    names = {apart.configs[i].dims[apart.meshes[0].axes.index("expert")] for i in products}
+    assert names == {"e"}
+    held = 5 * 4 * 3 * 64 * 128 * (4 + 8 + 2)  # masters, states and weights of all experts
+    saved = judge_closely(context, plain)[2].bytes - judge_closely(context, apart)[2].bytes
+    assert saved >= 0.7 * held * 3 / 4

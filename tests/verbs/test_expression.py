@@ -1,0 +1,131 @@
+"""What published runs say, in the planner's words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwright.files.runs import PublishedRun
+from shardwright.planner.space import Seed
+from shardwright.verbs.expression import Inexpressible, express
+
+# Llama-2-7B as its authors print it.
+RUN = PublishedRun(
+    row=2, id="a", source_id="s", model="Llama2-7B", arch="decoder", layers=32, hidden=4096,
+    heads=32, kv_heads=32, ffn_hidden=11008, ffn_type="swiglu", vocab=32000, seq=4096, params_b=6.74,
+    gpu="H100", gpu_mem_gb=80, gpus_per_node=8, gpus=64, intra_bw_gbs=450, inter_bw_gbps_node=3200,
+    tp=2, pp=2, vpp=1, cp=1, ep=1, dp=16, sharding="distributed optimizer (ZeRO-1)",
+    seq_parallel="yes", micro_batch=1, global_batch=128, precision="bf16", recompute="none",
+    flash_attn="yes", framework="Megatron-LM", software_date="2024-05",
+)  # fmt: skip
+GPT3 = {"arch": "decoder", "ffn_type": "gelu", "ffn_hidden": 49152, "hidden": 12288, "heads": 96,
+        "kv_heads": 96, "layers": 96, "vocab": 51200, "seq": 2048, "params_b": 175.0}  # fmt: skip
+
+
+def said(**cells: Any) -> Any:
+    return express(replace(RUN, **cells))
+
+
+def test_a_row_is_planned_as_it_is_printed() -> None:
+    found = said()
+    assert found.seeds == (
+        Seed(data=16, tensor=2, stages=2, zero=1, num_microbatches=8, sequence=True),
+    )
+    assert (found.global_batch, found.precision, found.software) == (128, "bfloat16", "megatron")
+    assert found.cluster.num_devices == 64
+    assert found.assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("cells", "billions"),
+    [
+        ({}, 6.738),  # Llama 2, table 1
+        (GPT3, 174.6),  # GPT-3, table 2.1
+        ({"experts": 8, "experts_topk": 2, "kv_heads": 8, "ffn_hidden": 14336,
+          "params_b": 46.7}, 46.70),  # Mixtral 8x7B
+        ({"kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256, "params_b": 8.03}, 8.030),
+    ],
+)  # fmt: skip
+def test_parameters_come_to_what_is_known_of_a_model(cells: Any, billions: float) -> None:
+    assert said(**cells).decoder.num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_only_some_experts_meet_a_token() -> None:
+    mixtral = said(experts=8, experts_topk=2, kv_heads=8, ffn_hidden=14336, params_b=46.7)
+    assert mixtral.decoder.num_active / 1e9 == pytest.approx(12.88, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "zero", "group"),
+    [
+        ("none", 0, 1), ("", 0, 1), ("DDP (no ZeRO)", 0, 1), ("DDP", 0, 1),
+        ("distributed optimizer, overlapped", 1, 1), ("ZeRO-1", 1, 1), ("DeepSpeed ZeRO-2", 2, 1),
+        ("FSDP SHARD_GRAD_OP", 2, 1), ("FSDP2", 3, 1), ("FSDP FULL_SHARD", 3, 1), ("zero3", 3, 1),
+        ("ZeRO-1, optimizer-state group 8", 1, 8), ("HSDP", 3, 8), ("FSDP HYBRID_SHARD", 3, 8),
+        ("ZeRO-1, optimizer-state group 16", 1, 1),
+    ],
+)  # fmt: skip
+def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -> None:
+    seed = said(sharding=sharding).seeds[0]
+    assert (seed.zero, seed.group, seed.data) == (zero, group, 16 // group)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"vpp": 4}, "interleaved schedule"),
+        ({"precision": "bf16+fp8"}, "fp8 products"),
+        ({"sharding": "ZeRO-3 + CPU-offloaded AdamW"}, "states kept on the host"),
+        ({"dp": 8}, "degrees and devices disagree"),
+        ({"global_batch": 100}, "batch does not divide"),
+        ({"global_batch": None, "micro_batch": None}, "batch not published"),
+        ({"gpu": "Abacus"}, "hardware"),
+        ({"arch": "encoder-decoder"}, "not a decoder"),
+        ({"arch": "decoder, MLA"}, "latent attention"),
+        ({"ffn_type": "swiglu+moe"}, "dimensions not published"),
+        ({"ffn_hidden": None}, "dimensions not published"),
+        ({"recompute": "5 layers"}, "recomputation in part"),
+        ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
+        ({"experts": 6, "experts_topk": 2}, "tokens do not divide"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_its_reason(cells: Any, reason: str) -> None:
+    with pytest.raises(Inexpressible) as refused:
+        said(**cells)
+    assert refused.value.reason == reason
+
+
+def test_a_microbatch_that_was_not_published_leaves_several() -> None:
+    found = said(micro_batch=None)
+    assert [seed.num_microbatches for seed in found.seeds] == [8, 4, 2, 1]
+    assert "microbatch" in found.assumed
+
+
+def test_a_microbatch_follows_from_accumulation() -> None:
+    assert said(micro_batch=None, grad_accum=4).seeds[0].num_microbatches == 4
+
+
+def test_almost_everything_may_be_blank() -> None:
+    bare = PublishedRun(
+        row=2, id="a", source_id="s", model="Llama", layers=2, hidden=256, heads=4, ffn_hidden=512,
+        seq=128, gpu="A100", gpus=8, global_batch=16, micro_batch=1,
+    )  # fmt: skip
+    found = express(bare)
+    assert found.seeds == (Seed(data=8, num_microbatches=2),)
+    assert {"vocab 50304", "16 bits", "no recomputation"} <= set(found.assumed)
+
+
+def test_float16_multiplies_at_float16s_rate() -> None:
+    kind = said(gpu="V100-32", gpu_mem_gb=32, precision="fp16").cluster.kinds[0]
+    assert kind.flops_for("bfloat16") == 125e12  # the data sheet's
+
+
+def test_recomputation_has_the_planners_names() -> None:
+    names = {"full": "blocks", "none": "none", "": "none", "full (uniform, 1)": "blocks"}
+    for text, name in names.items():
+        assert said(recompute=text).training.recompute == name
+    assert said(recompute="selective").training.recompute == "none"  # nothing is kept to drop
+    assert said(recompute="selective", flash_attn="no").training.recompute == "attention"
+    assert said(recompute="selective", framework="torchtitan").training.recompute == "selective"
