@@ -75,11 +75,11 @@ def scatter_turns(
         if on_host and len(mine):
             size = sizes[program.item[mine]]
             total = np.cumsum(size)
-            most = total - size + UNDER_WAY * size.max()
+            most = total - size + UNDER_WAY * int(size.max())
             full: NDArray[np.int64] = np.searchsorted(total, most, side="right")
             later = full
-        ends = later < len(mine)
-        turns.append((mine[ends], mine[later[ends]]))
+        some = np.flatnonzero(later < len(mine))
+        turns.append((mine[some], mine[later[some]]))
     return turns
 
 
