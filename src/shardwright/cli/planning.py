@@ -93,18 +93,12 @@ def plan(
     """Find the best plans in step time, memory and money."""
     from shardwright.verbs.pipelines import PipelineRequest, is_of_profile
 
-    # Looking for cycles as often as usual takes a quarter of a search, which makes few of them.
-    gc.set_threshold(COLLECTED, 10, 10)
-    speaker = voice_for(json)
+    speaker = _speaker(json)
     if is_of_profile(given(context)):
         wanted = PipelineRequest(
-            workers=workers,
-            bandwidth=bandwidth,
-            memory_limit=memory_limit,
-            schedule=schedule,
-            microbatches=microbatches,
-            shards=shards,
-        )
+            workers=workers, bandwidth=bandwidth, memory_limit=memory_limit, schedule=schedule,
+            microbatches=microbatches, shards=shards,
+        )  # fmt: skip
         _plan_profile(speaker, profile, wanted)
         return
     from shardwright import api, voice
@@ -134,6 +128,12 @@ def plan(
         study = api.study(model, cluster, request, watch)
     voice.show_unruled(speaker, study.origin.unruled, model)
     voice.show_study(speaker, study, api.save_plan(study, out))
+
+
+def _speaker(as_json: bool) -> Voice:
+    """Begin a search: looking for cycles as often as usual takes a quarter of it, and it makes few."""
+    gc.set_threshold(COLLECTED, 10, 10)
+    return voice_for(as_json)
 
 
 def _plan_profile(speaker: Voice, profile: str, wanted: PipelineRequest) -> None:

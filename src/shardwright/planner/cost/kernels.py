@@ -26,8 +26,12 @@ from shardwright.planner.cost.products import Product
 # same silicon.
 NAMES = (("GB200", "GB200"), ("GH200", "H200"), ("A100", "A100"), ("H100", "H100"),
          ("H200", "H200"), ("H800", "H100"), ("B200", "B200"), ("L40S", "L40S"))  # fmt: skip
-# float16 runs on the same units at the same rate as bfloat16.
-SAME_UNITS = {"float16": "bfloat16", "float8_e5m2": "float8_e4m3fn"}
+# Types that run on the same units at the same rate as the one measured.
+SAME_UNITS = {
+    "float16": "bfloat16",
+    "float8": "float8_e4m3fn",
+    "float8_e5m2": "float8_e4m3fn",
+}
 # Bytes per second of one device's links where collectives were measured, one way.
 LINKS = {"A100": 300e9, "H100": 450e9, "H200": 450e9, "B200": 900e9, "GB200": 900e9, "L40S": 31e9}
 # Doublings of time for each halving of the heads' width below what was measured.
