@@ -76,7 +76,7 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
     ("cells", "reason"),
     [
         ({"vpp": 4}, "interleaved schedule"),
-        ({"precision": "bf16+fp8"}, "fp8 products"),
+        ({"precision": "nvfp4"}, "products of other formats"),
         ({"sharding": "ZeRO-3 + CPU-offloaded AdamW"}, "states kept on the host"),
         ({"dp": 8}, "degrees and devices disagree"),
         ({"global_batch": 100}, "batch does not divide"),
@@ -114,12 +114,12 @@ def test_almost_everything_may_be_blank() -> None:
     )  # fmt: skip
     found = express(bare)
     assert found.seeds == (Seed(data=8, num_microbatches=2),)
-    assert {"vocab 50304", "16 bits", "no recomputation"} <= set(found.assumed)
+    assert {"vocab 50304", "bfloat16", "no recomputation"} <= set(found.assumed)
 
 
 def test_float16_multiplies_at_float16s_rate() -> None:
-    kind = said(gpu="V100-32", gpu_mem_gb=32, precision="fp16").cluster.kinds[0]
-    assert kind.flops_for("bfloat16") == 125e12  # the data sheet's
+    found = said(gpu="V100-32", gpu_mem_gb=32, precision="fp16")
+    assert found.cluster.kinds[0].flops_for(found.precision) == 125e12  # the data sheet's
 
 
 def test_recomputation_has_the_planners_names() -> None:

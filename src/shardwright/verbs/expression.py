@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.decoder import Decoder
+from shardwright.core.strategy import Precision
 from shardwright.errors import InputError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun
@@ -66,8 +68,6 @@ def express(run: PublishedRun) -> Expression:
         cluster, guesses = cluster_of_run(run)
     except InputError as error:
         raise Inexpressible("hardware", str(error)) from error
-    if "16" in run.precision and "bf" not in run.precision:
-        cluster = _sixteen_bits(cluster)
     cluster = replace(cluster, software=profile_of(run))
     recompute = _recomputation(run, decoder, assumed)
     return Expression(
@@ -225,25 +225,20 @@ def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:
+    """Return the planner's name of a precision."""
     text = run.precision.lower()
-    if any(word in text for word in ("fp8", "fp4", "int8")):
-        raise Inexpressible("fp8 products", run.precision)
+    if any(word in text for word in ("fp4", "int8", "int4")):
+        raise Inexpressible("products of other formats", run.precision)
+    if "fp8" in text or "float8" in text:
+        wanted = "fp8-row" if "row" in text or "mx" in text else "fp8"
+        if wanted not in get_args(Precision):
+            raise Inexpressible("fp8 products", run.precision)
+        return wanted
     if not text:
-        assumed.append("16 bits")
-    if any(word in text for word in ("fp32", "float32", "tf32")) and "16" not in text:
+        assumed.append("bfloat16")
+    if "16" not in text and any(word in text for word in ("fp32", "float32", "tf32")):
         return "float32"
-    return "bfloat16"
-
-
-def _sixteen_bits(cluster: Cluster) -> Cluster:
-    """Return the cluster as float16 sees it: products of 16 bits run at float16's rate."""
-    kinds = tuple(
-        replace(kind, peak_flops=tuple((dict(kind.peak_flops) | {"bfloat16": rate}).items()))
-        if (rate := dict(kind.peak_flops).get("float16"))
-        else kind
-        for kind in cluster.kinds
-    )
-    return replace(cluster, kinds=kinds)
+    return "float16" if "16" in text and "bf" not in text else "bfloat16"
 
 
 def _recomputation(run: PublishedRun, decoder: Decoder, assumed: list[str]) -> str:

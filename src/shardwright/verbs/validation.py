@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardwright.core.accuracy import Case, Validation
 from shardwright.core.costs import CostTable
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
@@ -88,7 +88,9 @@ class _Judge:
         )
 
     def _graph(self, said: Expression) -> OperatorGraph:
-        key = (said.decoder, said.global_batch, said.precision)
+        # Eight bits are a matter of products: tensors are kept in 16.
+        kept = said.precision if said.precision in DTYPE_BYTES else "bfloat16"
+        key = (said.decoder, said.global_batch, kept)
         if key not in self._graphs:
             from shardwright.runtime.capture.decoder import capture_decoder
 
@@ -144,7 +146,8 @@ def _baseline(run: PublishedRun) -> float | None:
     except InputError:
         return None
     rates = dict(cluster.kinds[0].peak_flops)
-    peak = rates.get("bfloat16") or rates.get("float16") or max(rates.values())
+    eight = rates.get("float8") if "fp8" in run.precision.lower() else None
+    peak = eight or rates.get("bfloat16") or rates.get("float16") or max(rates.values())
     params = (run.active_params_b or (run.params_b or 0.0) * (not run.experts)) * 1e9
     attention = 12 * run.layers * run.hidden * run.seq
     if not params:
