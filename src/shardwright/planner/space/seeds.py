@@ -242,7 +242,7 @@ def parameter_config(
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
     use = use_layout(graph, tensor, configs, iterations)
-    whole = {"tensor"} | ({"data"} if seed.group > 1 else set())
+    whole = ("tensor", "data") if seed.group > 1 else ("tensor",)
     further = tuple(axis for axis, name in enumerate(mesh.axes) if name not in whole)
     optimizer = (
         shard_further(graph.tensors[tensor].shape, use, mesh.sizes, further) if seed.zero else use

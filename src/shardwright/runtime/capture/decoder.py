@@ -94,6 +94,9 @@ def _linear(shape: Decoder, width: int, wide: int) -> nn.Module:
 
 
 class _Attention(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, shape: Decoder) -> None:
         super().__init__()
         self.shape = shape
