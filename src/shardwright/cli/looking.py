@@ -116,3 +116,18 @@ def verify_rules(
     if checks.wrong or not checks.is_complete:
         raise typer.Exit(1)
     return None
+
+
+@app.command()
+def validate(
+    file: Annotated[str, typer.Argument(metavar="RUNS", help="Published runs, a CSV file.")],
+    cases: Annotated[bool, typer.Option("--cases", help="Also print every run.")] = False,
+    json: Json = False,
+) -> None:
+    """Plan published runs as printed: predicted beside published."""
+    from shardwright import api, voice
+
+    speaker = voice_for(json)
+    with speaker.progress(stoppable=True) as watch:
+        found = api.validate(file, watch)
+    voice.show_validation(speaker, found, cases)

@@ -257,22 +257,6 @@ def report(
 
 
 @app.command()
-def validate(
-    file: Annotated[str, typer.Argument(metavar="RUNS", help="Published runs, a CSV file.")],
-    cases: Annotated[bool, typer.Option("--cases", help="Also print every run.")] = False,
-    json: Json = False,
-) -> None:
-    """Plan published runs as printed: predicted beside published."""
-    from shardwright import api, voice
-
-    gc.set_threshold(COLLECTED, 10, 10)
-    speaker = voice_for(json)
-    with speaker.progress(stoppable=True) as watch:
-        found = api.validate(file, watch)
-    voice.show_validation(speaker, found, cases)
-
-
-@app.command()
 def iopddl(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A problem, .json or .json.gz.")],
     seconds: Annotated[float, typer.Option("--seconds", help="Time for all of it.")] = 60.0,
