@@ -158,7 +158,8 @@ class Executor:
             self._run(self._training, batch, walk)
             self.machine.clock.step += 1
 
-        machine, meets = self.machine, self.options.check_finite
+        # Where every rank looks at the loss, or at overflow, before the update, they meet there.
+        machine, meets = self.machine, self.options.check_finite or self.scaler is not None
         return trace.measure(machine, self.status, self.optimizer, self._training, run, meets)
 
     def _run(

@@ -32,7 +32,8 @@ from shardwright.verbs.events import following
 from shardwright.verbs.request import Watch
 
 if TYPE_CHECKING:
-    from shardwright.runtime.capture import Captured, ModelSource
+    from shardwright.runtime.capture import Captured
+    from shardwright.runtime.capture.source import ModelSource
     from shardwright.runtime.race import Laps, Rules
 
 # Plans tried besides plain data parallelism, unless --try says otherwise.

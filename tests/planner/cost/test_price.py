@@ -15,7 +15,7 @@ from shardwright.core.program import Call, Kind, Message, Program, Segment, Valu
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import price
-from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.lower import lower
 from shardwright.planner.space import Seed, seed_strategy
 from tests.planner.search.models import residual

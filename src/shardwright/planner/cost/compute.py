@@ -36,8 +36,10 @@ from shardwright.planner.cost.products import (
     RECURRENT,
     Product,
     attention_flops,
+    phase_products,
     product_of,
 )
+from shardwright.planner.cost.rounding import rounding
 from shardwright.planner.cost.software import PROFILES, Software, sustained
 
 Shape = tuple[int, ...]
@@ -51,8 +53,6 @@ USUAL_EFFICIENCY = (0.75, 0.35)
 CPU_EFFICIENCY = 0.9
 MODEL_SPREAD = 0.25
 VECTOR_EFFICIENCY = 0.5
-# Of one operand of an 8-bit product: norm, scale (3), division, rounding, layout.
-ROUNDING_LAUNCHES = 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,29 +284,10 @@ def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
     busy = _matrix_seconds(shard, phase, flops, rates)
     seconds = max(busy, passed) + launches * software.gap * device.launch_seconds
     if shard.dtype == "float8":  # kernels of their own, before the products
-        rounded, more = _rounding(shard, phase)
+        rounded, more = rounding(shard.input_bytes, shard.output_bytes, shard.needs, phase)
         seconds += rounded / (software.memory * device.memory_bandwidth)
         seconds += more * software.gap * device.launch_seconds
     return seconds
-
-
-def _rounding(shard: _Shard, phase: str) -> tuple[float, int]:
-    """Return bytes and kernels of scaling and rounding what a phase's 8-bit products multiply.
-
-    As the runtime does it, by plain kernels: of each operand 2-byte elements are read for the largest
-    one, read and written for the division, read for the rounding, and 1-byte elements written twice
-    and read once for rounding and layout; the product then reads 1 byte instead of 2.
-    """
-    x, weight = shard.input_bytes[:2]
-    operands = x + weight
-    if phase == "backward":  # the gradient with the weight, and with the input
-        operands = sum(
-            sum(shard.output_bytes) + other
-            for other, needed in zip((weight, x), shard.needs[:2], strict=True)
-            if needed
-        )
-        return 5.0 * operands, ROUNDING_LAUNCHES * 2 * sum(shard.needs[:2])
-    return 5.0 * operands, ROUNDING_LAUNCHES * 2
 
 
 def _matrix_seconds(shard: _Shard, phase: str, flops: float, rates: Rates) -> float:
@@ -323,27 +304,13 @@ def _matrix_seconds(shard: _Shard, phase: str, flops: float, rates: Rates) -> fl
     if tables is None or shard.product is None:
         return flops / sustained(usual, peak, device.name)
     total = 0.0
-    for product in _phase_products(shard, phase, shard.product):
+    for product in phase_products(shard.kind, shard.needs, phase, shard.product):
         rate = tables.product_rate(product, shard.dtype) or usual
         if shard.kind in GROUPED:
             rows = min(product.m, product.k) if phase == "backward" else product.m
             rate *= tables.grouped_share(rows)
         total += product.flops / sustained(rate, peak, device.name)
     return total
-
-
-def _phase_products(shard: _Shard, phase: str, ahead: Product) -> list[Product]:
-    """Return the products of a phase: backward one per operand whose gradient is wanted."""
-    if phase == "forward":
-        return [ahead]
-    start = 1 if shard.kind in ADDED_FIRST else 0
-    wanted = (*shard.needs[start : start + 2], False, False)
-    found: list[Product] = []
-    if wanted[0]:
-        found.append(Product(ahead.batch, ahead.m, ahead.k, ahead.n))
-    if wanted[1]:
-        found.append(Product(ahead.batch, ahead.n, ahead.k, ahead.m))
-    return found
 
 
 def _attention_rate(shard: _Shard, tables: Kernels | None) -> float | None:

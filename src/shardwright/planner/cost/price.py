@@ -29,6 +29,7 @@ from shardwright.planner.cost.burden import (
 )
 from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
+from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
 
 # Beyond so many, prices of segments and messages are forgotten.
@@ -438,29 +439,3 @@ class Tariff:
 
 def _bytes(value: Value) -> int:
     return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
-
-
-def peer_groups(
-    cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]
-) -> list[tuple[tuple[int, ...], int]]:
-    """Return one group of each shape over hosts, with the number of groups sharing its uplinks.
-
-    On one CPU host all groups share the memory, so all of them count.
-    """
-    kept = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
-    grid = np.array(mesh.devices).reshape(mesh.sizes).transpose(*kept, *axes)
-    length = int(np.prod([mesh.sizes[axis] for axis in axes], dtype=np.int64))
-    groups = grid.reshape(-1, length)
-    host_of = np.array([device.host for device in cluster.devices])
-    hosts = np.sort(host_of[groups], axis=1)
-    fresh = np.ones(hosts.shape, dtype=np.bool_)  # each host where it comes first in its group
-    fresh[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
-    num_hosts = fresh.sum(axis=1)
-    shares = (num_hosts > 1) | (cluster.kind_of(mesh.devices[0]).backend == "cpu")
-    crossing = np.bincount(hosts[fresh & shares[:, None]], minlength=len(cluster.switches))
-    concurrent = np.maximum(crossing, 1)[hosts].max(axis=1)
-    runs = np.cumsum(fresh, axis=1) - 1 + length * np.arange(len(hosts))[:, None]
-    per_host = np.bincount(runs.reshape(-1), minlength=hosts.size).reshape(hosts.shape).max(axis=1)
-    shapes = np.column_stack([num_hosts, per_host, concurrent])
-    _, first = np.unique(shapes, axis=0, return_index=True)
-    return [(tuple(groups[row].tolist()), int(concurrent[row])) for row in np.sort(first).tolist()]

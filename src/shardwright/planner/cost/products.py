@@ -201,3 +201,18 @@ def attention_flops(kind: str, inputs: Shapes) -> float:
     query, key, value = inputs[:3]
     keys = key[-3] if kind in SEQUENCE_FIRST else key[-2]
     return 2.0 * math.prod(query) * keys + 2.0 * math.prod(query[:-1]) * keys * value[-1]
+
+
+def phase_products(
+    kind: str, needs: tuple[bool, ...], phase: str, ahead: Product
+) -> tuple[Product, ...]:
+    """Return the products of a phase: backward one per operand whose gradient is wanted."""
+    if phase == "forward":
+        return (ahead,)
+    start = 1 if kind in ADDED_FIRST else 0
+    wanted = (*needs[start : start + 2], False, False)
+    sides = (
+        Product(ahead.batch, ahead.m, ahead.k, ahead.n),
+        Product(ahead.batch, ahead.n, ahead.k, ahead.m),
+    )
+    return tuple(side for side, is_wanted in zip(sides, wanted, strict=False) if is_wanted)

@@ -16,7 +16,8 @@ from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
 from shardwright.planner.cost.burden import message_burden
-from shardwright.planner.cost.price import Prices, Tariff, peer_groups
+from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.price import Prices, Tariff
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.unroll import Irregular, unroll
 from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients

@@ -82,11 +82,11 @@ def refit(context: Context, measured: Mapping[Strategy, float]) -> CostTable:
 
 def _names(programs: list[Program]) -> tuple[str, ...]:
     """Return what the factors multiply: computation, and every primitive that is sent."""
-    sent = {
-        program.messages[item].primitive
-        for program in programs
-        for item in np.unique(program.item[np.isin(program.kind, (Kind.MESSAGE, Kind.SEND))])
-    }
+    sent: set[str] = set()
+    for program in programs:
+        moved = np.isin(program.kind, (Kind.MESSAGE, Kind.SEND))
+        items: list[int] = np.unique(program.item[moved]).tolist()
+        sent.update(program.messages[item].primitive for item in items)
     return ("compute", *sorted(sent - {"slice", "copy", "halo", "halo_sum"}))
 
 

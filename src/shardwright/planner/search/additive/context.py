@@ -22,14 +22,15 @@ from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
-from shardwright.planner.cost.price import peer_groups
+from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
 from shardwright.planner.lower.abridged import Abridger
 from shardwright.planner.lower.spread import Spreader
+from shardwright.planner.search.additive.facts import read_last, slowest
 from shardwright.planner.search.additive.flows import Flow, find_flows, find_passing
 from shardwright.planner.search.additive.losses import Losses
 from shardwright.planner.search.additive.saves import find_saves
-from shardwright.planner.search.additive.ties import Ties, tie_blocks
+from shardwright.planner.search.additive.ties import tie_blocks
 from shardwright.planner.space import find_samples, iterate, placements, reshard_steps
 from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -84,9 +85,9 @@ class Context:
         self.saves = find_saves(graph, self.ties.block)
         self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
         self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
-        self.read_last = _read_last(graph, self.ties)
+        self.read_last = read_last(graph, self.ties)
         self.shards = ShardPrices(cluster, table)
-        self._rates = self.shards.rates(_slowest(cluster), training.precision)
+        self._rates = self.shards.rates(slowest(cluster), training.precision)
         self._iterations: dict[int, Iteration] = {}
         self._sorts: dict[object, int] = {}
         self._sort_of: dict[int, int] = {}
@@ -436,24 +437,3 @@ def _steps(
 def num_bytes(shape: Shape, dtype: str) -> int:
     """Return the size of a tensor."""
     return math.prod(shape) * DTYPE_BYTES[dtype]
-
-
-def _slowest(cluster: Cluster) -> int:
-    """Return a device of the kind that computes slowest in float32: a group waits for it."""
-    return min(
-        range(cluster.num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32")
-    )
-
-
-def _read_last(graph: OperatorGraph, ties: Ties) -> frozenset[int]:
-    """Return the parameters that only the last block with any reads, if no other block is alike:
-    backward begins with them.
-    """
-    last = max((ties.block[r] for t in graph.parameters for r in graph.consumers[t]), default=-1)
-    if len(ties.classes.get(last, ())) != 1:
-        return frozenset()
-    return frozenset(
-        tensor
-        for tensor in graph.parameters
-        if {ties.block[reader] for reader in graph.consumers[tensor]} == {last}
-    )
