@@ -12,7 +12,6 @@ plan's step over the best measured.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -105,8 +104,8 @@ def tau(rows: list[Ran]) -> float:
     return sum(signs) / len(signs) if signs else float("nan")
 
 
-def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) -> tuple[Plan, str]:
-    """Plan for so many hosts, tune on them, and return the chosen plan and plain's label."""
+def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) -> Plan:
+    """Plan for so many hosts, tune on them, and return the chosen plan."""
     spec = f"{FILE}:{name}"
     with tempfile.TemporaryDirectory() as folder, hosts(count, rate, "swc") as names:
         cluster, plan = Path(folder, "hosts.toml"), Path(folder, "plan.json")
@@ -142,7 +141,7 @@ def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) 
                 rank.kill()
         if any(rank.returncode for rank in ranks):
             raise RuntimeError("\n".join(err[-500:] for _, err in ends))
-        return read_plan_file(plan).frontier.best, json.loads(ends[0][0])["file"]
+        return read_plan_file(plan).frontier.best
 
 
 def machine_part(names: list[str]) -> None:
@@ -189,7 +188,7 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
     for name in names:
         for count in counts:
             for rate in rates:
-                best, _ = between_hosts(name, count, rate, known)
+                best = between_hosts(name, count, rate, known)
                 ran = best.measured
                 if ran is None:
                     raise RuntimeError(f"{name}: nothing ran")

@@ -7,7 +7,6 @@ the factors fitted to it, with which ``shardwright plan --costs`` plans again.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import check_fits, read_plan_file, write_plan
-from shardwright.planner.search import Survey, refit, surveyed
+from shardwright.planner.search import Survey, best_of, refit, surveyed
 from shardwright.verbs.evidence import costs_behind
 from shardwright.verbs.reasons import training_of
 from shardwright.verbs.trials import (
@@ -53,8 +52,8 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
     """Run a file's plans and plain data parallelism in turns on the ranks that are here.
 
     ``tries`` is how many plans besides plain data parallelism (None: 4), ``out`` the file to write
-    (the plan's own where it is empty). A collective call: every rank returns the same frontier, rank
-    0 writes. Raises PlanMismatch where the ranks are not the plan's.
+    (the plan's own where it is empty). A collective call: every rank returns what its own clock
+    saw, and rank 0's is written. Raises PlanMismatch where the ranks are not the plan's.
     """
     from shardwright.runtime.launch import join_world, local_rank
     from shardwright.runtime.profile import local_backend
@@ -111,12 +110,6 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
 
 def _tuned(survey: Survey, before: Frontier, known: dict[Strategy, Measured]) -> Frontier:
     """Return the frontier with what was measured, and what else was on it predicted anew."""
-    rest = [plan for plan in before.plans if plan.strategy not in known]
-    plans = sorted((survey.plan(plan.strategy) for plan in rest), key=lambda one: one.objective)
-    kept = [
-        plan
-        for plan in plans
-        if math.isfinite(plan.predicted.step_seconds)
-        and not any(one.predicted.dominates(plan.predicted) for one in plans)
-    ]
-    return with_measured(replace(survey, frontier=Frontier(plans=tuple(kept))), known)
+    rest = tuple(survey.plan(one.strategy) for one in before.plans if one.strategy not in known)
+    others = best_of(rest) if rest else Frontier(plans=())
+    return with_measured(replace(survey, frontier=others), known)

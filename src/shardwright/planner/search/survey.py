@@ -53,11 +53,6 @@ class Survey:
         """The bytes of a device that plans may use."""
         return self.findings.limit
 
-    @property
-    def num_devices(self) -> int:
-        """On how many devices was searched."""
-        return self.context.num_devices
-
     def weighed(self, strategy: Strategy) -> tuple[Judged, Doubts]:
         """Return a strategy's verdict, and where its half-width comes from. Raises ValueError where
         it is illegal."""
@@ -182,10 +177,8 @@ class Survey:
 def _is_no_less(one: Judged, other: Judged) -> bool:
     """Whether a plan needs about as much memory and money as another, or more."""
     here, there = one.objective, other.objective
-    return (
-        here.peak_bytes >= there.peak_bytes * (1 - NEAR)
-        and here.dollars >= there.dollars * (1 - NEAR)
-        and math.isfinite(here.step_seconds)
+    return here.peak_bytes >= there.peak_bytes * (1 - NEAR) and here.dollars >= there.dollars * (
+        1 - NEAR
     )
 
 
