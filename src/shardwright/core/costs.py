@@ -114,11 +114,12 @@ class CostTable:
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
     bytes. ``overheads`` are named scalars measured on the machine: ``segment_seconds`` (fixed cost of
-    one segment), ``message_seconds``, ``update_seconds_per_byte``, ``process_bytes`` (what an empty
-    rank occupies); and by group of ranks (``meeting_name``) ``skew`` (the wait for the slowest rank, as
-    a share of computation since they last met) and ``hiding`` (seconds of computation that hide a
-    collective). ``factors`` are fitted to plans that ran: by how much the seconds of ``compute``, or of
-    a message's primitive, differ there from what is known of them alone.
+    one segment), ``message_seconds``, ``update_seconds_per_byte`` and ``update_seconds_per_tensor`` (of
+    an optimizer with two states), ``process_bytes`` (what an empty rank occupies); and by group of
+    ranks (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since
+    they last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted
+    to plans that ran: by how much the seconds of ``compute``, or of a message's primitive, differ there
+    from what is known of them alone.
     """
 
     operators: tuple[tuple[str, Cost], ...] = ()

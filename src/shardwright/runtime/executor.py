@@ -23,6 +23,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
+from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.float8 import check_device
@@ -85,6 +86,7 @@ class Executor:
         optimizer: OptimizerFactory,
         options: RunOptions | None = None,
     ) -> None:
+        keep_freed_memory()
         self.captured, self.program, self.options = captured, program, options or RunOptions()
         self.world = self.options.world or TorchWorld(self.options.timeout)
         self.rank = self.world.rank

@@ -36,6 +36,7 @@ import torch.distributed as dist
 import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
+from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
@@ -158,6 +159,7 @@ def _rank_main(
         STATUS_DIRECTORY: str(directory), STORE_FILE: str(directory / "store"),
     }  # fmt: skip
     torch.set_num_threads(1)
+    keep_freed_memory()
     gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
     INTERRUPTION.listen()
     try:

@@ -141,13 +141,14 @@ def table() -> CostTable:
             ("segment_seconds", 0.5),
             ("message_seconds", 0.25),
             ("update_seconds_per_byte", 0.125),
+            ("update_seconds_per_tensor", 2.0),
         ),
     )
 
 
 def test_every_kind_of_instruction_is_priced_from_its_measurements():
     prices = price(program(), GRAPH, CPU, table())
-    update = 0.125 * 4 * 16 * 4 / 2  # the optimizer's shard is half the parameter
+    update = 2.0 + 0.125 * 4 * 16 * 4 / 2  # one tensor, half of which is the optimizer's shard
     expected = [3.5, 5.5, 3.5, 2.25, 7.25, 0.25, update]
     assert prices.seconds[:7] == pytest.approx(expected)
     assert prices.seconds[8] == 0  # no parameters on the second stage

@@ -75,7 +75,8 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         points = table.collective_map[collective_key(primitive, 1, 2, "loopback")]
         assert [point[0] for point in points] == [1024, 65536]
         assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
-    names = {"segment_seconds", "message_seconds", "update_seconds_per_byte", "process_bytes"}
+    names = {"segment_seconds", "message_seconds", "process_bytes"}
+    names |= {f"update_seconds_per_{what}" for what in ("byte", "tensor")}
     of_ranks = {f"{what}|1x2|loopback" for what in ("skew", "hiding")}
     assert names | of_ranks | {"overlap_slowdown"} == set(table.overhead_map)
     assert table.overhead_map["overlap_slowdown"] == 1.0  # what is lost is known by message

@@ -31,6 +31,7 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
+from shardwright.planner.cost.update import update_seconds
 
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
@@ -395,16 +396,15 @@ class Tariff:
         return self.routes[index, axes]
 
     def update(self, mesh: int) -> Cost:
-        """Bytes of this mesh's optimizer shards, at the measured or the memory-bound rate."""
-        own = self._master_bytes(mesh)
-        states = self.program.strategy.optimizer_states
-        measured = self.overheads.get("update_seconds_per_byte")
-        if measured is not None:
-            # Measured with two states: reads p, g, m, v and writes p, m, v.
-            return Cost(seconds=own * measured * (3 + 2 * states) / 7, source="measured")
+        """Price the update of this mesh's optimizer shards."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
-        seconds = memory_seconds(own * (3 + 2 * states), kind)
-        return Cost(seconds=seconds + kind.launch_seconds)
+        states = self.program.strategy.optimizer_states
+        cost = update_seconds(
+            self._master_bytes(mesh), len(self._masters(mesh)), states, kind, self.overheads
+        )
+        if cost.source == "measured":
+            return cost
+        return Cost(seconds=cost.seconds + kind.launch_seconds)
 
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""
@@ -417,17 +417,23 @@ class Tariff:
     def _master_bytes(self, mesh: int) -> int:
         """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""
         if mesh not in self.masters:
-            configs, kept = self.program.strategy.configs, self.program.strategy.parameters
-            consumers, sizes = self.graph.consumers, self.program.meshes[mesh].sizes
-            is_alone = len(self.program.meshes) == 1
+            kept, sizes = self.program.strategy.parameters, self.program.meshes[mesh].sizes
             self.masters[mesh] = sum(
-                [
-                    self._shard_bytes(tensor, kept[position].optimizer, sizes)
-                    for position, tensor in self.trained
-                    if is_alone or mesh == min([configs[one].mesh for one in consumers[tensor]])
-                ]
+                self._shard_bytes(tensor, kept[position].optimizer, sizes)
+                for position, tensor in self._masters(mesh)
             )
         return self.masters[mesh]
+
+    def _masters(self, mesh: int) -> list[tuple[int, int]]:
+        """Return the trained parameters, by position and tensor, whose first use is on a mesh."""
+        if len(self.program.meshes) == 1:
+            return list(self.trained)
+        configs, consumers = self.program.strategy.configs, self.graph.consumers
+        return [
+            (position, tensor)
+            for position, tensor in self.trained
+            if mesh == min(configs[one].mesh for one in consumers[tensor])
+        ]
 
     def _shard_bytes(self, tensor: int, layout: Layout, sizes: tuple[int, ...]) -> int:
         key = (tensor, layout, sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -39,6 +39,7 @@ SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
 START_SECONDS = 60.0
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 _UPDATED_BYTES = 16 * 2**20
+_FEW, _MANY, _SMALL = 16, 32, 256
 _ROUNDS = 3
 _MIN_RUNS = 9
 _MAX_RUNS = 200
@@ -254,16 +255,10 @@ def _overheads() -> dict[str, Timing]:
     """Measure the fixed costs of segments and messages, and the optimizer's rate."""
     segment = _segment_seconds()
     message = _message_seconds()
-    update = _update_seconds()
-    per_byte = Timing(
-        seconds=update.seconds / _UPDATED_BYTES,
-        spread=update.spread / _UPDATED_BYTES,
-        count=update.count,
-    )
     return {
         "overhead|segment_seconds": segment,
         "overhead|message_seconds": message,
-        "overhead|update_seconds_per_byte": per_byte,
+        **_update_seconds(),
     }
 
 
@@ -297,10 +292,25 @@ def _message_seconds() -> Timing:
     return measure(run, budget_seconds=0.3, clock=time.thread_time)
 
 
-def _update_seconds() -> Timing:
-    """Time one AdamW step, as torch chooses to run it, on large and small parameters."""
-    large, small = _UPDATED_BYTES // 4 // 16, 256
-    sizes = [large - small] * 16 + [small] * 16
+def _update_seconds() -> dict[str, Timing]:
+    """Time AdamW, as torch chooses to run it, on many small parameters and on a few large ones."""
+    small = _adamw_seconds([_SMALL] * _MANY)
+    each = small.seconds / _MANY
+    large = _adamw_seconds([_UPDATED_BYTES // 4 // _FEW] * _FEW)
+    size = _UPDATED_BYTES
+    return {
+        "overhead|update_seconds_per_tensor": replace(
+            small, seconds=each, spread=small.spread / _MANY
+        ),
+        "overhead|update_seconds_per_byte": replace(
+            large,
+            seconds=max(large.seconds - _FEW * each, 0.0) / size,
+            spread=large.spread / size,
+        ),
+    }
+
+
+def _adamw_seconds(sizes: list[int]) -> Timing:
     parameters = [torch.nn.Parameter(torch.rand(size)) for size in sizes]
     for parameter in parameters:
         parameter.grad = torch.rand_like(parameter)
@@ -310,4 +320,4 @@ def _update_seconds() -> Timing:
         for _ in range(number):
             optimizer.step()
 
-    return measure(run, budget_seconds=0.6, clock=time.thread_time)
+    return measure(run, budget_seconds=0.4, clock=time.thread_time)

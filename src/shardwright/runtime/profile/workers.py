@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import RunError
+from shardwright.runtime.allocator import keep_freed_memory
 
 Progress = Callable[[int, int], None]
 _POLL_SECONDS = 0.05
@@ -154,6 +155,7 @@ def main() -> None:
     """Run one job: the entry of a worker process."""
     directory, rank = Path(sys.argv[1]), int(sys.argv[2])
     _die_with_parent()
+    keep_freed_memory()
     function, job = pickle.loads((directory / f"job-{rank}").read_bytes())
     module, _, name = function.partition(":")
     work = getattr(importlib.import_module(module), name)

@@ -21,9 +21,10 @@ from shardwright.core.strategy import MIXED, Mesh, Precision, Recomputation
 from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.collective import halo_seconds
-from shardwright.planner.cost.compute import MEMORY_EFFICIENCY, memory_seconds
+from shardwright.planner.cost.compute import memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
+from shardwright.planner.cost.update import update_seconds
 from shardwright.planner.lower.abridged import Abridger
 from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.search.additive.facts import read_last, slowest
@@ -278,12 +279,9 @@ class Context:
         return self.master_dtype(dtype) if num_microbatches > 1 else dtype
 
     def update_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of the optimizer on so many bytes of master parameters."""
-        share = 3 + 2 * self.training.optimizer_states
-        measured = self.table.overhead_map.get("update_seconds_per_byte")
-        if measured is not None:
-            return num_bytes * measured * share / 7
-        return num_bytes * share / (MEMORY_EFFICIENCY * self._rates.kind.memory_bandwidth)
+        """Return the seconds of the optimizer on a master parameter of so many bytes."""
+        states, kind = self.training.optimizer_states, self._rates.kind
+        return update_seconds(num_bytes, 1, states, kind, self.table.overhead_map).seconds
 
     def touch_seconds(self, num_bytes: float) -> float:
         """Return the seconds of so many bytes, read and written together, through the memory."""
