@@ -105,13 +105,19 @@ class GradientSync:
 
     ``buckets`` are tuples of parameter tensor indices, in the order in which backward makes them
     ready; parameters in no bucket travel alone. ``method`` names the rule that chose them
-    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block). ``dtype`` is kept for old files and read nowhere: gradients travel in
-    their parameters' dtype.
+    (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block, ``capped``: full
+    at a given size, as torch's DistributedDataParallel does). ``dtype`` is kept for old files and
+    read nowhere: gradients travel in their parameters' dtype.
     """
 
     method: str = "wfbp"
     buckets: tuple[tuple[int, ...], ...] = ()
     dtype: str = "float32"
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether gradients of several blocks may travel together."""
+        return self.method in {"optimal", "capped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.core.costs import CostTable
+from shardwright.core.costs import CostTable, link_label
 from shardwright.core.strategy import GradientSync
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.judge import judge, merge, run
@@ -51,3 +51,24 @@ def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> No
     by_blocks = judge(context, replace(alone, gradient_sync=blocks))
     # Blocks together, or better still where starting that many messages is felt.
     assert merged.seconds <= by_blocks.seconds < verdict.seconds
+
+
+def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() -> None:
+    graph, two = mlp(depth=8), cluster(1, 2)
+    seed = Seed(data=2)
+    context = Context(graph, two, CostTable(), Training())
+    step = judge(context, as_strategy(context, seed)).seconds
+    group = f"1x2|{link_label(two, (0, 1))}"
+    size = float(sum(graph.tensors[tensor].bytes for tensor in graph.parameters))
+    flat = {"held": step / 40, "stolen": 0.0, "waited": step / 30}
+    lines = {what: ((1.0, least, 0.0), (size, least, 0.0)) for what, least in flat.items()}
+    lines["collective"] = ((1.0, 0.0, 0.0), (size, step / 20, 0.0))
+    table = CostTable(
+        collectives=tuple((f"{what}|all_reduce|{group}", line) for what, line in lines.items()),
+        overheads=((f"hiding|{group}", step / 40),),
+    )
+    held = Context(graph, two, table, Training())
+    blocks = judge(held, as_strategy(held, seed))
+    merged = merge(held, blocks)
+    assert merged.seconds < blocks.seconds
+    assert len(merged.strategy.gradient_sync.buckets) < len(held.block_buckets)

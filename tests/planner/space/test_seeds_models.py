@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from shardwright.planner.space import Seed, seed_strategy
@@ -23,3 +25,32 @@ def test_megatron_splits_gpt2s_fused_attention_and_its_feed_forward() -> None:
     # Queries, keys and values by columns and their projection by rows; the same, through its gelu in
     # pieces, for the feed-forward.
     assert products == ["n", "k", "m", "k"] * 2
+
+
+def test_plain_gradients_share_messages_as_torch_would_put_them_together() -> None:
+    import torch
+    from torch import nn
+
+    from shardwright.planner.space.seeds import capped_sync
+    from shardwright.runtime.capture import capture
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (600, 900, 700, 3000, 2500, 600)
+            self.layers = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).square().mean()
+
+    net = Net()
+    graph = capture(net, {"x": torch.ones(4, 600)}).graph
+    sizes = [graph.tensors[tensor].bytes for tensor in reversed(graph.parameters)]
+    tensors = [torch.empty(size // 4) for size in sizes]
+    torch_buckets, _ = torch.distributed._compute_bucket_assignment_by_size(
+        tensors, [2**20, 25 * 2**20]
+    )
+    expected = {frozenset(graph.parameters[-1 - n] for n in bucket) for bucket in torch_buckets}
+    found = capped_sync(graph).buckets
+    assert len(found) > 2
+    assert {frozenset(bucket) for bucket in found} == expected

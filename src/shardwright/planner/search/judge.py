@@ -15,7 +15,7 @@ from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
-from shardwright.planner.cost.burden import message_burden
+from shardwright.planner.cost.burden import is_measured, message_burden
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import Prices, Tariff
 from shardwright.planner.lower import lower
@@ -24,6 +24,7 @@ from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.ties import doubts_of
 from shardwright.planner.simulate import Traits, simulate
+from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
 WORTHWHILE = 1e-3
@@ -121,6 +122,8 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
     The gradients' ready times come from simulating the strategy with every gradient alone, by
     ``judging`` if given. In deep graphs those of each block travel together first: then equal
     blocks are still treated alike, and where starting a message a block is not felt, that is all.
+    What messages take from ranks that compute comes in no gradient's ready time; where that is
+    known, buckets of a given size are tried too.
     """
     judging = judging or partial(run, context)
     parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
@@ -136,12 +139,15 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
             return judged
     alone = replace(judged.strategy, gradient_sync=GradientSync())
     program, timeline, _ = judging(alone, judged.least_seconds)
-    buckets = _buckets(context, program, timeline)
-    if not any(len(bucket) > 1 for bucket in buckets):
-        return judged
-    sync = replace(alone.gradient_sync, method="optimal", buckets=buckets)
-    merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
-    return merged if merged.seconds < judged.seconds else judged
+    ways = [GradientSync(method="optimal", buckets=_buckets(context, program, timeline))]
+    if is_measured(context.table) and not context.abridger.is_long:
+        ways.append(capped_sync(context.graph))
+    best = judged
+    for sync in ways:
+        if any(len(bucket) > 1 for bucket in sync.buckets):
+            merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+            best = min(best, merged, key=lambda one: one.seconds)
+    return best
 
 
 def _by_blocks(context: Context, judged: Judged, judging: Run) -> Judged:

@@ -24,6 +24,7 @@ from shardwright.planner.search.local.refinement import REFINED
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.ties import NEAR, Doubts, complexity, half_width_between
 from shardwright.planner.space import Seed
+from shardwright.planner.space.seeds import capped_sync
 
 # So many simpler plans are held against one, simplest first.
 MOST_RIVALS = 12
@@ -71,13 +72,17 @@ class Survey:
     @cached_property
     def plain(self) -> tuple[Plan, ...]:
         """Plain data parallelism on all devices, with 1, 2 and 4 microbatches where that is legal
-        and fits."""
+        and fits. Gradients travel as with torch's DistributedDataParallel, which is what users have;
+        in deep graphs, whose blocks fill a bucket, block by block."""
         found: list[Plan] = []
         context = self.context
         for count in PLAIN_MICROBATCHES:
             try:
                 seed = Seed(data=context.num_devices, num_microbatches=count)
-                plan = self.plan(as_strategy(context, seed))
+                strategy = as_strategy(context, seed)
+                if not context.abridger.is_long:
+                    strategy = replace(strategy, gradient_sync=capped_sync(context.graph))
+                plan = self.plan(strategy)
             except ValueError:
                 continue
             if plan.predicted.peak_bytes <= self.room:

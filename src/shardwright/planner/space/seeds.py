@@ -37,6 +37,10 @@ class TooFewBlocks(ValueError):
     """A graph with fewer blocks than a pipeline has stages."""
 
 
+# Sizes of buckets as torch's DistributedDataParallel has them.
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
     """The degrees of a named strategy; their product is the number of devices.
@@ -185,6 +189,24 @@ def block_buckets(graph: OperatorGraph) -> tuple[tuple[int, ...], ...]:
         if graph.consumers[tensor] and graph.tensors[tensor].needs_gradient:
             groups.setdefault(block_of[graph.consumers[tensor][0]], []).append(tensor)
     return tuple(tuple(groups[number]) for number in sorted(groups, reverse=True))
+
+
+def capped_sync(graph: OperatorGraph) -> GradientSync:
+    """Group trainable parameters as torch's DistributedDataParallel does: in the order in which
+    backward makes them ready, until a bucket is full; the first is small, so that sending begins
+    early."""
+    found: list[tuple[int, ...]] = []
+    bucket, held = list[int](), 0
+    for block in block_buckets(graph):
+        for tensor in reversed(block):
+            bucket.append(tensor)
+            held += graph.tensors[tensor].bytes
+            if held >= (BUCKET_BYTES if found else FIRST_BUCKET_BYTES):
+                found.append(tuple(bucket))
+                bucket, held = [], 0
+    if bucket:
+        found.append(tuple(bucket))
+    return GradientSync(method="capped", buckets=tuple(found))
 
 
 def data_dim(graph: OperatorGraph, samples: Samples, iteration: Iteration, index: int) -> str:

@@ -68,7 +68,7 @@ def _inside(
     tell: Callable[[str, float], None],
 ) -> tuple[tuple[Decision, ...], tuple[ShadowPrice, ...], float, list[str]]:
     """Return decisions, prices of memory, the worth of a byte, and what could not be priced."""
-    merged = plan.strategy.gradient_sync.method == "optimal"
+    merged = plan.strategy.gradient_sync.is_merged
     rivalry = Rivalry(context, place.arrangement, limit, merged)
     decisions = rivalry.decisions(lambda text, share: tell(text, 0.6 * share))
     predicted = plan.predicted

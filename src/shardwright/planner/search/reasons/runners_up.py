@@ -271,5 +271,5 @@ def _simulated(context: Context, prices: Prices, assignment: tuple[int, ...]) ->
         verdict = judge(context, to_strategy(context, candidate))
     except ValueError:
         return None
-    is_merged = prices.strategy.gradient_sync.method == "optimal"
+    is_merged = prices.strategy.gradient_sync.is_merged
     return merge(context, verdict) if is_merged else verdict
