@@ -1,4 +1,5 @@
-"""Collectives: while memory is recorded, what was waited for is held by the caller alone."""
+"""Collectives: sums of any dtype and size, and while memory is recorded, what was waited for is held
+by the caller alone."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardwright.core.swap import SWAPPED_BYTES
 from shardwright.runtime import collectives
 from shardwright.runtime.collectives import Pending, alone_after_waiting
 from tests.runtime.world import run_ranks
@@ -65,3 +67,43 @@ def still_held() -> dict[str, int]:
 def test_what_was_waited_for_is_held_by_no_thread_of_the_backend() -> None:
     for held in run_ranks(2, still_held):
         assert not any(held.values()), held
+
+
+# One element, an odd number, and on both sides of what two ranks swap.
+COUNTS = (1, 4097, SWAPPED_BYTES // 8, SWAPPED_BYTES // 8 + 1)
+TERMS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int16)
+
+
+def terms(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7 * rank + 1)
+    return torch.randint(-300, 300, (count,), generator=generator).to(dtype)
+
+
+def sums() -> list[torch.Tensor]:
+    """Sum buffers of every dtype and length, all under way at once; then whether any rank says yes."""
+    group = dist.group.WORLD
+    assert group is not None
+    rank = group.rank()
+    whole = [terms(rank, dtype, count) for dtype in TERMS for count in COUNTS]
+    pending = [collectives.all_reduce(buffer, group) for buffer in whole]
+    found = [one.wait() for one in reversed(pending)][::-1]
+    assert all(sum_ is buffer for sum_, buffer in zip(found, whole, strict=True))
+    votes = torch.tensor([False, rank == 1, True])
+    return [*found, collectives.all_reduce(votes, group).wait()]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_are_exact_and_equal_on_all_ranks(ranks: int) -> None:
+    everyone = run_ranks(ranks, sums)
+    wanted = [
+        sum((terms(rank, dtype, count) for rank in range(1, ranks)), terms(0, dtype, count))
+        for dtype in TERMS
+        for count in COUNTS
+    ]
+    for found in everyone:
+        assert found[-1].tolist() == [False, True, True]
+        for mine, theirs, right in zip(found[:-1], everyone[0], wanted, strict=False):
+            assert mine.dtype is right.dtype
+            assert torch.equal(mine, theirs)
+            assert torch.equal(mine.double(), right.double())

@@ -3,7 +3,8 @@
 Every function starts its work and returns a ``Pending``; nothing blocks. Where gloo's own algorithm
 is poor another one of equal result is used: its reduce-scatter is an all-reduce and a copy, so we
 exchange the pieces (all-to-all) and add them in rank order; its all-gather copies every piece
-twice, so each rank broadcasts its own straight into the output.
+twice, so each rank broadcasts its own straight into the output; its all-reduce goes round a ring in
+small steps, each of which wakes threads, so two ranks swap what they have (``core.swap``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from shardwright.core.swap import is_swapped
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -101,6 +104,8 @@ def is_gloo(group: ProcessGroup) -> bool:
 def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     """Sum a buffer over the group, in place."""
     wire = NOT_SUMMED_BY_GLOO.get(buffer.dtype)
+    if is_swapped(group.size(), buffer.nbytes) and buffer.device.type == "cpu" and is_gloo(group):
+        return _swap(buffer, buffer.to(wire or buffer.dtype), group)
     if wire is None:
         lent = buffer.detach()
         work = dist.all_reduce(lent, group=group, async_op=True)
@@ -111,8 +116,18 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
     return Pending((work,), buffer, lambda: _store(buffer, widened), (lent,))  # type: ignore[arg-type]
 
 
+def _swap(buffer: Tensor, mine: Tensor, group: ProcessGroup) -> Pending:
+    """Send the other of two ranks all of ``mine``, and add its to it, into ``buffer``."""
+    rank, theirs = group.rank(), torch.empty_like(mine)
+    lent = (theirs.detach(), mine.detach())
+    counts = [0, mine.numel()] if rank == 0 else [mine.numel(), 0]
+    work = dist.all_to_all_single(*lent, counts, counts, group=group, async_op=True)
+    return Pending((work,), buffer, lambda: _store(buffer, mine.add_(theirs)), lent)  # type: ignore[arg-type]
+
+
 def _store(buffer: Tensor, value: Tensor) -> None:
-    buffer.copy_(value)
+    if value is not buffer:
+        buffer.copy_(value)
 
 
 def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:

@@ -25,7 +25,6 @@ from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
-from shardwright.runtime.collectives import Pending
 from shardwright.runtime.float8 import check_device
 from shardwright.runtime.interpreter import (
     Action,
@@ -35,13 +34,14 @@ from shardwright.runtime.interpreter import (
     Machine,
     needed_forward,
 )
+from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.messages import Groups
 from shardwright.runtime.parameters import Parameters
 from shardwright.runtime.randomness import RandomSource
 from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.segment import Site
-from shardwright.runtime.status import INTERRUPTION, StatusFile
-from shardwright.runtime.store import DTYPES, Store
+from shardwright.runtime.status import StatusFile
+from shardwright.runtime.store import Store
 from shardwright.runtime.update import check_optimizer, clip
 from shardwright.runtime.world import TorchWorld, World
 
@@ -92,7 +92,6 @@ class Executor:
         self.rank = self.world.rank
         self.machine = _machine(captured, program, module, self.options, self.world)
         self.optimizer = optimizer(self.machine.parameters.named())
-        self.interrupted = False
         self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
         self.status = StatusFile(self.rank)
         self._check_clipping()
@@ -106,9 +105,10 @@ class Executor:
         self._inputs = inputs.compile_inputs(captured, program, self.machine.sites)
         self.outputs: dict[str, Tensor] = {}
         self._wanted: list[Output] = []
-        self._training = compiler.compile(mine, self._lasting())
+        self.loss = LossSum(self.machine)
+        compiled = compiler.compile(mine, self._lasting())
+        self._training = told_early(compiled, compiler, self.loss)
         self._evaluation: Compiled | None = None
-        self._reduced: Pending | None = None
         self._skips: bool | None = None
         self._closed = False
         self.status.explain({index: program.describe(index) for index in mine}, self.stage)
@@ -119,6 +119,11 @@ class Executor:
     def steps(self) -> int:
         """How many steps have been taken."""
         return self.machine.clock.step
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether some rank was asked to stop before it finished its last step."""
+        return self.loss.interrupted
 
     @property
     def stage(self) -> int:
@@ -175,12 +180,12 @@ class Executor:
         numbers = source.state()
         try:
             with torch.no_grad():
-                self._seed_gradient()
+                self.loss.seed(self.scaler.scale if self.scaler else 1.0)
                 walk(compiled)
-                self._reduce_loss()
+                self.loss.start()
                 if self.scaler and self._skips is not None:
                     self.scaler.advance(self._skips)
-                loss = self._finish_loss()
+                loss = self.loss.finish()
                 self._collect_outputs()
                 return loss
         except (KeyboardInterrupt, RunError):
@@ -189,7 +194,8 @@ class Executor:
             raise self._explained(error) from error
         finally:
             self.status.words[1] = 0
-            self._reduced = self._skips = None
+            self._skips = None
+            self.loss.clear()
             source.restore(numbers)
             store.clear()
 
@@ -239,39 +245,6 @@ class Executor:
         }
         self._wanted = []
 
-    def _seed_gradient(self) -> None:
-        loss = self.program.values[self.program.loss]
-        if loss.gradient < 0 or loss.mesh not in self.machine.sites:
-            return
-        gradient = self.program.values[loss.gradient]
-        device = self.machine.sites[loss.mesh].device
-        for piece in range(self.program.strategy.pipeline.num_microbatches):
-            scale = self.scaler.scale if self.scaler else 1.0
-            dtype = DTYPES[gradient.dtype]
-            begin = torch.full(gradient.shape, scale, dtype=dtype, device=device)
-            self.machine.store.data[self.machine.store.slot(loss.gradient, piece)] = begin
-
-    def _reduce_loss(self) -> None:
-        """Start summing the loss over microbatches and partial axes, once per step."""
-        if self._reduced is not None:
-            return
-        site = self.machine.sites.get(self.program.values[self.program.loss].mesh)
-        device = next(iter(self.machine.sites.values())).device
-        total = torch.zeros(2, dtype=torch.float64, device=device)
-        if site is not None and results.counts(self.program, self.program.loss, site):
-            for slot in results.slots_of(self.program, self.machine.store, self.program.loss):
-                held = self.machine.store.data[slot]
-                total[0] += held if held is not None else torch.nan
-        total[1] = float(INTERRUPTION.requested)
-        self._reduced = self.world.all_reduce(total)
-
-    def _finish_loss(self) -> Tensor:
-        if self._reduced is None:
-            raise RuntimeError("the loss was not reduced")
-        total = self._reduced.wait()
-        self.interrupted = bool(total[1])
-        return total[0]
-
     # -- clipping and update -------------------------------------------------------------------
 
     def _check_clipping(self) -> None:
@@ -304,9 +277,9 @@ class Executor:
         return lambda: self._update(pairs)
 
     def _before_update(self) -> None:
-        self._reduce_loss()
-        if self.options.check_finite and not bool(self._finish_loss().isfinite()):
-            loss = float(self._finish_loss())
+        self.loss.start()
+        if self.options.check_finite and not bool(self.loss.finish().isfinite()):
+            loss = float(self.loss.finish())
             raise RunError(
                 f"the loss must be finite, but it is {loss} in step {self.steps}; nothing was "
                 "updated: lower the learning rate, clip gradients, or look at the batch",

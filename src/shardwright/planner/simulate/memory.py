@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
 from shardwright.core.program import Kind, Message, Program
+from shardwright.core.swap import is_swapped
 from shardwright.planner.simulate.plain import Bytes, Floats, plain_rows
 
 # Beyond so many messages, what they are is forgotten.
@@ -17,7 +20,7 @@ class Traits:
     """What of messages memory depends on, remembered by message, for Programs that share many.
 
     Rows of (bytes copied out on arrival, whether it splits its only source without packing it, bytes
-    of a reduce-scatter, whether that is of gradients).
+    of a reduce-scatter, whether that is of gradients, bytes of an all-reduce that two ranks may swap).
     """
 
     def __init__(self) -> None:
@@ -26,7 +29,7 @@ class Traits:
     def _forget(self) -> None:
         self._known: dict[int, int] = {}
         self._messages: list[Message] = []  # kept, so that no other has the id of one
-        self._rows = np.empty((0, 4), dtype=np.int64)
+        self._rows = np.empty((0, 5), dtype=np.int64)
 
     def of(self, messages: tuple[Message, ...]) -> NDArray[np.int64]:
         """Return columns, one entry per message."""
@@ -44,14 +47,22 @@ class Traits:
         return self._rows[[known[key] for key in keys]].T
 
 
-def _traits(message: Message) -> tuple[int, int, int, int]:
+def _traits(message: Message) -> tuple[int, int, int, int, int]:
     splits = message.primitive in ("reduce_scatter", "all_to_all")
     return (
         message.bytes if message.is_unpacked else 0,
         int(splits and not message.is_packed),
         message.bytes if message.primitive == "reduce_scatter" else 0,
         int(message.scatters_gradients),
+        _swapped(message),
     )
+
+
+def _swapped(message: Message) -> int:
+    """Return what two ranks need to swap an all-reduce. Where sums are wider than what travels they
+    are made afterwards, and until then their room is enough."""
+    swaps = message.primitive == "all_reduce" and is_swapped(2, message.bytes)
+    return message.bytes if swaps and not message.dtype else 0
 
 
 def memory_over_time(
@@ -69,10 +80,11 @@ def memory_over_time(
     Bytes come and go in the order in which a device's host runs its instructions, which is index
     order: ``allocated`` and ``temporary`` appear as it comes to an instruction, ``freed`` goes as
     it is done with it. The ``temporary`` of what computes goes then too; that of a message, with
-    ``scatter_copies`` times the payload of a reduce-scatter, stays until the message is completed
-    (``core.completion``), and so does what a message frees that is sent from where it lies. What is
-    copied out of a buffer is there twice for that moment. The clock only says when that is; the
-    first row is the base at time 0. ``plain`` uses NumPy instead of a compiled kernel.
+    ``scatter_copies`` times the payload of a reduce-scatter or of an all-reduce that is swapped,
+    stays until the message is completed (``core.completion``), and so does what a message frees that
+    is sent from where it lies. What is copied out of a buffer is there twice for that moment. The
+    clock only says when that is; the first row is the base at time 0. ``plain`` uses NumPy instead of
+    a compiled kernel.
     """
     bytes_ = _bytes(program, scatter_copies, traits or Traits())
     rows_of = plain_rows
@@ -101,7 +113,13 @@ def _bytes(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
     """Return the columns that memory depends on, of one type each: Numba compiles once for each."""
     computes = np.array([name.startswith("compute") for name in program.resource_names])
     local = computes[program.resource] if len(computes) else np.zeros(0, dtype=np.bool_)
-    unpacked, in_place, scattered, scatters = traits.of(program.messages)
+    unpacked, in_place, scattered, scatters, swapped = traits.of(program.messages)
+    if scatter_copies:
+        for item in np.flatnonzero(swapped).tolist():
+            message = program.messages[item]
+            sizes = program.meshes[message.mesh].sizes
+            if math.prod([sizes[axis] for axis in message.axes]) == 2:
+                scattered[item] = swapped[item]
     # A Program made for its times alone lists no messages.
     messages = np.flatnonzero((program.kind == Kind.MESSAGE) & bool(program.messages))
     items = program.item[messages]
