@@ -118,16 +118,22 @@ def all_reduce(buffer: Tensor, group: ProcessGroup) -> Pending:
 
 def _swap(buffer: Tensor, mine: Tensor, group: ProcessGroup) -> Pending:
     """Send the other of two ranks all of ``mine``, and add its to it, into ``buffer``."""
-    rank, theirs = group.rank(), torch.empty_like(mine)
-    lent = (theirs.detach(), mine.detach())
-    counts = [0, mine.numel()] if rank == 0 else [mine.numel(), 0]
+    flat = mine.view(-1)  # a number has no dim to split
+    rank, theirs = group.rank(), torch.empty_like(flat)
+    lent = (theirs.detach(), flat.detach())
+    counts = [0, flat.numel()] if rank == 0 else [flat.numel(), 0]
     work = dist.all_to_all_single(*lent, counts, counts, group=group, async_op=True)
-    return Pending((work,), buffer, lambda: _store(buffer, mine.add_(theirs)), lent)  # type: ignore[arg-type]
+
+    def finish() -> None:
+        flat.add_(theirs)
+        if mine is not buffer:
+            _store(buffer, mine)
+
+    return Pending((work,), buffer, finish, lent)  # type: ignore[arg-type]
 
 
 def _store(buffer: Tensor, value: Tensor) -> None:
-    if value is not buffer:
-        buffer.copy_(value)
+    buffer.copy_(value)
 
 
 def all_gather(output: Tensor, piece: Tensor, group: ProcessGroup) -> Pending:
