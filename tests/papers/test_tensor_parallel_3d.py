@@ -272,8 +272,9 @@ class Wire(TorchDispatchMode):
             mine = group.rank() == root
             self.elements += tensors[0].numel() * (group.size() - 1) if mine else 0
         elif name == "c10d::alltoall_base_":
-            size = dist.ProcessGroup.unbox(args[2]).size()
-            self.elements += args[1].numel() * (size - 1) / size
+            group = dist.ProcessGroup.unbox(args[2])
+            pieces = args[4] or [args[1].numel() / group.size()] * group.size()
+            self.elements += sum(pieces) - pieces[group.rank()]
         elif name == "c10d::allreduce_":
             size = dist.ProcessGroup.unbox(args[1]).size()
             self.elements += args[0][0].numel() * 2 * (size - 1) / size
