@@ -16,7 +16,7 @@ from shardwright.planner.lower import check, lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.profile.operators import make_shard
+from shardwright.runtime.profile.shards import make_shard
 from tests import zoo
 from tests.runtime.equivalence import Run, assert_close, batches, copied, train_plain
 from tests.runtime.rehearsed import train_rehearsed

@@ -102,6 +102,10 @@ def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) 
     return f"{what}|{primitive}|{hosts}x{devices}|{link}"
 
 
+# Names what an optimizer with two states takes for one tensor, by its bytes.
+UPDATE = "update"
+
+
 def meeting_name(what: str, hosts: int, devices: int, link: str) -> str:
     """Name a scalar of a group's collectives: ``skew`` or ``hiding`` (``CostTable``)."""
     return f"{what}|{hosts}x{devices}|{link}"
@@ -113,9 +117,8 @@ class CostTable:
 
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
-    bytes. ``overheads`` are named scalars measured on the machine: ``segment_seconds`` (fixed cost of
-    one segment), ``message_seconds``, ``update_seconds_per_byte`` and ``update_seconds_per_tensor`` (of
-    an optimizer with two states), ``process_bytes`` (what an empty rank occupies); and by group of
+    bytes; so does ``UPDATE``. ``overheads`` are named scalars measured on the machine: ``segment_seconds`` (fixed cost of
+    one segment), ``message_seconds``, ``update_seconds`` (once a step, before any tensor), ``process_bytes`` (what an empty rank occupies); and by group of
     ranks (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since
     they last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted
     to plans that ran: by how much the seconds of ``compute``, or of a message's primitive, differ there

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.core.program import Kind, Program, Segment
 from shardwright.runtime import halos, messages
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.lend import look_up_saved, stand_in
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters
@@ -282,7 +282,7 @@ class Compiler:
             else:
                 with torch.enable_grad(), look_up_saved(data, remade):
                     outputs = run(*arguments)
-                    edges = [_edge(outputs[place]) for place in trained]
+                    edges = [edge_of(outputs[place]) for place in trained]
                 kept[:] = (
                     edges,
                     [fixed[p] if leaves[p] is None else leaves[p] for p in tracked],
@@ -319,12 +319,7 @@ class Compiler:
             ]
             if not live:
                 return
-            found = torch.autograd.grad(
-                [edge for edge, _ in live],
-                leaves,
-                [gradient for _, gradient in live],
-                allow_unused=True,
-            )
+            found = run_backward([edge for edge, _ in live], [g for _, g in live], leaves)
             del edges, leaves, live, gradients
             for (slot, dtype), gradient in zip(made, found, strict=True):
                 if gradient is not None:
@@ -383,13 +378,6 @@ class Compiler:
             return self.machine.store.reader(source, microbatch)
         # A gathered parameter may give back its memory while its message is still under way.
         return raw.clone if parameters.is_gathered(origin) else lambda: raw
-
-
-def _edge(output: Tensor) -> GradientEdge | None:
-    """Return where a gradient enters the graph of an output, without keeping the output alive."""
-    if not output.requires_grad:
-        return None
-    return get_gradient_edge(output)
 
 
 def _keep_apart(data: list[Tensor | None], slots: Sequence[int], released: set[int]) -> None:

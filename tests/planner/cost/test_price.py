@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.costs import Cost, CostTable, collective_key, operator_key
+from shardwright.core.costs import UPDATE, Cost, CostTable, collective_key, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
@@ -136,19 +136,19 @@ def table() -> CostTable:
         collectives=(
             (reduce_key, ((1000.0, 1.0, 0.1), (3000.0, 3.0, 0.1))),
             (send_key, ((1000.0, 7.0, 0.1), (3000.0, 9.0, 0.1))),
+            (UPDATE, ((0.0, 2.0, 0.1), (256.0, 34.0, 0.1))),
         ),
         overheads=(
             ("segment_seconds", 0.5),
             ("message_seconds", 0.25),
-            ("update_seconds_per_byte", 0.125),
-            ("update_seconds_per_tensor", 2.0),
+            ("update_seconds", 1.5),
         ),
     )
 
 
 def test_every_kind_of_instruction_is_priced_from_its_measurements():
     prices = price(program(), GRAPH, CPU, table())
-    update = 2.0 + 0.125 * 4 * 16 * 4 / 2  # one tensor, half of which is the optimizer's shard
+    update = 1.5 + 2.0 + 0.125 * 4 * 16 * 4 / 2  # one tensor: half of it is the optimizer's shard
     expected = [3.5, 5.5, 3.5, 2.25, 7.25, 0.25, update]
     assert prices.seconds[:7] == pytest.approx(expected)
     assert prices.seconds[8] == 0  # no parameters on the second stage

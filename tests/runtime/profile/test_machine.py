@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.core.costs import collective_key
+from shardwright.core.costs import UPDATE, collective_key
 from shardwright.files.clusterfile import read_cluster, write_cluster
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.planner.cost.burden import message_burden
@@ -75,8 +75,10 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
         points = table.collective_map[collective_key(primitive, 1, 2, "loopback")]
         assert [point[0] for point in points] == [1024, 65536]
         assert collective_seconds(primitive, 1024, (0, 1), cluster, table).source == "measured"
-    names = {"segment_seconds", "message_seconds", "process_bytes"}
-    names |= {f"update_seconds_per_{what}" for what in ("byte", "tensor")}
+    names = {"segment_seconds", "message_seconds", "update_seconds", "process_bytes"}
+    sizes = [point[0] for point in table.collective_map[UPDATE]]
+    assert sizes == sorted(sizes)
+    assert len(sizes) > 3
     of_ranks = {f"{what}|1x2|loopback" for what in ("skew", "hiding")}
     assert names | of_ranks | {"overlap_slowdown"} == set(table.overhead_map)
     assert table.overhead_map["overlap_slowdown"] == 1.0  # what is lost is known by message

@@ -13,13 +13,8 @@ from shardwright.planner.cost import build_costs
 from shardwright.planner.cost.compute import has_backward
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.profile import Setting, measure_operators
-from shardwright.runtime.profile.operators import (
-    Overload,
-    Request,
-    _make,
-    make_shard,
-    time_shard,
-)
+from shardwright.runtime.profile.passes import time_in_passes
+from shardwright.runtime.profile.shards import Overload, Request, make_shard
 from shardwright.runtime.profile.workers import run_workers
 from tests import zoo
 
@@ -60,16 +55,15 @@ MODELS = [
 def test_every_operator_of_a_model_can_be_timed_forward_and_backward(name: str):
     model = captured(name)
     graph = model.graph
+    made = {r[0]: make_shard(model, r, "cpu", "float32") for r in whole(graph)}
+    known = {index: shard for index, shard in made.items() if shard is not None}
+    assert [i for i in made.keys() - known.keys() if graph.operators[i].outputs] == []
+    timings = time_in_passes(list(known.values()), 0.5, lambda done, of: None)
     failed: list[str] = []
-    for request in whole(graph):
-        shard = make_shard(model, request, "cpu", "float32")
-        operator = graph.operators[request[0]]
-        if shard is None:
-            failed += [operator.kind] if operator.outputs else []
-            continue
-        ahead, back = time_shard(shard, "cpu", 0.0, 0.0)
+    for index, (ahead, back) in zip(known, timings, strict=True):
+        operator = graph.operators[index]
         wants = any(graph.tensors[t].needs_gradient for t in operator.outputs)
-        if ahead.seconds < 0 or (back is None and wants):
+        if ahead is None or ahead.seconds <= 0 or (back is None and wants):
             failed.append(operator.kind)
     assert failed == []
 
@@ -96,7 +90,7 @@ def test_shards_of_an_operator_run_on_their_local_shapes():
     shard = make_shard(model, (index, ((4, 16), (8, 16), (8,)), ((4, 8),)), "cpu", "float32")
     assert shard is not None
     assert [operand.shape for operand in shard.operands] == [(4, 16), (8, 16), (8,)]
-    assert time_shard(shard, "cpu", 0.0, 0.0)[1] is not None
+    assert time_in_passes([shard], 0.1, lambda done, of: None)[0][1] is not None
 
 
 def test_another_precision_has_another_key_and_dtype():
@@ -125,7 +119,7 @@ def test_operands_have_the_strides_that_transposes_left():
     shard = make_shard(model, whole(model.graph)[index], "cpu", "float32")
     assert shard is not None
     expected = x.permute(2, 0, 1).transpose(0, 1)
-    assert _make(shard.operands[0], "cpu").stride() == expected.stride()
+    assert shard.operands[0].make("cpu").stride() == expected.stride()
 
 
 def test_overloads_are_found_again_by_name():

@@ -8,8 +8,9 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +152,7 @@ class Tariff:
             self._frame = frame
             self._meet(program.meshes, program.strategy.precision)
         self.program = program
-        self.masters: dict[int, int] = dict(masters or {})
+        self.masters = masters or {}
         return _prices(self, program)
 
     def _meet(self, meshes: tuple[Mesh, ...], precision: str) -> None:
@@ -399,30 +400,36 @@ class Tariff:
         """Price the update of this mesh's optimizer shards."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
         states = self.program.strategy.optimizer_states
-        cost = update_seconds(
-            self._master_bytes(mesh), len(self._masters(mesh)), states, kind, self.overheads
-        )
-        if cost.source == "measured":
-            return cost
-        return Cost(seconds=cost.seconds + kind.launch_seconds)
+        sizes = Counter(self._master_sizes(mesh))
+        if not sizes:
+            return Cost(seconds=0.0)
+        known = self.overheads.get("update_seconds")
+        costs = [Cost(seconds=kind.launch_seconds)]
+        if known is not None:
+            costs = [Cost(seconds=known, source="measured")]
+        for size, count in sizes.items():
+            each = update_seconds(size, states, kind, self.table)
+            costs.append(replace(each, seconds=count * each.seconds, spread=count * each.spread))
+        return _total(costs)
 
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
-        touched = memory_seconds(3 * self._master_bytes(mesh), kind)
+        touched = memory_seconds(3 * sum(self._master_sizes(mesh)), kind)
         everyone = self.program.strategy.devices
         norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
         return _total([Cost(seconds=touched), norm])
 
-    def _master_bytes(self, mesh: int) -> int:
+    def _master_sizes(self, mesh: int) -> list[float]:
         """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""
-        if mesh not in self.masters:
-            kept, sizes = self.program.strategy.parameters, self.program.meshes[mesh].sizes
-            self.masters[mesh] = sum(
-                self._shard_bytes(tensor, kept[position].optimizer, sizes)
-                for position, tensor in self._masters(mesh)
-            )
-        return self.masters[mesh]
+        masters = self._masters(mesh)
+        if masters and mesh in self.masters:
+            return [self.masters[mesh] / len(masters)] * len(masters)
+        kept, sizes = self.program.strategy.parameters, self.program.meshes[mesh].sizes
+        return [
+            self._shard_bytes(tensor, kept[position].optimizer, sizes)
+            for position, tensor in masters
+        ]
 
     def _masters(self, mesh: int) -> list[tuple[int, int]]:
         """Return the trained parameters, by position and tensor, whose first use is on a mesh."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.core.costs import Cost, CostTable, Record
+from shardwright.core.costs import UPDATE, Cost, CostTable, Record
 
 
 def build_costs(records: Iterable[Record], environment: str, graph: str = "") -> CostTable:
     """Collect the records made in ``environment``.
 
     Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``, and ``held|...``,
-    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``overhead|NAME``, whose ``seconds`` is
+    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``); ``overhead|NAME``, whose ``seconds`` is
     the named scalar whatever its unit; and ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of
     which those of ``graph`` count.
     """
@@ -32,7 +32,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
         if family == "operator":
             cost = Cost(seconds=record.seconds, spread=record.spread, source="measured")
             operators.append((key, cost))
-        elif family in ("collective", "held", "stolen", "waited"):
+        elif family in ("collective", "held", "stolen", "waited", UPDATE):
             group, _, size = key.rpartition("|")
             points.setdefault(group, []).append((float(size), record.seconds, record.spread))
         elif family == "overhead":

@@ -1,4 +1,4 @@
-"""Time collectives, and what running costs besides operators and messages.
+"""Time collectives of ranks of this machine.
 
 Real processes, the transport that training uses, and the very functions that the executor calls.
 Every rank does the same number of runs in the same order; rank 0's clock counts.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import (
+    UPDATE,
     Record,
     beneath_key,
     collective_key,
@@ -30,16 +31,15 @@ from shardwright.core.costs import (
 from shardwright.runtime import collectives as verbs
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
 from shardwright.runtime.profile.beneath import Start, run_through, time_beneath
-from shardwright.runtime.profile.clock import Timing, measure, summarise
+from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
+from shardwright.runtime.profile.overheads import time_overheads
 from shardwright.runtime.profile.workers import Progress, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
 START_SECONDS = 60.0
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
-_UPDATED_BYTES = 16 * 2**20
-_FEW, _MANY, _SMALL = 16, 32, 256
 _ROUNDS = 3
 _MIN_RUNS = 9
 _MAX_RUNS = 200
@@ -97,7 +97,7 @@ def name_records(
     found: dict[str, Timing], hosts: int, num_devices: int, label: str, environment: str
 ) -> list[Record]:
     """Turn what rank 0 measured into records: ``PRIMITIVE|BYTES`` and ``WHAT|PRIMITIVE|BYTES``, scalars
-    of the group, and ``overhead|NAME``."""
+    of the group, ``update|BYTES`` and ``overhead|NAME``."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     records: list[Record] = []
     for name, timing in found.items():
@@ -116,7 +116,7 @@ def name_records(
 
 def _key(name: str, hosts: int, num_devices: int, label: str) -> str:
     """Name the record of a measurement of a group."""
-    if name.startswith("overhead|"):
+    if name.startswith(("overhead|", UPDATE)):
         return name
     if "|" not in name:
         return f"overhead|{meeting_name(name, hosts, num_devices, label)}"
@@ -131,11 +131,9 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     """Join a process group of our own and measure: the body of one process."""
     torch.set_num_threads(1)
     probe, found = job.probe, dict[str, Timing]()
-    if probe.overheads:
-        found |= _overheads()
     if job.ranks < 2:
         report(1, 1)
-        return found
+        return time_overheads() if probe.overheads else found
     dist.init_process_group(
         "gloo",
         init_method=f"file://{directory / 'rendezvous'}",
@@ -147,6 +145,8 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
         group = cast(ProcessGroup, dist.group.WORLD)
         if probe.overheads:
             found["overhead|process_bytes"] = _number(float(resident_bytes()))
+            dist.barrier()  # all cores are busy while any of them is measured
+            found |= time_overheads()
         found |= time_collectives(group, probe, job.budget_seconds, report)
         if probe.overheads:
             # What computation loses to messages is priced message by message.
@@ -249,75 +249,3 @@ def _transfer(whole: Tensor, other: Tensor, group: ProcessGroup) -> Start:
 
 def _number(value: float) -> Timing:
     return Timing(seconds=value, spread=0.0, count=1)
-
-
-def _overheads() -> dict[str, Timing]:
-    """Measure the fixed costs of segments and messages, and the optimizer's rate."""
-    segment = _segment_seconds()
-    message = _message_seconds()
-    return {
-        "overhead|segment_seconds": segment,
-        "overhead|message_seconds": message,
-        **_update_seconds(),
-    }
-
-
-def _segment_seconds() -> Timing:
-    """Time entering a segment's graph and its autograd engine once each, and halve it."""
-    graph = torch.fx.Graph()
-    node = graph.placeholder("x")
-    graph.output((graph.call_function(torch.ops.aten.view.default, (node, [8])),))
-    module = torch.fx.GraphModule({}, graph)
-    leaf, seed = torch.rand(8, requires_grad=True), torch.rand(8)
-
-    def run(number: int) -> None:
-        for _ in range(number):
-            (out,) = module(leaf)
-            torch.autograd.grad((out,), (leaf,), (seed,), allow_unused=True)
-
-    both = measure(run, budget_seconds=0.3, clock=time.thread_time)
-    return Timing(seconds=both.seconds / 2, spread=both.spread / 2, count=both.count)
-
-
-def _message_seconds() -> Timing:
-    """Time making, filling and emptying a buffer: what a message costs besides the wire."""
-    source, target = torch.rand(64), torch.empty(64)
-
-    def run(number: int) -> None:
-        for _ in range(number):
-            buffer = torch.empty(64)
-            buffer.copy_(source)
-            target.copy_(buffer.view(64))
-
-    return measure(run, budget_seconds=0.3, clock=time.thread_time)
-
-
-def _update_seconds() -> dict[str, Timing]:
-    """Time AdamW, as torch chooses to run it, on many small parameters and on a few large ones."""
-    small = _adamw_seconds([_SMALL] * _MANY)
-    each = small.seconds / _MANY
-    large = _adamw_seconds([_UPDATED_BYTES // 4 // _FEW] * _FEW)
-    size = _UPDATED_BYTES
-    return {
-        "overhead|update_seconds_per_tensor": replace(
-            small, seconds=each, spread=small.spread / _MANY
-        ),
-        "overhead|update_seconds_per_byte": replace(
-            large,
-            seconds=max(large.seconds - _FEW * each, 0.0) / size,
-            spread=large.spread / size,
-        ),
-    }
-
-
-def _adamw_seconds(sizes: list[int]) -> Timing:
-    parameters = [torch.nn.Parameter(torch.rand(size)) for size in sizes]
-    for parameter in parameters:
-        parameter.grad = torch.rand_like(parameter)
-    optimizer = torch.optim.AdamW(parameters)
-
-    def run(number: int) -> None:
-        for _ in range(number):
-            optimizer.step()
-
-    return measure(run, budget_seconds=0.4, clock=time.thread_time)

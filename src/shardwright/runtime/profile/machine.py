@@ -27,6 +27,8 @@ LOOPBACK = Link(latency=2e-5, bandwidth=2e9, source="modelled")
 CPU_LAUNCH_SECONDS = 4e-6
 _MATRIX = 512
 _COPIED_BYTES = 64 * 2**20
+# Named anew whenever measurements mean something else, so that old ones are not mixed with new.
+METHOD = "in turns"
 RATES = ("peak_flops", "memory_bandwidth")
 
 
@@ -43,9 +45,10 @@ def local_backend() -> Literal["cpu", "cuda"]:
 
 
 def local_environment(concurrency: int) -> str:
-    """Name what measurements depend on: processor, torch, threads, and processes at one time."""
+    """Name what measurements depend on: processor, torch, threads, processes at one time, and how
+    they are taken."""
     name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else _processor()
-    return f"{name}; torch {torch.__version__}; threads 1; processes {concurrency}"
+    return f"{name}; torch {torch.__version__}; threads 1; processes {concurrency}; {METHOD}"
 
 
 def _processor() -> str:

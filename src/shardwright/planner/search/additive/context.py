@@ -281,7 +281,7 @@ class Context:
     def update_seconds(self, num_bytes: float) -> float:
         """Return the seconds of the optimizer on a master parameter of so many bytes."""
         states, kind = self.training.optimizer_states, self._rates.kind
-        return update_seconds(num_bytes, 1, states, kind, self.table.overhead_map).seconds
+        return update_seconds(num_bytes, states, kind, self.table).seconds
 
     def touch_seconds(self, num_bytes: float) -> float:
         """Return the seconds of so many bytes, read and written together, through the memory."""

@@ -1,0 +1,206 @@
+"""Operator shards as they are measured: one operator with local shapes, and how to make its tensors."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shardwright.core.costs import operator_key
+from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, OperatorGraph
+from shardwright.runtime.localise import localise
+from shardwright.runtime.offsets import with_offset
+
+if TYPE_CHECKING:
+    from shardwright.runtime.capture import Captured
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
+Request = tuple[int, Shapes, Shapes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How to make one input: ``order`` lists its dims from outermost to innermost in memory;
+    ``is_made``: an operator before this one has just made it."""
+
+    shape: Shape
+    dtype: str
+    needs_gradient: bool
+    high: int
+    order: tuple[int, ...]
+    is_made: bool
+
+    def make(self, device: str) -> Tensor:
+        """Make a tensor with the strides it would have: positive numbers, indices in range."""
+        shape = [self.shape[dim] for dim in self.order]
+        dtype = getattr(torch, self.dtype)
+        if self.dtype == "bool":
+            base = torch.rand(shape, device=device) < 0.5
+        elif dtype.is_floating_point or dtype.is_complex:
+            base = torch.rand(shape, device=device).add_(0.1).to(dtype)
+        else:
+            base = torch.randint(0, max(self.high, 1), shape, device=device).to(dtype)
+        place = [self.order.index(dim) for dim in range(len(shape))]
+        tensor = base.permute(place) if place else base
+        return tensor.detach().requires_grad_(self.needs_gradient)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One operator with local shapes, in a form that can be sent to another process."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    operands: tuple[Operand, ...]
+    bytes: int
+    keys: tuple[str, str]
+
+    def bind(
+        self, tensors: list[Tensor]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Return what is called with which arguments on tensors made of ``operands``."""
+        target = self.target.find() if isinstance(self.target, Overload) else self.target
+        args = tuple(_fill(argument, tensors) for argument in self.args)
+        return target, args, {name: _fill(value, tensors) for name, value in self.kwargs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overload:
+    """A torch operator by name; torch's own objects cannot be pickled."""
+
+    name: str
+
+    def find(self) -> Callable[..., Any]:
+        found: Any = torch.ops
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def make_shard(captured: Captured, request: Request, device: str, precision: str) -> Shard | None:
+    """Describe a request's operator with its local arguments; None where it cannot be sent."""
+    index, inputs, outputs = request
+    graph, call = captured.graph, captured.calls[index]
+    operator = graph.operators[index]
+    if not outputs:
+        return None
+    unpadded = _with_halos(graph, index, inputs, outputs)
+    args, kwargs = localise(call, operator, outputs, device, unpadded)
+    target = call.target
+    is_causal = operator.attribute("is_causal") is True
+    if is_causal and inputs[0][-2] < graph.tensors[operator.inputs[0]].shape[-2]:
+        # The last queries see most keys: the device that has them is waited for.
+        target, kwargs = with_offset(operator), {**kwargs, "offset": inputs[1][-2] - inputs[0][-2]}
+    if isinstance(target, torch._ops.OpOverload):
+        target = Overload(name=str(target))
+    operands = tuple(
+        Operand(
+            shape=shape,
+            dtype=_dtype(graph, tensor, precision),
+            needs_gradient=graph.tensors[tensor].needs_gradient,
+            high=_largest_index(graph, index, position, inputs),
+            order=_memory_order(graph, tensor, len(shape)),
+            is_made=graph.tensors[tensor].producer >= 0,
+        )
+        for position, (tensor, shape) in enumerate(zip(operator.inputs, inputs, strict=True))
+    )
+    sizes = [math.prod(o.shape) * DTYPE_BYTES[o.dtype] for o in operands]
+    sizes += [
+        math.prod(shape) * DTYPE_BYTES[_dtype(graph, tensor, precision)]
+        for tensor, shape in zip(operator.outputs, outputs, strict=True)
+    ]
+    shard = Shard(
+        target=target,
+        args=args,
+        kwargs=tuple(kwargs.items()),
+        operands=operands,
+        bytes=sum(sizes),
+        keys=tuple(
+            operator_key(graph, operator, inputs, outputs, phase, precision)
+            for phase in ("forward", "backward")
+        ),  # type: ignore[arg-type]
+    )
+    try:
+        pickle.dumps(shard)
+    except Exception:  # noqa: BLE001  # pickling runs foreign code; what cannot travel is not timed
+        return None
+    return shard
+
+
+def _with_halos(
+    graph: OperatorGraph, index: int, inputs: Shapes, outputs: Shapes
+) -> tuple[int, ...]:
+    """Return the dims in which a shard of an image has rows of its neighbours: those in which it is
+    a larger part of its tensor than the result is.
+    """
+    operator = graph.operators[index]
+    if not inputs or len(inputs[0]) != len(outputs[0]):
+        return ()
+    before, after = (graph.tensors[t].shape for t in (operator.inputs[0], operator.outputs[0]))
+    sizes = enumerate(zip(inputs[0], before, outputs[0], after, strict=True))
+    return tuple(dim for dim, (a, whole, b, result) in sizes if a * result > b * whole)
+
+
+def _dtype(graph: OperatorGraph, tensor: int, precision: str) -> str:
+    dtype = graph.tensors[tensor].dtype
+    return KEPT_AS.get(precision, precision) if dtype == "float32" else dtype
+
+
+def _largest_index(graph: OperatorGraph, index: int, position: int, inputs: Shapes) -> int:
+    """Return the exclusive bound of an integer input: rows, classes or positions it may name."""
+    operator = graph.operators[index]
+    kind = operator.kind.split(".")[1]
+    if not inputs or not inputs[0]:
+        return 2
+    if kind == "embedding":
+        return inputs[operator.input_named("weight")][0]
+    if kind in {"cross_entropy_sum", "cross_entropy_loss", "nll_sum", "nll_loss", "nll_loss_nd"}:
+        return inputs[0][1] if len(inputs[0]) > 1 else max(inputs[0])
+    if kind in {"token_cross_entropy_sum", "vocabulary_cross_entropy_sum"}:
+        return inputs[0][-1]
+    if kind in {"gather", "index_select", "scatter", "scatter_add", "index_add", "take_along_dim"}:
+        dim = operator.attribute("dim", 0)
+        return inputs[0][dim] if isinstance(dim, int) else 1
+    if kind in {"index", "index_put"} and position > 0:
+        return min(inputs[0])
+    return 2
+
+
+def _memory_order(graph: OperatorGraph, tensor: int, rank: int) -> tuple[int, ...]:
+    """Return a tensor's dims from outermost to innermost, following transposes back."""
+    plain = tuple(range(rank))
+    producer = graph.tensors[tensor].producer
+    if producer < 0:
+        return plain
+    operator = graph.operators[producer]
+    kind = operator.kind.split(".")[1]
+    if kind == "scaled_dot_product_attention" and rank == 4:
+        return (0, 2, 1, 3)
+    if kind not in {"transpose", "permute", "t"} or not operator.inputs:
+        return plain
+    before = _memory_order(graph, operator.inputs[0], rank)
+    if kind == "permute":
+        dims = operator.attribute("dims")
+        moved = (
+            tuple(d % rank for d in dims if isinstance(d, int)) if isinstance(dims, tuple) else ()
+        )
+    else:
+        ends = (0, 1) if kind == "t" else (operator.attribute("dim0"), operator.attribute("dim1"))
+        swap = {int(str(ends[0])) % rank: int(str(ends[1])) % rank}
+        swap |= {b: a for a, b in swap.items()}
+        moved = tuple(swap.get(d, d) for d in range(rank))
+    return tuple(moved.index(d) for d in before) if sorted(moved) == list(plain) else plain
+
+
+def _fill(argument: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(_fill(item, tensors) for item in argument)
+    is_slot = type(argument).__name__ == "Slot"
+    return tensors[argument.index] if is_slot else argument
