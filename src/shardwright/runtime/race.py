@@ -55,11 +55,12 @@ class Laps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How often everybody has a turn, of how many steps, and after how many seconds no further turn
-    is begun."""
+    """How often everybody has a turn, of how many steps that count, and after how many seconds no
+    further turn is begun. Where more than one counts, one before them does not: caches hold what the
+    contestant before has left."""
 
-    turns: int = 5
-    steps: int = 4
+    turns: int = 10
+    steps: int = 2
     budget_seconds: float = 60.0
 
 
@@ -83,7 +84,32 @@ def race(
         tell(turn + 1)
         if _agreed(time.perf_counter() - begin > rules.budget_seconds):
             break
-    return tuple(Laps(turns=tuple(found)) for found in turns)
+    return steadied([Laps(turns=tuple(found)) for found in turns])
+
+
+def steadied(laps: Sequence[Laps]) -> tuple[Laps, ...]:
+    """Take off what made a turn slower, or faster, for everybody: it was the machine.
+
+    A turn's pace is the median, over contestants, of its median step over that of all turns. Two
+    contestants or fewer stay as they are: there, a turn's pace would be their own noise.
+    """
+    if len(laps) < 3:
+        return tuple(laps)
+    middles = [[statistics.median(turn) for turn in one.turns] for one in laps]
+    usual = [statistics.median(row) for row in middles]
+    paces = [
+        statistics.median([row[turn] / own for row, own in zip(middles, usual, strict=True)])
+        for turn in range(len(middles[0]))
+    ]
+    return tuple(
+        Laps(
+            turns=tuple(
+                tuple(step / pace for step in turn)
+                for turn, pace in zip(one.turns, paces, strict=True)
+            )
+        )
+        for one in laps
+    )
 
 
 def _turn(step: Step, batches: Sequence[Batch], count: int) -> tuple[float, ...]:
@@ -91,11 +117,12 @@ def _turn(step: Step, batches: Sequence[Batch], count: int) -> tuple[float, ...]
     if dist.is_initialized():
         dist.barrier()
     laps: list[float] = []
-    for number in range(count):
+    settling = int(count > 1)
+    for number in range(settling + count):
         start = time.perf_counter()
         float(step(batches[number % len(batches)]))
         laps.append(time.perf_counter() - start)
-    return tuple(laps)
+    return tuple(laps[settling:])
 
 
 def _agreed(wish: bool) -> bool:

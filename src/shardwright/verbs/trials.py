@@ -8,9 +8,6 @@ simplest. What was measured is kept in the store, so that planning again tries n
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import hashlib
 import itertools
 import json
 import tempfile
@@ -19,17 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardwright.core.codec import decode, dumps, encode
-from shardwright.core.costs import CostTable, Record
+from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier, Measured, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.lower import lower
 from shardwright.planner.search import Survey, is_simpler, refit
 from shardwright.report.units import seconds_text
-from shardwright.store import Store
 from shardwright.verbs.events import following
 from shardwright.verbs.request import Watch
+from shardwright.verbs.shelf import Shelf
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
@@ -41,9 +37,10 @@ TRIED = 4
 # Rounds of trying and planning again, and the seconds of steps of one round at most.
 ROUNDS = 3
 ROUND_SECONDS = 40.0
-TURNS, MOST_STEPS = 5, 4
+# Many short turns: how fast the machine is changes within seconds.
+TURNS, MOST_STEPS = 10, 3
 # The seconds that one turn of one plan should take.
-TURN_SECONDS = 0.6
+TURN_SECONDS = 0.4
 WARM_STEPS = 2
 LEARNING_RATE = 1e-3
 # Two plans in one trial are told apart if they differ by more than this and their turns' spread.
@@ -89,9 +86,10 @@ def tried(
     Tries at most ``entry.count`` plans and plain data parallelism, for some ``ROUND_SECONDS`` in each
     of ``ROUNDS`` rounds.
     """
-    known = _known(survey, entry)
+    shelf = Shelf.of(survey, entry.optimizer, entry.environment)
+    known = shelf.read(survey)
     if known and not survey.context.table.factors:
-        _keep(survey, entry, {}, _fitted(survey, known))
+        shelf.write({}, _fitted(survey, known))
         survey = again()
     left = entry.count - len([one for one in known if not _is_plain(survey, one)])
     for number in range(ROUNDS):
@@ -104,11 +102,30 @@ def tried(
         text = f"round {number + 1}, {len(plans)} plans"
         laps = run_trial(plans, entry, _following(watch, text))
         ran = {plan.strategy: as_measured(lap) for plan, lap in zip(plans, laps, strict=True)}
-        known |= ran
-        _keep(survey, entry, ran, _fitted(survey, known))
+        known = {**_at_pace(known, ran, survey.plain[:1]), **ran}
+        shelf.write(known, _fitted(survey, known))
         watch.tell("planning with what was measured", 1.0)
         survey = again()
     return survey, with_measured(survey, known)
+
+
+def _at_pace(
+    known: Mapping[Strategy, Measured], ran: Mapping[Strategy, Measured], plain: Sequence[Plan]
+) -> dict[Strategy, Measured]:
+    """Return what is known of plans as it would be now: plain data parallelism has run again, and
+    what has made it slower, or faster, is the machine."""
+    pace = 1.0
+    for one in plain:
+        if one.strategy in known and one.strategy in ran:
+            pace = ran[one.strategy].step_seconds / known[one.strategy].step_seconds
+    return {
+        strategy: replace(
+            one,
+            step_seconds=pace * one.step_seconds,
+            spread_seconds=pace * one.spread_seconds,
+        )
+        for strategy, one in known.items()
+    }
 
 
 def run_trial(
@@ -379,64 +396,9 @@ def _following(watch: Watch, text: str) -> Watch:
     return Watch(tell=watch.tell, stop=watch.stop, step=step)
 
 
-# -- what is kept ----------------------------------------------------------------------------------
-
-
 def as_measured(laps: Laps) -> Measured:
     return Measured(step_seconds=laps.seconds, spread_seconds=laps.spread, num_steps=laps.num_steps)
 
 
 def _fitted(survey: Survey, known: Mapping[Strategy, Measured]) -> CostTable:
     return refit(survey.context, {one: found.step_seconds for one, found in known.items()})
-
-
-def _prefix(survey: Survey, entry: Entry) -> str:
-    """Name the trials of a graph that is trained in one way; a strategy's JSON follows."""
-    how = hashlib.sha256(repr(survey.context.training).encode()).hexdigest()[:8]
-    return f"trial|{survey.context.graph.fingerprint}|{entry.optimizer}|{how}|"
-
-
-def _known(survey: Survey, entry: Entry) -> dict[Strategy, Measured]:
-    """Return what the store knows of plans that ran and still fit. What cannot be read as a strategy
-    of this graph is as if it were not there."""
-    prefix = _prefix(survey, entry)
-    with Store() as store:
-        records = store.find(None, entry.environment)
-    found: dict[Strategy, Measured] = {}
-    for one in records:
-        if not one.key.startswith(prefix):
-            continue
-        with contextlib.suppress(ValueError, IndexError, RecursionError):
-            strategy = decode(Strategy, json.loads(one.key[len(prefix) :]))
-            if survey.plan(strategy).predicted.peak_bytes <= survey.room:
-                found[strategy] = Measured(
-                    step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count
-                )
-    return found
-
-
-def _keep(
-    survey: Survey, entry: Entry, known: Mapping[Strategy, Measured], table: CostTable
-) -> None:
-    """Store what was measured, and the factors fitted to it."""
-    graph, prefix = survey.context.graph.fingerprint, _prefix(survey, entry)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    rows = [
-        (prefix + dumps(encode(one)), found.step_seconds, found.spread_seconds, found.num_steps)
-        for one, found in known.items()
-    ]
-    rows += [
-        (f"factor|{graph}|{name}", value, 0.0, max(len(known), 1)) for name, value in table.factors
-    ]
-    with Store() as store:
-        store.put(
-            Record(
-                key=key,
-                seconds=seconds,
-                spread=spread,
-                count=count,
-                environment=entry.environment,
-                measured_at=now,
-            )
-            for key, seconds, spread, count in rows
-        )

@@ -8,9 +8,8 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
-from shardwright.planner.cost.update import update_seconds
+from shardwright.planner.cost.update import update_all
 
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
@@ -400,17 +399,7 @@ class Tariff:
         """Price the update of this mesh's optimizer shards."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
         states = self.program.strategy.optimizer_states
-        sizes = Counter(self._master_sizes(mesh))
-        if not sizes:
-            return Cost(seconds=0.0)
-        known = self.overheads.get("update_seconds")
-        costs = [Cost(seconds=kind.launch_seconds)]
-        if known is not None:
-            costs = [Cost(seconds=known, source="measured")]
-        for size, count in sizes.items():
-            each = update_seconds(size, states, kind, self.table)
-            costs.append(replace(each, seconds=count * each.seconds, spread=count * each.spread))
-        return _total(costs)
+        return update_all(self._master_sizes(mesh), states, kind, self.table)
 
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from shardwright.core.cluster import DeviceKind
 from shardwright.core.costs import UPDATE, Cost, CostTable
 from shardwright.planner.cost.collective import interpolate
@@ -21,3 +24,17 @@ def update_seconds(num_bytes: float, states: int, kind: DeviceKind, table: CostT
     share = touches / _MEASURED_TOUCHES
     found = interpolate(points, num_bytes)
     return Cost(seconds=share * found.seconds, spread=share * found.spread, source="measured")
+
+
+def update_all(sizes: Iterable[float], states: int, kind: DeviceKind, table: CostTable) -> Cost:
+    """Return the seconds of one step of the optimizer on shards of so many bytes each."""
+    counts = Counter(sizes)
+    costs = [(n, update_seconds(size, states, kind, table)) for size, n in counts.items()]
+    if not costs:
+        return Cost(seconds=0.0)
+    once = table.overhead_map.get("update_seconds", kind.launch_seconds)
+    return Cost(
+        seconds=once + sum(count * cost.seconds for count, cost in costs),
+        spread=sum(count * cost.spread for count, cost in costs),
+        source=costs[0][1].source,
+    )

@@ -41,8 +41,9 @@ SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
 START_SECONDS = 60.0
 _GROUP_TIMEOUT = datetime.timedelta(seconds=60)
 _ROUNDS = 3
-_MIN_RUNS = 9
-_MAX_RUNS = 200
+# Of one round.
+_MIN_RUNS = 3
+_MAX_RUNS = 70
 
 Run = Callable[[], None]
 
@@ -163,25 +164,25 @@ def time_collectives(
     """Measure on a group that exists already; every rank must call it with equal arguments.
 
     Sizes are bytes as ``core.program.Message`` counts them. What they cost ranks that compute
-    (``time_beneath``) is measured besides.
+    (``time_beneath``) is measured besides. Everything has its turn in each of some rounds, of which
+    the quietest counts: what else a machine does lasts for seconds.
     """
     deadline = time.perf_counter() + budget_seconds
     found: dict[str, Timing] = {}
-    starts: dict[tuple[str, int], Start] = {}
-    total, done = len(probe.primitives) * len(probe.sizes), 0
     # Small sizes of everything first, so that a short budget still sees every primitive.
-    for size in sorted(probe.sizes):
-        for primitive in probe.primitives:
-            share = max(deadline - time.perf_counter(), 0.0) / (total - done)
-            start = _prepare(primitive, size, group)
-            run = partial(run_through, start)
-            runs = _agree(_runs_within(run, share), group)
-            if runs > 0:
-                found[f"{primitive}|{size}"] = _repeat(run, runs)
-            if size in SIZES_BENEATH:
-                starts[primitive, size] = start
-            done += 1
-            report(done, total)
+    wanted = [(primitive, size) for size in sorted(probe.sizes) for primitive in probe.primitives]
+    total = _ROUNDS * len(wanted)
+    for done in range(total):
+        primitive, size = wanted[done % len(wanted)]
+        share = max(deadline - time.perf_counter(), 0.0) / (total - done)
+        run = partial(run_through, _prepare(primitive, size, group))
+        runs = _agree(_runs_within(run, share), group)
+        if runs > 0:
+            name = f"{primitive}|{size}"
+            timings = [_timed(run, runs), *([found[name]] if name in found else [])]
+            found[name] = min(timings, key=lambda timing: timing.seconds)
+        report(done + 1, total)
+    starts = {one: _prepare(*one, group) for one in wanted if one[1] in SIZES_BENEATH}
     return found | time_beneath(group, starts, found)
 
 
@@ -201,17 +202,13 @@ def _agree(number: int, group: ProcessGroup) -> int:
     return int(shared.item())
 
 
-def _repeat(run: Run, runs: int) -> Timing:
-    """Return the timing of the quietest of three rounds: a busy machine delays whole rounds."""
-    rounds: list[Timing] = []
-    for _ in range(_ROUNDS):
-        samples: list[float] = []
-        for _ in range(-(-runs // _ROUNDS)):
-            start = time.perf_counter()
-            run()
-            samples.append(time.perf_counter() - start)
-        rounds.append(summarise(samples))
-    return min(rounds, key=lambda timing: timing.seconds)
+def _timed(run: Run, runs: int) -> Timing:
+    samples: list[float] = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - start)
+    return summarise(samples)
 
 
 def _prepare(primitive: str, size: int, group: ProcessGroup) -> Start:
