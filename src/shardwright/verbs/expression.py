@@ -26,6 +26,10 @@ FLASH_SINCE = "2023"
 USUAL_VOCAB = 50304
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
+# What is built on Megatron-Core and Transformer Engine; Megatron-LM itself is since its models are.
+CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo"), "2024"
+OVERLAPPED_SINCE = "2023"
+UNFUSED = "no gradient-accumulation fusion"
 USUAL_RANK = 32
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
 MICROBATCHES = (1, 2, 4, 8, 16)
@@ -45,7 +49,8 @@ class Expression:
     """A run as the planner says it.
 
     ``seeds`` is the one strategy, or several where the microbatch was not published: the fastest that
-    fits is meant. ``software`` names how its kernels were made.
+    fits is meant. ``software`` names how its kernels were made. ``runs_ahead``: parameters come back
+    to rest beneath the next step's forward.
     """
 
     decoder: Decoder
@@ -56,6 +61,8 @@ class Expression:
     precision: str
     software: str
     assumed: tuple[str, ...]
+    runs_ahead: bool = False
+    overlaps_gradients: bool = True
 
 
 def express(run: PublishedRun) -> Expression:
@@ -70,6 +77,7 @@ def express(run: PublishedRun) -> Expression:
         raise Inexpressible("hardware", str(error)) from error
     cluster = replace(cluster, software=profile_of(run))
     recompute = _recomputation(run, decoder, assumed)
+    runs_ahead = _runs_ahead(run, cluster.software, seeds[0], assumed)
     return Expression(
         decoder=decoder,
         cluster=cluster,
@@ -79,7 +87,30 @@ def express(run: PublishedRun) -> Expression:
         precision=precision,
         software=cluster.software,
         assumed=(*assumed, *guesses),
+        runs_ahead=runs_ahead,
+        overlaps_gradients=not _is_early_megatron(run),
     )
+
+
+def _is_early_megatron(run: PublishedRun) -> bool:
+    """Whether gradients are sent after backward: Megatron-LM before ``--overlap-grad-reduce``."""
+    name = run.framework.lower()
+    return "megatron" in name and run.software_date < OVERLAPPED_SINCE
+
+
+def _runs_ahead(run: PublishedRun, software: str, seed: Seed, assumed: list[str]) -> bool:
+    """Whether parameters that ZeRO-1 or 2 gathers after the update arrive beneath the next forward.
+
+    Megatron-Core and NeMo can do that; their published configurations do.
+    """
+    if seed.zero not in (1, 2):
+        return False
+    if "overlap" in run.sharding.lower():
+        return True
+    if software == "megatron-core":
+        assumed.append("parameters gathered beneath the next forward")
+        return True
+    return False
 
 
 def software_of(run: PublishedRun) -> str:
@@ -92,8 +123,15 @@ def software_of(run: PublishedRun) -> str:
 
 def profile_of(run: PublishedRun) -> str:
     """Return the cluster's software profile (``core.cluster.SOFTWARE``) of a run."""
-    made = software_of(run)
-    return "eager-2023" if made == "eager" and run.software_date < EAGER_SINCE else made
+    made, name = software_of(run), run.framework.lower()
+    if made == "megatron":
+        is_core = any(word in name for word in CORE) or (
+            "megatron-lm" in name and run.software_date >= CORE_SINCE
+        )
+        return "megatron-core" if is_core and UNFUSED not in name else made
+    if made == "compiled":
+        return "compiled-async" if "async" in name else made
+    return "eager-2023" if run.software_date < EAGER_SINCE else made
 
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
