@@ -94,7 +94,7 @@ class Rates:
         if not (self.is_gpu and self.software.is_fused):
             return None
         if id(graph) not in self.passes:
-            self.passes[id(graph)] = (graph, passing(graph))
+            self.passes[id(graph)] = (graph, passing(graph, self.software.apart))
         return self.passes[id(graph)][1][index]
 
 

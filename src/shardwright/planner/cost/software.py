@@ -41,7 +41,9 @@ class Software:
     ``attention`` is the share of measured attention on A100 and before, ``attention_later`` on
     devices after it;
     ``attention_backward`` the rate of backward attention over that of forward. ``memory`` is the
-    share of the memory's bandwidth that element-wise kernels reach; ``host`` is what the host
+    share of the memory's bandwidth that element-wise kernels reach; with ``is_fused`` chains of them
+    are one kernel, save those named in ``apart`` (softmax with scale and mask, fused by hand, is not
+    fused with the dropout behind it); ``host`` is what the host
     takes to start one operator, ``gap`` what lies between two kernels on the device, both as shares
     of the device's ``launch_seconds``;
     ``collective`` the share of the measured NCCL rate that is left beside computation.
@@ -58,6 +60,7 @@ class Software:
     attention_backward: float = 0.75
     memory: float = 0.8
     is_fused: bool = False
+    apart: frozenset[str] = frozenset()
     host: float = 1.2
     gap: float = 0.3
     collective: float = 0.95
@@ -81,14 +84,19 @@ def sustained(rate: float, peak: float, device: str) -> float:
 
 
 _COMPILED = Software(is_fused=True, host=0.6, rounding="fused")
-_MEGATRON = Software(attention_later=0.8, is_fused=True, host=0.8, balances_attention=True)
+_MEGATRON = Software(
+    attention_later=0.8,
+    is_fused=True,
+    apart=frozenset({"softmax", "_softmax"}),
+    host=0.8,
+    rounding="transposing",
+    balances_attention=True,
+)
 PROFILES = {
     "eager-2023": Software(attention_later=0.34),
     "eager": Software(memory=0.55),
     "compiled": _COMPILED,
     "compiled-async": replace(_COMPILED, overlaps_products=True),
     "megatron": _MEGATRON,
-    "megatron-core": replace(
-        _MEGATRON, rounding="transposing", adds_in_products=True, overlaps_products=True
-    ),
+    "megatron-core": replace(_MEGATRON, adds_in_products=True, overlaps_products=True),
 }
