@@ -152,9 +152,18 @@ def test_what_megatron_sends_beneath_what_it_computes() -> None:
     early = said(software_date="2021-04")
     assert not early.overlaps_gradients
     assert not early.runs_ahead
+    assert said(software_date="").overlaps_gradients
     overlapped = said(sharding="distributed optimizer, overlapped", software_date="2023-05")
     assert overlapped.overlaps_gradients
     assert overlapped.runs_ahead
     assert not any("gathered" in one for one in overlapped.assumed)
     assert not said(sharding="DDP").runs_ahead
     assert not said(framework="DeepSpeed").runs_ahead
+
+
+def test_early_megatron_drops_attentions_probabilities_where_it_keeps_them() -> None:
+    early = {"software_date": "2021-04", "recompute": "full"}
+    assert said(**early, flash_attn="no").decoder.dropout
+    assert "dropout" in said(**early, flash_attn="no").assumed
+    for cells in ({"flash_attn": "yes"}, {"software_date": "2024"}, {"framework": "DeepSpeed"}):
+        assert not said(**{**early, "flash_attn": "no", **cells}).decoder.dropout

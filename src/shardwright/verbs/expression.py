@@ -28,7 +28,8 @@ USUAL_VOCAB = 50304
 EAGER_SINCE = "2024"
 # What is built on Megatron-Core and Transformer Engine; Megatron-LM itself is since its models are.
 CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo"), "2024"
-OVERLAPPED_SINCE = "2023"
+# Since when Megatron-LM sends gradients beneath backward.
+MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
 USUAL_RANK = 32
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
@@ -93,9 +94,9 @@ def express(run: PublishedRun) -> Expression:
 
 
 def _is_early_megatron(run: PublishedRun) -> bool:
-    """Whether gradients are sent after backward: Megatron-LM before ``--overlap-grad-reduce``."""
+    """Whether a run is of Megatron-LM before ``--overlap-grad-reduce`` and FlashAttention."""
     name = run.framework.lower()
-    return "megatron" in name and run.software_date < OVERLAPPED_SINCE
+    return "megatron" in name and "" < run.software_date < MODERN_SINCE
 
 
 def _runs_ahead(run: PublishedRun, software: str, seed: Seed, assumed: list[str]) -> bool:
@@ -177,6 +178,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         positions="learned" in arch or not (turns or "alibi" in arch),
         flash=_is_flash(run, assumed),
         fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
+        dropout=_drops(run, assumed),
         experts=experts,
         topk=topk,
         adapters=_rank(run, assumed),
@@ -260,6 +262,15 @@ def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
     flash = run.software_date >= FLASH_SINCE
     assumed.append("fused attention" if flash else "no fused attention")
     return flash
+
+
+def _drops(run: PublishedRun, assumed: list[str]) -> bool:
+    """Whether attention's probabilities are dropped: Megatron-LM's default (0.1), which models in its
+    tables of before 2023 have."""
+    if not _is_early_megatron(run) or _is_flash(run, []):
+        return False
+    assumed.append("dropout")
+    return True
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:

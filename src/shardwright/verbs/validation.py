@@ -13,10 +13,12 @@ from pathlib import Path
 from shardwright.core.accuracy import Case, Validation
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
-from shardwright.planner.search import Context, as_strategy, judge_closely, room
+from shardwright.planner.cost import Prices
+from shardwright.planner.search import Context, Judged, as_strategy, judge_closely, room
 from shardwright.planner.space import Seed, single_sync
 from shardwright.report.accuracy import validation
 from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
@@ -104,6 +106,14 @@ class _Judge:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = capture_decoder(*key)
         return self._graphs[key]
+
+
+def judge_run(context: Context, said: Expression, seed: Seed) -> tuple[Prices, Timeline, Judged]:
+    """Judge one of a run's strategies, messages beneath computation as its software has them."""
+    strategy = as_strategy(context, seed)
+    if not said.overlaps_gradients:
+        strategy = replace(strategy, gradient_sync=single_sync(context.graph))
+    return judge_closely(context, strategy, runs_ahead=said.runs_ahead)
 
 
 def _published(run: PublishedRun) -> Case:

@@ -95,3 +95,21 @@ def test_an_all_reduce_and_what_leaves_a_host_take_what_they_take() -> None:
         _, plain = priced(seed, parse_cluster(text), "megatron")
         _, beneath = priced(seed, parse_cluster(text), "megatron-core")
         assert (plain == beneath).all()
+
+
+def test_a_product_adds_to_the_gradients_of_earlier_microbatches() -> None:
+    """Otherwise each of them is read, and its sum in float32 read and written, by its own pass."""
+    added = {}
+    for software in ("megatron", "megatron-core"):
+        cluster = replace(parse_cluster("1xH100"), software=software)
+        graph = capture_decoder(SHAPE, 8, "bfloat16")
+        training = Training(precision="bfloat16", recompute="none")
+        context = Context(graph, cluster, CostTable(), training)
+        program = lower(graph, as_strategy(context, Seed(num_microbatches=2)))
+        seconds = price(program, graph, cluster, CostTable()).seconds
+        backward = program.kind == Kind.BACKWARD
+        first, second = (seconds[backward & (program.microbatch == turn)].sum() for turn in (0, 1))
+        added[software] = abs(second - first)
+    num_bytes = (2 + 4 + 4) * SHAPE.num_parameters
+    assert added["megatron"] == pytest.approx(num_bytes / (0.7 * 3.35e12), rel=0.02)
+    assert added["megatron-core"] == 0
