@@ -158,7 +158,8 @@ def test_what_megatron_sends_beneath_what_it_computes() -> None:
     assert overlapped.runs_ahead
     assert not any("gathered" in one for one in overlapped.assumed)
     assert not said(sharding="DDP").runs_ahead
-    assert not said(framework="DeepSpeed").runs_ahead
+    assert not said(framework="DeepSpeed", sharding="ZeRO-2, overlap_comm").runs_ahead
+    assert said(framework="x", sharding="ZeRO-1, overlapped param gather").runs_ahead
 
 
 def test_early_megatron_drops_attentions_probabilities_where_it_keeps_them() -> None:

@@ -106,7 +106,8 @@ def _runs_ahead(run: PublishedRun, software: str, seed: Seed, assumed: list[str]
     """
     if seed.zero not in (1, 2):
         return False
-    if "overlap" in run.sharding.lower():
+    text = run.sharding.lower()
+    if "overlap" in text and ("param" in text or software_of(run) == "megatron"):
         return True
     if software == "megatron-core":
         assumed.append("parameters gathered beneath the next forward")
