@@ -24,14 +24,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.core.costs import CostTable
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.errors import ShardwrightError
 from shardwright.files.runs import PublishedRun, read_runs
 from shardwright.planner.cost import software
-from shardwright.planner.search import Context, as_strategy, judge_closely
+from shardwright.planner.search import Context
 from shardwright.runtime.capture.decoder import capture_decoder
 from shardwright.verbs.expression import Expression, Inexpressible, express
-from shardwright.verbs.validation import published_seconds
+from shardwright.verbs.validation import judge_run, published_seconds
 
 STEP, PRIOR, MOST_RUNS = 0.8, 0.15, 8
 FIELDS = ("attention", "attention_later", "memory", "collective")
@@ -65,7 +65,7 @@ def changed(name: str) -> Iterator[None]:
 
 def step(graph: OperatorGraph, said: Expression) -> float:
     context = Context(graph, replace(said.cluster), CostTable(), said.training)
-    return judge_closely(context, as_strategy(context, said.seeds[0]))[2].seconds
+    return judge_run(context, said, said.seeds[0])[2].seconds
 
 
 def known(run: PublishedRun, graph_of: Callable[[Expression], OperatorGraph]) -> Known | None:
@@ -152,7 +152,8 @@ def main() -> None:
     graphs: dict[object, OperatorGraph] = {}
 
     def graph_of(said: Expression) -> OperatorGraph:
-        key = (said.decoder, said.global_batch, said.precision)
+        kept = said.precision if said.precision in DTYPE_BYTES else "bfloat16"
+        key = (said.decoder, said.global_batch, kept)
         if key not in graphs:
             graphs.clear()
             graphs[key] = capture_decoder(*key)

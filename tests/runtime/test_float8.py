@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwright.core.float8 import PRODUCTS, is_float8_product
+from shardwright.core.graph import OperatorGraph
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.capture.operators import linear_blocks
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.float8 import scaled_linear
+from shardwright.runtime.float8 import SCALED, scaled_linear, scaled_linear_blocks
 from shardwright.runtime.rehearsal import MemoryWorld, rehearse
 from tests.runtime.equivalence import batches
 
@@ -65,6 +68,51 @@ def test_the_three_products_are_those_of_rounded_operands(by_row: bool) -> None:
     ):
         error = (found.double() - wanted).abs().max() / wanted.abs().max()
         assert float(error) < 2.0**-7  # the result is bfloat16
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("rows", [True, False])
+def test_several_maps_of_one_input_are_one_rounded_product(rows: bool, by_row: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 16, 32).bfloat16().requires_grad_()
+    shape = (3, 48, 32) if rows else (32, 3, 48)
+    weight = (torch.randn(shape) / 6).bfloat16().requires_grad_()
+    bias = torch.randn(3, 48).bfloat16()
+    results = scaled_linear_blocks(x, weight, bias, rows, by_row)
+    plain = linear_blocks(x, weight, bias, rows)
+    incoming = [torch.randn(one.shape).bfloat16() for one in plain]
+    found = torch.autograd.grad(results, (x, weight), incoming)
+    wanted = torch.autograd.grad(plain, (x, weight), incoming)
+    for one, other in zip((*results, *found), (*plain, *wanted), strict=True):
+        assert one.shape == other.shape
+        assert not torch.equal(one, other)
+        error = (one - other).detach().norm() / other.detach().norm()
+        assert float(error) < 0.1  # 3 bits of mantissa, for gradients 2
+    assert set(SCALED) == PRODUCTS
+
+
+def test_scores_of_a_loss_stay_in_16_bits() -> None:
+    def graph_of(width: int) -> OperatorGraph:
+        module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, width))
+
+        class Scored(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = module
+
+            def forward(self, x: Tensor, y: Tensor) -> Tensor:
+                return F.cross_entropy(self.inner(x).float(), y)
+
+        batch = {"x": torch.randn(64, 32), "y": torch.randint(0, 5, (64,))}
+        return capture(Scored(), batch, precision="bfloat16").graph
+
+    graph = graph_of(16)
+    rounded = [
+        is_float8_product(graph, one, tuple(graph.tensors[t].shape for t in one.inputs))
+        for one in graph.operators
+        if one.kind in PRODUCTS
+    ]
+    assert rounded == [True, False]
 
 
 class Net(nn.Module):

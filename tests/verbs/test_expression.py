@@ -33,9 +33,13 @@ def test_a_row_is_planned_as_it_is_printed() -> None:
     assert found.seeds == (
         Seed(data=16, tensor=2, stages=2, zero=1, num_microbatches=8, sequence=True),
     )
-    assert (found.global_batch, found.precision, found.software) == (128, "bfloat16", "megatron")
+    assert (found.global_batch, found.precision, found.software) == (
+        128,
+        "bfloat16",
+        "megatron-core",
+    )
     assert found.cluster.num_devices == 64
-    assert found.assumed == ()
+    assert found.assumed == ("parameters gathered beneath the next forward",)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +133,38 @@ def test_recomputation_has_the_planners_names() -> None:
     assert said(recompute="selective").training.recompute == "none"  # nothing is kept to drop
     assert said(recompute="selective", flash_attn="no").training.recompute == "attention"
     assert said(recompute="selective", framework="torchtitan").training.recompute == "selective"
+
+
+def test_software_is_what_the_framework_runs_on() -> None:
+    for framework, date, compiled, profile in (
+        ("Megatron-LM", "2021-04", "", "megatron"), ("Megatron-LM", "2024-05", "", "megatron-core"),
+        ("NeMo/Megatron-Core", "2023-11", "", "megatron-core"), ("InternEvo", "2024", "", "megatron"),
+        ("Megatron-Core, no gradient-accumulation fusion", "2026", "", "megatron"),
+        ("torchtitan", "2024-12", "yes", "compiled"), ("torchtitan", "2024-12", "no", "eager"),
+        ("torchtitan + async TP", "2024-12", "yes", "compiled-async"),
+        ("llm-foundry", "2023-06", "no", "eager-2023"),
+    ):  # fmt: skip
+        assert said(framework=framework, software_date=date, compile=compiled).software == profile
+
+
+def test_what_megatron_sends_beneath_what_it_computes() -> None:
+    """Gradients since 2023; parameters where the source says so, or by Megatron-Core's habit."""
+    early = said(software_date="2021-04")
+    assert not early.overlaps_gradients
+    assert not early.runs_ahead
+    assert said(software_date="").overlaps_gradients
+    overlapped = said(sharding="distributed optimizer, overlapped", software_date="2023-05")
+    assert overlapped.overlaps_gradients
+    assert overlapped.runs_ahead
+    assert not any("gathered" in one for one in overlapped.assumed)
+    assert not said(sharding="DDP").runs_ahead
+    assert not said(framework="DeepSpeed", sharding="ZeRO-2, overlap_comm").runs_ahead
+    assert said(framework="x", sharding="ZeRO-1, overlapped param gather").runs_ahead
+
+
+def test_early_megatron_drops_attentions_probabilities_where_it_keeps_them() -> None:
+    early = {"software_date": "2021-04", "recompute": "full"}
+    assert said(**early, flash_attn="no").decoder.dropout
+    assert "dropout" in said(**early, flash_attn="no").assumed
+    for cells in ({"flash_attn": "yes"}, {"software_date": "2024"}, {"framework": "DeepSpeed"}):
+        assert not said(**{**early, "flash_attn": "no", **cells}).decoder.dropout

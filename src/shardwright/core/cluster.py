@@ -16,7 +16,7 @@ from typing import Literal
 Source = Literal["measured", "published", "modelled"]
 
 # What runs on GPUs, by name; ``planner.cost.software`` has the constants of each.
-SOFTWARE = ("eager-2023", "eager", "compiled", "megatron")
+SOFTWARE = ("eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

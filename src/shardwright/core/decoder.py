@@ -12,7 +12,7 @@ class Decoder:
     ``gated``: the feed-forward layer has a gate beside its first product (swiglu); ``activation`` is
     silu, gelu or relu2. ``rotary``: positions turn queries and keys; ``positions``: they are embedded;
     neither: they are part of attention (ALiBi). ``flash``: attention is one kernel. ``fused``: so is
-    turning by positions.
+    turning by positions. ``dropout``: of attention's probabilities, where attention is no kernel.
     """
 
     layers: int
@@ -32,6 +32,7 @@ class Decoder:
     tied: bool = False
     flash: bool = True
     fused: bool = True
+    dropout: bool = False
     experts: int = 0
     topk: int = 0
     shared: int = 0

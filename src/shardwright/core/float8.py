@@ -2,6 +2,8 @@
 
 Tensors stay in bfloat16; the two operands of such a product are scaled and rounded to 8 bits just
 before it, forward and backward, with one scale each (``fp8``) or one for each row (``fp8-row``).
+What makes the scores of a loss stays in 16 bits, as in Transformer Engine's and torchtitan's models:
+its rounding errors would enter the loss unaveraged.
 """
 
 from __future__ import annotations
@@ -15,15 +17,41 @@ FLOAT8 = frozenset({"fp8", "fp8-row"})
 GRAIN = 16
 
 
+PRODUCTS = frozenset({"aten.linear.default", "shardwright.linear_blocks"})
+# Between scores and their loss: other dtypes and shapes of the same numbers.
+PASSED_ON = frozenset({
+    "aten.to.dtype", "aten._to_copy.default", "aten.view.default", "aten.reshape.default",
+    "aten.flatten.using_ints",
+})  # fmt: skip
+LOSSES = frozenset({
+    "shardwright.cross_entropy_sum", "shardwright.token_cross_entropy_sum",
+    "shardwright.vocabulary_cross_entropy_sum", "shardwright.vocabulary_logsumexp",
+    "aten.log_softmax.int",
+})  # fmt: skip
+
+
 def is_float8_product(
     graph: OperatorGraph, operator: Operator, shapes: tuple[tuple[int, ...], ...]
 ) -> bool:
     """Whether an operator with these local input shapes is a product that 8 bits are used for: of an
-    activation with a weight (``linear``), all local sizes multiples of ``GRAIN``."""
-    if operator.kind.split(".")[:2] != ["aten", "linear"] or len(operator.inputs) < 2:
+    activation with a weight (``linear``, or several in one), all local sizes multiples of
+    ``GRAIN``."""
+    if operator.kind not in PRODUCTS or len(operator.inputs) < 2:
         return False
-    weight = graph.tensors[operator.inputs[1]]
-    rows = math.prod(shapes[0][:-1])
-    return weight.role == "parameter" and all(
-        size > 0 and size % GRAIN == 0 for size in (rows, *shapes[1])
+    reduced = shapes[0][-1]
+    sizes = (math.prod(shapes[0][:-1]), reduced, math.prod(shapes[1]) // max(reduced, 1))
+    return (
+        graph.tensors[operator.inputs[1]].role == "parameter"
+        and all(size > 0 and size % GRAIN == 0 for size in sizes)
+        and not any(_is_scored(graph, tensor) for tensor in operator.outputs)
+    )
+
+
+def _is_scored(graph: OperatorGraph, tensor: int) -> bool:
+    """Whether a loss reads a tensor."""
+    readers = [graph.operators[reader] for reader in graph.consumers[tensor]]
+    return any(
+        reader.kind in LOSSES
+        or (reader.kind in PASSED_ON and any(_is_scored(graph, one) for one in reader.outputs))
+        for reader in readers
     )

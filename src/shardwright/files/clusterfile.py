@@ -402,7 +402,8 @@ name = "my-cluster"
 # By how much computation and communication stretch while both run on one device (1 = not at all).
 # overlap_slowdown = 1.1
 # Which kernels GPUs run: "eager" (PyTorch as it is), "compiled" (torch.compile), "megatron" (fused
-# kernels of Megatron-LM and NeMo) or "eager-2023".
+# kernels of Megatron-LM), "compiled-async" and "megatron-core" (tensor-parallel messages beneath
+# products) or "eager-2023".
 # software = "compiled"
 
 # Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4 ...)

@@ -93,7 +93,9 @@ class ClusterTable(_Table):
 
     name: Name = "cluster"
     overlap_slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] = 1.0
-    software: Literal["eager-2023", "eager", "compiled", "megatron"] = "eager"
+    software: Literal[
+        "eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core"
+    ] = "eager"
     notes: tuple[str, ...] = Field(default=(), strict=False)
     kind: dict[str, KindTable] = {}
     switch: tuple[SwitchTable, ...] = Field(default=(), strict=False)

@@ -28,6 +28,21 @@ def scaled_linear(
     return result if bias is None else result + bias
 
 
+def scaled_linear_blocks(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    rows: bool = True,
+    by_row: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return ``linear_blocks`` by way of 8-bit products, one for all blocks."""
+    dim = 0 if rows else 1
+    flat = weight.flatten(dim, dim + 1)
+    shift = None if bias is None else bias.flatten()
+    full = scaled_linear(input, flat if rows else flat.t(), shift, by_row)
+    return full.chunk(weight.shape[dim], -1)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, by_row: bool) -> Tensor:
@@ -82,3 +97,10 @@ def check_device(device: torch.device) -> None:
             f"compute capability 8.9 or higher), but {name} (capability "
             f"{'.'.join(map(str, capability))}) cannot; plan with --precision bfloat16"
         )
+
+
+# What computes which operator in 8 bits (``core.float8.PRODUCTS``).
+SCALED = {
+    "aten.linear.default": scaled_linear,
+    "shardwright.linear_blocks": scaled_linear_blocks,
+}

@@ -21,7 +21,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.capture.hooks import Opaque
-from shardwright.runtime.float8 import scaled_linear
+from shardwright.runtime.float8 import SCALED
 from shardwright.runtime.halos import average_inside
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
@@ -148,7 +148,8 @@ class _Builder:
             kwargs = {**kwargs, "kernel": target, "outside": self._outside(call)}
             target = average_inside
         if self.float8 and is_float8_product(self.captured.graph, operator, self._shapes(call)):
-            target, kwargs = scaled_linear, {**kwargs, "by_row": self.float8 == "fp8-row"}
+            target = SCALED[operator.kind]
+            kwargs = {**kwargs, "by_row": self.float8 == "fp8-row"}
         if isinstance(target, Opaque):
             result = self._opaque(call, target, args[0])
         else:

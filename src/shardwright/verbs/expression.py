@@ -26,6 +26,11 @@ FLASH_SINCE = "2023"
 USUAL_VOCAB = 50304
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
+# What is built on Megatron-Core and Transformer Engine; Megatron-LM itself is since its models are.
+CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo"), "2024"
+# Since when Megatron-LM sends gradients beneath backward.
+MODERN_SINCE = "2023"
+UNFUSED = "no gradient-accumulation fusion"
 USUAL_RANK = 32
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
 MICROBATCHES = (1, 2, 4, 8, 16)
@@ -45,7 +50,8 @@ class Expression:
     """A run as the planner says it.
 
     ``seeds`` is the one strategy, or several where the microbatch was not published: the fastest that
-    fits is meant. ``software`` names how its kernels were made.
+    fits is meant. ``software`` names how its kernels were made. ``runs_ahead``: parameters come back
+    to rest beneath the next step's forward.
     """
 
     decoder: Decoder
@@ -56,6 +62,8 @@ class Expression:
     precision: str
     software: str
     assumed: tuple[str, ...]
+    runs_ahead: bool = False
+    overlaps_gradients: bool = True
 
 
 def express(run: PublishedRun) -> Expression:
@@ -70,6 +78,7 @@ def express(run: PublishedRun) -> Expression:
         raise Inexpressible("hardware", str(error)) from error
     cluster = replace(cluster, software=profile_of(run))
     recompute = _recomputation(run, decoder, assumed)
+    runs_ahead = _runs_ahead(run, cluster.software, seeds[0], assumed)
     return Expression(
         decoder=decoder,
         cluster=cluster,
@@ -79,7 +88,31 @@ def express(run: PublishedRun) -> Expression:
         precision=precision,
         software=cluster.software,
         assumed=(*assumed, *guesses),
+        runs_ahead=runs_ahead,
+        overlaps_gradients=not _is_early_megatron(run),
     )
+
+
+def _is_early_megatron(run: PublishedRun) -> bool:
+    """Whether a run is of Megatron-LM before ``--overlap-grad-reduce`` and FlashAttention."""
+    name = run.framework.lower()
+    return "megatron" in name and "" < run.software_date < MODERN_SINCE
+
+
+def _runs_ahead(run: PublishedRun, software: str, seed: Seed, assumed: list[str]) -> bool:
+    """Whether parameters that ZeRO-1 or 2 gathers after the update arrive beneath the next forward.
+
+    Megatron-Core and NeMo can do that; their published configurations do.
+    """
+    if seed.zero not in (1, 2):
+        return False
+    text = run.sharding.lower()
+    if "overlap" in text and ("param" in text or software_of(run) == "megatron"):
+        return True
+    if software == "megatron-core":
+        assumed.append("parameters gathered beneath the next forward")
+        return True
+    return False
 
 
 def software_of(run: PublishedRun) -> str:
@@ -92,8 +125,15 @@ def software_of(run: PublishedRun) -> str:
 
 def profile_of(run: PublishedRun) -> str:
     """Return the cluster's software profile (``core.cluster.SOFTWARE``) of a run."""
-    made = software_of(run)
-    return "eager-2023" if made == "eager" and run.software_date < EAGER_SINCE else made
+    made, name = software_of(run), run.framework.lower()
+    if made == "megatron":
+        is_core = any(word in name for word in CORE) or (
+            "megatron-lm" in name and run.software_date >= CORE_SINCE
+        )
+        return "megatron-core" if is_core and UNFUSED not in name else made
+    if made == "compiled":
+        return "compiled-async" if "async" in name else made
+    return "eager-2023" if run.software_date < EAGER_SINCE else made
 
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
@@ -139,6 +179,7 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         positions="learned" in arch or not (turns or "alibi" in arch),
         flash=_is_flash(run, assumed),
         fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
+        dropout=_drops(run, assumed),
         experts=experts,
         topk=topk,
         adapters=_rank(run, assumed),
@@ -222,6 +263,15 @@ def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
     flash = run.software_date >= FLASH_SINCE
     assumed.append("fused attention" if flash else "no fused attention")
     return flash
+
+
+def _drops(run: PublishedRun, assumed: list[str]) -> bool:
+    """Whether attention's probabilities are dropped: Megatron-LM's default (0.1), which models in its
+    tables of before 2023 have."""
+    if not _is_early_megatron(run) or _is_flash(run, []):
+        return False
+    assumed.append("dropout")
+    return True
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:

@@ -13,11 +13,13 @@ from pathlib import Path
 from shardwright.core.accuracy import Case, Validation
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
-from shardwright.planner.search import Context, as_strategy, judge_closely, room
-from shardwright.planner.space import Seed
+from shardwright.planner.cost import Prices
+from shardwright.planner.search import Context, Judged, as_strategy, judge_closely, room
+from shardwright.planner.space import Seed, single_sync
 from shardwright.report.accuracy import validation
 from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
 from shardwright.verbs.narrate import half_width
@@ -70,20 +72,26 @@ class _Judge:
     def _predicted(self, case: Case, said: Expression) -> Case:
         context = Context(self._graph(said), said.cluster, CostTable(), said.training)
         limit = room(said.cluster)
-        found = [self._judged(case, context, seed, limit) for seed in said.seeds]
+        found = [self._judged(case, context, said, seed, limit) for seed in said.seeds]
         return min(found, key=lambda one: (not one.fits, one.predicted_seconds))
 
-    def _judged(self, case: Case, context: Context, seed: Seed, limit: float) -> Case:
+    def _judged(
+        self, case: Case, context: Context, said: Expression, seed: Seed, limit: float
+    ) -> Case:
         try:
             strategy = as_strategy(context, seed)
-            prices, timeline, judged = judge_closely(context, strategy)
+            if not said.overlaps_gradients:
+                strategy = replace(strategy, gradient_sync=single_sync(context.graph))
+            prices, timeline, judged = judge_closely(context, strategy, runs_ahead=said.runs_ahead)
         except (ValueError, ShardwrightError) as error:
             raise Inexpressible("strategy is not legal here", str(error)) from error
         return replace(
             case,
             predicted_seconds=judged.seconds,
             predicted_bytes=judged.bytes,
-            half_width=half_width(prices, timeline.critical),
+            half_width=half_width(prices, timeline.critical)
+            * judged.seconds
+            / timeline.step_seconds,
             room=limit,
         )
 
@@ -98,6 +106,14 @@ class _Judge:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = capture_decoder(*key)
         return self._graphs[key]
+
+
+def judge_run(context: Context, said: Expression, seed: Seed) -> tuple[Prices, Timeline, Judged]:
+    """Judge one of a run's strategies, messages beneath computation as its software has them."""
+    strategy = as_strategy(context, seed)
+    if not said.overlaps_gradients:
+        strategy = replace(strategy, gradient_sync=single_sync(context.graph))
+    return judge_closely(context, strategy, runs_ahead=said.runs_ahead)
 
 
 def _published(run: PublishedRun) -> Case:

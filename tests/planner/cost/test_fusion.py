@@ -44,3 +44,12 @@ def test_a_result_that_is_read_behind_a_product_is_written():
     _, silu, _, add = passing(graph)
     assert silu.outputs == (True,)
     assert add.inputs == (True, True)
+
+
+def test_a_kernel_that_stands_apart_is_written_and_read_by_the_next():
+    graph = chain(("matmul", (0, 1)), ("softmax", (2,)), ("dropout", (3,)), ("matmul", (4, 1)))
+    _, softmax, dropout, _ = passing(graph)
+    assert softmax.outputs == dropout.inputs == (False,)
+    _, softmax, dropout, _ = passing(graph, frozenset({"softmax"}))
+    assert softmax is None
+    assert (dropout.inputs, dropout.outputs) == ((True,), (True,))

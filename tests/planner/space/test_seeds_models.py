@@ -31,7 +31,7 @@ def test_plain_gradients_share_messages_as_torch_would_put_them_together() -> No
     import torch
     from torch import nn
 
-    from shardwright.planner.space.seeds import capped_sync
+    from shardwright.planner.space.seeds import capped_sync, single_sync
     from shardwright.runtime.capture import capture
 
     class Net(nn.Module):
@@ -54,3 +54,6 @@ def test_plain_gradients_share_messages_as_torch_would_put_them_together() -> No
     found = capped_sync(graph).buckets
     assert len(found) > 2
     assert {frozenset(bucket) for bucket in found} == expected
+    # Sent once, behind backward: all in one bucket.
+    (together,) = single_sync(graph).buckets
+    assert sorted(together) == sorted(graph.parameters)

@@ -92,3 +92,15 @@ def test_experts_lie_apart_and_so_do_their_states() -> None:
     held = 5 * 4 * 3 * 64 * 128 * (4 + 8 + 2)  # masters, states and weights of all experts
     saved = judge_closely(context, plain)[2].bytes - judge_closely(context, apart)[2].bytes
     assert saved >= 0.7 * held * 3 / 4
+
+
+def test_an_embedding_is_split_with_the_scores_that_are_cast_before_the_loss() -> None:
+    """Megatron-LM splits the vocabulary of both, with and without sequence parallelism."""
+    graph = capture_decoder(LLAMA, 16, "bfloat16")
+    context = Context(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    tables = [place for place, t in enumerate(graph.parameters) if 256 in graph.tensors[t].shape]
+    assert len(tables) == 2
+    for is_sequence in (False, True):
+        strategy = as_strategy(context, Seed(data=4, tensor=2, sequence=is_sequence))
+        axis = strategy.meshes[0].axes.index("tensor")
+        assert [strategy.parameters[place].rest[axis] for place in tables] == [0, 0]

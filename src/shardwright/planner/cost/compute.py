@@ -94,7 +94,7 @@ class Rates:
         if not (self.is_gpu and self.software.is_fused):
             return None
         if id(graph) not in self.passes:
-            self.passes[id(graph)] = (graph, passing(graph))
+            self.passes[id(graph)] = (graph, passing(graph, self.software.apart))
         return self.passes[id(graph)][1][index]
 
 
@@ -142,7 +142,7 @@ def _alone(
         output_bytes=_bytes(graph, operator.outputs, output_local_shapes, kept_as),
         needs=tuple(graph.tensors[i].needs_gradient for i in operator.inputs),
         saved=_saved_bytes(graph, operator, input_local_shapes, output_local_shapes, kept_as),
-        flops=_fallback_flops(graph, operator, input_local_shapes, output_local_shapes),
+        flops=_fallback_flops(graph, operator, input_local_shapes, output_local_shapes, rates),
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
         product=product_of(bare, input_local_shapes, output_local_shapes, *_arguments(operator)),
         passes=rates.passing(graph, operator_index),
@@ -214,13 +214,15 @@ def _compute_dtype(graph: OperatorGraph, operator: Operator, precision: str) -> 
 
 
 def _fallback_flops(
-    graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes
+    graph: OperatorGraph, operator: Operator, inputs: Shapes, outputs: Shapes, rates: Rates
 ) -> float:
     """Scale the captured flops by the share of the largest tensor that is local."""
     exact = local_flops(base_kind(operator.kind), inputs, outputs, *_arguments(operator))
     if exact is not None:
         if operator.attribute("is_causal") is not True:
             return exact
+        if rates.is_gpu and rates.software.balances_attention:
+            return exact / 2
         # The device with the last queries of the sequence has the most to do.
         share = inputs[0][-2] / graph.tensors[operator.inputs[0]].shape[-2]
         return exact * (1.0 - share / 2)
@@ -284,7 +286,8 @@ def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
     busy = _matrix_seconds(shard, phase, flops, rates)
     seconds = max(busy, passed) + launches * software.gap * device.launch_seconds
     if shard.dtype == "float8":  # kernels of their own, before the products
-        rounded, more = rounding(shard.input_bytes, shard.output_bytes, shard.needs, phase)
+        sizes = (shard.input_bytes, shard.output_bytes, shard.needs)
+        rounded, more = rounding(*sizes, phase, software.rounding)
         seconds += rounded / (software.memory * device.memory_bandwidth)
         seconds += more * software.gap * device.launch_seconds
     return seconds

@@ -30,11 +30,14 @@ class Passing:
     outputs: tuple[bool, ...]
 
 
-def passing(graph: OperatorGraph) -> tuple[Passing | None, ...]:
-    """Return for every operator of a chain what it reads and writes, None for all others."""
+def passing(
+    graph: OperatorGraph, apart: frozenset[str] = frozenset()
+) -> tuple[Passing | None, ...]:
+    """Return for every operator of a chain what it reads and writes, None for all others; those
+    named in ``apart`` are kernels of their own."""
     storage = storages(graph)
     views = [is_view(base_kind(operator.kind)) for operator in graph.operators]
-    fuses = [base_kind(operator.kind) in FUSIBLE for operator in graph.operators]
+    fuses = [base_kind(operator.kind) in FUSIBLE - apart for operator in graph.operators]
     depth = _depths(graph, fuses, views)
     readers = _readers(graph, storage, views)
     seen: set[tuple[int, int]] = set()

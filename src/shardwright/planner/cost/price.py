@@ -20,6 +20,7 @@ from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
 from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
     Burden,
@@ -31,6 +32,7 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
+from shardwright.planner.cost.transfers import transfer_cost
 from shardwright.planner.cost.update import update_all
 
 # Beyond so many, prices of segments and messages are forgotten.
@@ -187,7 +189,10 @@ class Tariff:
     def messages(self) -> NDArray[np.int64]:
         """Return which of ``rows`` price every message."""
         known, items = self.known, self.program.messages
-        keys = list(map(id, items))
+        keys: list[object] = list(map(id, items))
+        self.beside = self._beside()
+        for number, seconds in self.beside.items():
+            keys[number] = (id(items[number]), seconds)
         if not all(map(known.__contains__, keys)):
             for number, key in enumerate(keys):
                 if key not in known:
@@ -304,7 +309,12 @@ class Tariff:
             for value, total in kept
             if total.scope == "step"
         )
-        return max(memory_seconds(size, rates.kind) for rates in self.rates[segment.mesh])
+        return max(
+            0.0
+            if rates.is_gpu and rates.software.adds_in_products
+            else memory_seconds(size, rates.kind)
+            for rates in self.rates[segment.mesh]
+        )
 
     def received(self) -> Cost:
         seconds = self.overheads.get("message_seconds", 0.0)
@@ -314,17 +324,37 @@ class Tariff:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
         if message.destination >= 0:
-            return _total([self._transfer(item), self.received()])
+            wire = transfer_cost(self.program, item, self.cluster, self.table)
+            return _total([wire, self.received()])
         mesh = self.program.meshes[message.mesh]
         groups = self._groups(message.mesh, mesh, message.axes)
         costs = [self._within(message, devices, concurrent) for devices, concurrent in groups]
         slowest = max(costs, key=lambda cost: cost.seconds)
+        if item in self.beside and self._is_in_host(groups):
+            slowest = exposed(slowest, self.beside[item], len(groups[0][0]))
         parts = [slowest]
         if message.primitive not in {"slice", "copy"}:
             parts.append(self.received())
         if not (self.is_burdened and self._burden(message).held):
             parts.append(self._copied(message))
         return _total(parts)
+
+    def _is_in_host(self, groups: list[tuple[tuple[int, ...], int]]) -> bool:
+        hosts = self.cluster.devices
+        return all(len({hosts[one].host for one in devices}) == 1 for devices, _ in groups)
+
+    def _beside(self) -> dict[int, float]:
+        """Return the seconds of the product that each message runs beneath, where software does so."""
+        rates = [each[0] for each in self.rates]
+        if not any(one.is_gpu and one.software.overlaps_products for one in rates):
+            return {}
+        return {
+            number: sum(
+                self._call(call, phase, rates[mesh]).seconds / num_products(phase)
+                for mesh, call, phase in products
+            )
+            for number, products in products_beside(self.program, self.graph).items()
+        }
 
     def _copied(self, message: Message) -> Cost:
         """Price copying merged items into and out of their buffer."""
@@ -356,36 +386,6 @@ class Tariff:
             else:
                 self.wires[key] = collective_seconds(message.primitive, message.bytes, *args)
         return self.wires[key]
-
-    def _transfer(self, item: int) -> Cost:
-        """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""
-        message, hosts = self.program.messages[item], self.cluster.devices
-        moved: dict[tuple[int, int], int] = {}
-        for source, pieces in zip(message.sources, self.program.pieces(item), strict=True):
-            width = DTYPE_BYTES[self.program.values[source].dtype]
-            for piece in pieces:
-                ends = (piece.source, piece.destination)
-                if piece.source != piece.destination:
-                    moved[ends] = moved.get(ends, 0) + piece.num_elements * width
-        users: dict[tuple[str, int], int] = {}
-        ports: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
-        for source, target in moved:
-            crosses = hosts[source].host != hosts[target].host
-            ends = (("from", source), ("to", target))
-            ports[source, target] = (("host", hosts[source].host),) if crosses else ends
-            for port in ports[source, target]:
-                users[port] = users.get(port, 0) + 1
-        seen: dict[tuple[int, int, bool], tuple[int, int]] = {}
-        for pair, size in moved.items():
-            share, crosses = max(users[port] for port in ports[pair]), len(ports[pair]) == 1
-            # Through one device's port pieces follow each other.
-            key = (share, size, crosses) if crosses else (1, size * share, crosses)
-            seen.setdefault(key, pair)
-        costs = [
-            collective_seconds("transfer", size, pair, self.cluster, self.table, share)
-            for (share, size, _), pair in seen.items()
-        ]
-        return max(costs, key=lambda cost: cost.seconds, default=Cost(seconds=0.0))
 
     def _groups(
         self, index: int, mesh: Mesh, axes: tuple[int, ...]

@@ -6,8 +6,10 @@ reach on an idle device; a training step reaches a share of that, since clocks f
 backward products have other layouts, and collectives run beside them.
 
 ``eager-2023``: PyTorch 2.0 without compilation, FlashAttention-2. ``eager``: PyTorch of 2024 on.
-``compiled``: ``torch.compile`` or the like, chains of element-wise operators fused. ``megatron``:
-Megatron-LM, NeMo and their kin: fused norms, rotary embedding and activations, host time hidden.
+``compiled``: ``torch.compile`` or the like, chains of element-wise operators fused;
+``compiled-async`` sends what tensor parallelism must beneath the products beside it. ``megatron``:
+Megatron-LM and its kin: fused norms, rotary embedding and activations, host time hidden.
+``megatron-core``: the same over Transformer Engine (Megatron-Core, NeMo), of 2023 on.
 
 Fitted by ``benchmarks/gpu_fit.py`` to published runs, leaving out one source at a time; docs/concepts/cost.md
 holds the residuals. Half-widths are their spread.
@@ -15,13 +17,15 @@ holds the residuals. Half-widths are their spread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from shardwright.planner.cost.rounding import Rounding
 
 # The share of the peak that products reach in a running step however well they fit, by a part of the
 # device's name. The power limit sets it: alone, one product runs at clocks that a step cannot hold.
 SUSTAINED = (
     ("500W", 0.44), ("H100", 0.62), ("H200", 0.62), ("H800", 0.62), ("B200", 0.62), ("B300", 0.62),
-    ("A100", 0.82), ("V100", 0.56),
+    ("A100", 0.77), ("V100", 0.60),
 )  # fmt: skip
 USUALLY_SUSTAINED = 0.7
 # How sharp the limit is: the power mean of both rates, falling to the smaller as this grows.
@@ -37,11 +41,18 @@ class Software:
     ``attention`` is the share of measured attention on A100 and before, ``attention_later`` on
     devices after it;
     ``attention_backward`` the rate of backward attention over that of forward. ``memory`` is the
-    share of the memory's bandwidth that element-wise kernels reach; ``host`` is what the host
+    share of the memory's bandwidth that element-wise kernels reach; with ``is_fused`` chains of them
+    are one kernel, save those named in ``apart`` (softmax with scale and mask, fused by hand, is not
+    fused with the dropout behind it); ``host`` is what the host
     takes to start one operator, ``gap`` what lies between two kernels on the device, both as shares
     of the device's ``launch_seconds``;
-    ``collective`` the share of the measured NCCL rate that is left beside computation. ``spread``
-    is a half-width as a share.
+    ``collective`` the share of the measured NCCL rate that is left beside computation.
+    ``rounding`` says how operands of 8-bit products get there, see ``rounding``. With
+    ``adds_in_products`` a weight's gradient is added to that of earlier microbatches by the product
+    that makes it. With ``overlaps_products`` what a product reads is gathered, and what it makes
+    scattered, piece by piece while it runs. With ``balances_attention`` devices that share a sequence
+    have an early and a late part of it each (Megatron's and torchtitan's context parallelism).
+    ``spread`` is a half-width as a share.
     """
 
     attention: float = 0.72
@@ -49,9 +60,14 @@ class Software:
     attention_backward: float = 0.75
     memory: float = 0.8
     is_fused: bool = False
+    apart: frozenset[str] = frozenset()
     host: float = 1.2
     gap: float = 0.3
     collective: float = 0.95
+    rounding: Rounding = "plain"
+    adds_in_products: bool = False
+    overlaps_products: bool = False
+    balances_attention: bool = False
     spread: float = 0.15
 
     def attention_share(self, device: str) -> float:
@@ -67,9 +83,20 @@ def sustained(rate: float, peak: float, device: str) -> float:
     return (rate**-SHARPNESS + limit**-SHARPNESS) ** (-1 / SHARPNESS)
 
 
+_COMPILED = Software(is_fused=True, host=0.6, rounding="fused")
+_MEGATRON = Software(
+    attention_later=0.8,
+    is_fused=True,
+    apart=frozenset({"softmax", "_softmax"}),
+    host=0.8,
+    rounding="transposing",
+    balances_attention=True,
+)
 PROFILES = {
     "eager-2023": Software(attention_later=0.34),
     "eager": Software(memory=0.55),
-    "compiled": Software(is_fused=True, host=0.6),
-    "megatron": Software(attention_later=0.8, is_fused=True, host=0.8),
+    "compiled": _COMPILED,
+    "compiled-async": replace(_COMPILED, overlaps_products=True),
+    "megatron": _MEGATRON,
+    "megatron-core": replace(_MEGATRON, adds_in_products=True, overlaps_products=True),
 }

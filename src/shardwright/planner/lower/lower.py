@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
@@ -326,9 +327,10 @@ class Lowering:
         return tuple(found)
 
     def _back_to_rest(self, mesh: int) -> list[Step]:
+        """Return the messages that bring updated parameters to rest, in the order of forward."""
         draft = self.draft
         block_of = {i: n for n, b in enumerate(draft.graph.blocks) for i in range(b.start, b.stop)}
-        groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         for kept in self.parameters.kept.values():
             if kept.mesh != mesh or kept.master == kept.rest:
                 continue
@@ -337,7 +339,7 @@ class Lowering:
             groups.setdefault(key, []).append((kept.master, kept.rest))
         return [
             step
-            for pairs in groups.values()
+            for _, pairs in sorted(groups.items(), key=lambda group: group[0][0])
             for step in draft.once(
                 ("back to rest", *pairs), partial(draft.chain, pairs, "parameter")
             )

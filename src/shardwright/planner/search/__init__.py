@@ -11,7 +11,7 @@ from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
-from shardwright.planner.search.judge import judge_closely
+from shardwright.planner.search.judge import Judged, judge_closely
 from shardwright.planner.search.local.mcmc import STARTS, Chain
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
@@ -36,6 +36,7 @@ __all__ = [
     "Chain",
     "Context",
     "Goal",
+    "Judged",
     "Limits",
     "Progress",
     "Survey",

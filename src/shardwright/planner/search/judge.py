@@ -23,7 +23,7 @@ from shardwright.planner.lower.unroll import Irregular, unroll
 from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.ties import doubts_of
-from shardwright.planner.simulate import Traits, simulate
+from shardwright.planner.simulate import Traits, period, simulate
 from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
@@ -82,10 +82,19 @@ def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) 
     return found and judge_program(context, *found, least_seconds)[1]
 
 
-def judge_closely(context: Context, strategy: Strategy) -> tuple[Prices, Timeline, Judged]:
-    """Judge a strategy as ``judge`` does; return its prices and timeline too."""
+def judge_closely(
+    context: Context, strategy: Strategy, *, runs_ahead: bool = False
+) -> tuple[Prices, Timeline, Judged]:
+    """Judge a strategy as ``judge`` does; return its prices and timeline too.
+
+    With ``runs_ahead`` its seconds are those from one step to the next, see ``simulate.period``.
+    """
     program, prices = _priced(context, strategy)
-    return prices, *judge_program(context, program, prices, math.nan)
+    timeline, judged = judge_program(context, program, prices, math.nan)
+    if runs_ahead:
+        objective = replace(judged.objective, step_seconds=period(program, timeline))
+        judged = replace(judged, objective=objective)
+    return prices, timeline, judged
 
 
 def weigh(context: Context, strategy: Strategy) -> tuple[Judged, dict[str, float]]:

@@ -1,7 +1,15 @@
 """The clock: from a Program and durations to a timeline."""
 
+from shardwright.planner.simulate.loop import period
 from shardwright.planner.simulate.memory import Traits
 from shardwright.planner.simulate.simulation import DeltaSimulator, simulate
 from shardwright.planner.simulate.statistics import ProgramStatistics, program_statistics
 
-__all__ = ["DeltaSimulator", "ProgramStatistics", "Traits", "program_statistics", "simulate"]
+__all__ = [
+    "DeltaSimulator",
+    "ProgramStatistics",
+    "Traits",
+    "period",
+    "program_statistics",
+    "simulate",
+]

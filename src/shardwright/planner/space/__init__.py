@@ -18,7 +18,7 @@ from shardwright.planner.space.placement import (
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.rules import has_rule, iterate
 from shardwright.planner.space.samples import find_samples
-from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.planner.space.seeds import Seed, seed_strategy, single_sync
 
 __all__ = [
     "ModulePart",
@@ -35,4 +35,5 @@ __all__ = [
     "placements",
     "reshard_steps",
     "seed_strategy",
+    "single_sync",
 ]

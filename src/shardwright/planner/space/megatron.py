@@ -13,6 +13,7 @@ from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.samples import Samples
 
 VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
+CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default"})
 # Besides linears: what takes an activation split over its features and leaves a sum, or little.
 CLOSING = frozenset(
     {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
@@ -117,8 +118,9 @@ def _split_vocabularies(
             found[index] = PLUS
             shares.update(operator.outputs)
         if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
-            scores = graph.tensors[operator.inputs[0]].producer
-            shares.update(operator.outputs if scores in opened else ())
+            shares.update(
+                operator.outputs if _scored_by(graph, operator.inputs[0]) in opened else ()
+            )
     if not shares:
         return {}
     for index, operator in enumerate(graph.operators):
@@ -127,6 +129,14 @@ def _split_vocabularies(
             if offset and iterations[index].dim(offset).splits(pieces):
                 found[index] = offset
     return found
+
+
+def _scored_by(graph: OperatorGraph, scores: int) -> int:
+    """Return the operator that made a loss's scores, before they were cast."""
+    maker = graph.tensors[scores].producer
+    while maker >= 0 and graph.operators[maker].kind in CASTS:
+        maker = graph.tensors[graph.operators[maker].inputs[0]].producer
+    return maker
 
 
 def _stays_split(

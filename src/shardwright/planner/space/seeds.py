@@ -209,6 +209,12 @@ def capped_sync(graph: OperatorGraph) -> GradientSync:
     return GradientSync(method="capped", buckets=tuple(found))
 
 
+def single_sync(graph: OperatorGraph) -> GradientSync:
+    """Group all trainable parameters: gradients are sent when the last is ready."""
+    bucket = tuple(tensor for block in block_buckets(graph) for tensor in block)
+    return GradientSync(method="single", buckets=(bucket,))
+
+
 def data_dim(graph: OperatorGraph, samples: Samples, iteration: Iteration, index: int) -> str:
     """Return the dim which data parallelism splits: samples, or sums over samples passing by."""
     if samples.operator_dim[index]:

@@ -22,6 +22,7 @@ from shardwright.runtime.capture.export import capture
 # Layers that are captured where a model has more: one that follows the embedding, one that follows
 # another, one that the head follows. Before the first adapter no gradient flows: one more.
 FEWEST_LAYERS = 3
+USUAL_DROPOUT = 0.1
 
 
 def capture_decoder(shape: Decoder, global_batch: int, precision: str) -> OperatorGraph:
@@ -140,7 +141,8 @@ class _Attention(nn.Module):
         if grouped:
             times = shape.heads // shape.kv_heads
             key, value = (one.repeat_interleave(times, 1) for one in (key, value))
-        return (query @ key.transpose(2, 3)).softmax(-1) @ value
+        scores = (query @ key.transpose(2, 3)).softmax(-1)
+        return F.dropout(scores, USUAL_DROPOUT if shape.dropout else 0.0) @ value
 
 
 class _Experts(nn.Module):
