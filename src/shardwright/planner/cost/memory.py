@@ -88,6 +88,18 @@ class SegmentMemory:
         storages = self._storages
         return frozenset(v for v in values if storages.root.get(v) in storages.kept)
 
+    def idle_inputs(self) -> tuple[int, ...]:
+        """Return the trained activations among its inputs that its own backward does not need: terms
+        of sums, such as the products that tensor parallelism adds up."""
+        kept, values = self.kept(self.inputs), self.values
+        return tuple(
+            value
+            for value in self.inputs
+            if values[value].role == "activation"
+            and values[value].gradient >= 0
+            and value not in kept
+        )
+
 
 def segment_memory(
     graph: OperatorGraph,
