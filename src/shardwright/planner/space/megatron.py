@@ -18,6 +18,8 @@ CLOSING = frozenset(
     {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
 )
 
+CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "aten.type_as.default"})
+
 
 def megatron_dims(
     graph: OperatorGraph,
@@ -117,7 +119,7 @@ def _split_vocabularies(
             found[index] = PLUS
             shares.update(operator.outputs)
         if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
-            scores = graph.tensors[operator.inputs[0]].producer
+            scores = _maker(graph, operator.inputs[0])
             shares.update(operator.outputs if scores in opened else ())
     if not shares:
         return {}
@@ -127,6 +129,14 @@ def _split_vocabularies(
             if offset and iterations[index].dim(offset).splits(pieces):
                 found[index] = offset
     return found
+
+
+def _maker(graph: OperatorGraph, tensor: int) -> int:
+    """Return the operator that made scores, before they were cast for the loss; -1 for none."""
+    maker = graph.tensors[tensor].producer
+    while maker >= 0 and graph.operators[maker].kind in CASTS:
+        maker = graph.tensors[graph.operators[maker].inputs[0]].producer
+    return maker
 
 
 def _stays_split(
