@@ -129,3 +129,21 @@ def test_recomputation_has_the_planners_names() -> None:
     assert said(recompute="selective").training.recompute == "none"  # nothing is kept to drop
     assert said(recompute="selective", flash_attn="no").training.recompute == "attention"
     assert said(recompute="selective", framework="torchtitan").training.recompute == "selective"
+
+
+@pytest.mark.parametrize(
+    ("cells", "dropout", "loss"),
+    [
+        ({}, 0.0, "in place"),
+        ({"software_date": "2022-06"}, 0.0, "copied"),
+        ({**GPT3, "software_date": "2021-04"}, 0.1, "copied"),
+        ({**GPT3, "ffn_type": "squared-relu"}, 0.0, "in place"),
+        ({"framework": "HF Trainer + DeepSpeed"}, 0.0, "log_softmax"),
+        ({"framework": "Composer+FSDP"}, 0.0, "in place"),
+    ],
+)
+def test_software_says_what_is_dropped_and_how_the_loss_is_made(
+    cells: Any, dropout: float, loss: str
+) -> None:
+    decoder = said(**cells).decoder
+    assert (decoder.dropout, decoder.loss) == (dropout, loss)

@@ -27,6 +27,10 @@ USUAL_VOCAB = 50304
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
 USUAL_RANK = 32
+USUAL_DROPOUT = 0.1
+# Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
+IN_PLACE_SINCE = "2024"  # Megatron-LM's (core 0.5)
+FUSED_LOSSES = ("composer", "foundry", "liger")
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
 MICROBATCHES = (1, 2, 4, 8, 16)
 
@@ -142,6 +146,8 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         experts=experts,
         topk=topk,
         adapters=_rank(run, assumed),
+        dropout=_dropout(run, gated, assumed),
+        loss=_loss(run),
     )
     shape = replace(shape, shared=_shared(run, shape, assumed))
     shape = replace(shape, tied=_is_tied(run, shape))
@@ -222,6 +228,25 @@ def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
     flash = run.software_date >= FLASH_SINCE
     assumed.append("fused attention" if flash else "no fused attention")
     return flash
+
+
+def _dropout(run: PublishedRun, gated: bool, assumed: list[str]) -> float:
+    """Return the share dropped: Megatron-LM's default is 0.1, which recipes of later models (gates,
+    squared relu) turn off (``--attention-dropout``, ``--hidden-dropout``); elsewhere none is usual."""
+    is_later = gated or "relu" in run.ffn_type.lower() or "lora" in run.task.lower()
+    if is_later or "megatron" not in run.framework.lower():
+        return 0.0
+    assumed.append(f"dropout {USUAL_DROPOUT}")
+    return USUAL_DROPOUT
+
+
+def _loss(run: PublishedRun) -> str:
+    """Name the kernel of cross entropy (``planner.cost.derivatives``)."""
+    name = run.framework.lower()
+    if software_of(run) == "megatron":
+        is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name
+        return "copied" if is_older else "in place"
+    return "in place" if any(one in name for one in FUSED_LOSSES) else "log_softmax"
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:

@@ -19,6 +19,7 @@ CROSS_ENTROPIES = frozenset({
     "cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss",
     "vocabulary_cross_entropy_sum",
 })  # fmt: skip
+IN_PLACE = frozenset({"in place", "copied"})
 
 
 def value_bytes(value: Value) -> int:
@@ -129,12 +130,20 @@ class _Gradients:
 
     def _workspace(self, call: Call) -> int:
         """Return what a kernel needs besides its results: cross entropy takes two steps, and over a
-        split vocabulary four numbers, a place and two marks per token."""
-        bare = base_kind(self.graph.operators[call.operator].kind)
+        split vocabulary four numbers, a place and two marks per token.
+
+        Other kernels, see ``derivatives``: where a vocabulary is split, ``loss_parallel`` adds
+        exponentials to marks before it scales the sum; ``in place`` needs no room for its result.
+        """
+        operator = self.graph.operators[call.operator]
+        bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
         if bare not in CROSS_ENTROPIES:
             return 0
         scores = self.values[call.operands[0]]
-        if bare == "vocabulary_cross_entropy_sum":
+        if kernel in IN_PLACE:
+            return -value_bytes(scores)
+        if bare == "vocabulary_cross_entropy_sum" and kernel != "log_softmax":
             wide = max(4, DTYPE_BYTES[scores.dtype])
             return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
-        return value_bytes(scores)
+        is_split = scores.shape[-1] < self.graph.tensors[operator.inputs[0]].shape[-1]
+        return value_bytes(scores) * (2 if is_split else 1)

@@ -185,8 +185,7 @@ def _keep(
         for v, shape in zip(call.results, call.result_shapes, strict=True)
     )
     storages.extra.append(extra(shapes, results))
-    kind = base_kind(graph.operators[call.operator].kind)
-    storages.workspace.append(_forward_workspace(kind, call, values))
+    storages.workspace.append(_forward_workspace(graph, call, values))
 
 
 def _through_alias(values: Sequence[Value], value: int) -> int:
@@ -232,9 +231,22 @@ def _forward_peak(
     return max(0, peak - end)
 
 
-def _forward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
+def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
     """Return what a kernel needs besides its results: exponentials before they are added up, so
-    many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``)."""
+    many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``).
+
+    Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
+    log-probabilities that it makes of them. Megatron-LM has them beside scores of float32, while
+    whoever called it holds those of 16 bits that these were cast from.
+    """
+    operator = graph.operators[call.operator]
+    bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
+    if kernel == "log_softmax":
+        scores = values[call.operands[0]]
+        is_split = scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
+        return value_bytes(scores) if is_split else 0
+    if kernel == "copied":
+        return value_bytes(values[call.operands[0]]) * 3 // 2
     if bare != "vocabulary_logsumexp":
         return 0
     scores, sums = values[call.operands[0]], values[call.results[0]]
