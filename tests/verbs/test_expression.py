@@ -68,7 +68,7 @@ def test_only_some_experts_meet_a_token() -> None:
     ],
 )  # fmt: skip
 def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -> None:
-    seed = said(sharding=sharding).seeds[0]
+    seed = said(sharding=sharding, pp=1, gpus=32).seeds[0]
     assert (seed.zero, seed.group, seed.data) == (zero, group, 16 // group)
 
 
@@ -147,3 +147,9 @@ def test_software_says_what_is_dropped_and_how_the_loss_is_made(
 ) -> None:
     decoder = said(**cells).decoder
     assert (decoder.dropout, decoder.loss) == (dropout, loss)
+
+
+def test_pytorchs_pipelines_gather_parameters_once_a_step() -> None:
+    """torchtitan: ``reshard_after_forward=not pp_enabled``; gradients stay whole until the last."""
+    assert said(sharding="FSDP2", framework="torchtitan").seeds[0].zero == 1
+    assert said(sharding="FSDP2", framework="torchtitan", pp=1, dp=32).seeds[0].zero == 3

@@ -300,6 +300,10 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     if data % expert or (run.experts or expert) % expert:
         raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
     zero, group = _sharding(run, data)
+    if zero == 3 and stages > 1 and "fsdp" in run.sharding.lower():
+        # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
+        # gradients up whole until the last (torchtitan: ``reshard_after_forward=not pp_enabled``).
+        zero = 1
     if expert > 1 and group > 1:
         raise Inexpressible("experts beyond data", f"ep {expert} with ZeRO groups of {group}")
     counts, batch = _batches(run, data)
