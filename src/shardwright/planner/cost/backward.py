@@ -47,6 +47,49 @@ def backward_peak(
     return state.peak
 
 
+@dataclass(frozen=True, slots=True)
+class GradientStep:
+    """What the backward of a call does to memory: so much ``workspace`` for a moment (negative: what it
+    makes lies where something saved lay), gradients ``made`` as (number, bytes), others ``gone``."""
+
+    call: int
+    workspace: int
+    made: tuple[tuple[int, int], ...]
+    gone: tuple[int, ...]
+
+
+def gradient_steps(
+    graph: OperatorGraph,
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    ends: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[tuple[GradientStep, ...], dict[int, int]]:
+    """Return what ``backward_peak`` adds up, call by call, and which gradient each input ends with."""
+    made = {value for call in calls for value in call.results}
+    state = _Gradients(graph, values, ends, made.union(ends[0]))
+    known = list(state.alive.values())  # a gradient's place in it is its number
+    number = {id(gradient): place for place, gradient in enumerate(known)}
+    steps: list[GradientStep] = []
+    for place in range(len(calls) - 1, -1, -1):
+        before = {id(gradient) for gradient in state.alive.values()}
+        workspace = state.workspace(calls[place])
+        state.run(calls[place], 0)
+        after = {id(gradient): gradient for gradient in state.alive.values()}
+        new = [gradient for key, gradient in after.items() if key not in number]
+        for gradient in new:
+            number[id(gradient)] = len(known)
+            known.append(gradient)
+        steps.append(
+            GradientStep(
+                call=place,
+                workspace=workspace,
+                made=tuple((number[id(gradient)], gradient.size) for gradient in new),
+                gone=tuple(number[key] for key in before - after.keys()),
+            )
+        )
+    return tuple(steps), {value: number[id(found)] for value, found in state.alive.items()}
+
+
 @dataclass(slots=True)
 class _Gradient:
     """One storage: its bytes here, and how many hold it."""
@@ -76,15 +119,19 @@ class _Gradients:
 
     def run(self, call: Call, released: int) -> None:
         """Run one call backward: make its operands' gradients, let go of the results', add up."""
+        workspace = self.workspace(call)
         coming = [self.alive.pop(value) for value in call.results if value in self.alive]
         arriving = self._arriving(call, coming[0]) if coming else []
-        workspace = self._workspace(call) if coming else 0
         self.peak = max(self.peak, self.level + workspace)
         self.level -= released
         for gradient in coming:
             self._let_go(gradient)
         for value, gradient in arriving:
             self._add(value, gradient)
+
+    def workspace(self, call: Call) -> int:
+        """Return what the kernel of a call's backward needs besides its results, if it runs."""
+        return self._workspace(call) if any(v in self.alive for v in call.results) else 0
 
     def _is_trained(self, value: int) -> bool:
         return self.graph.tensors[self.values[value].tensor].needs_gradient

@@ -29,7 +29,7 @@ LOGSUMEXP_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True)
-class _Storages:
+class Storages:
     """Which storage each value lives in, and what happens to the storages of one segment.
 
     ``made``/``last`` are call positions of birth and last forward use, ``kept`` the storages that
@@ -58,7 +58,7 @@ class SegmentMemory:
         inputs: tuple[int, ...],
     ) -> None:
         self.graph, self.calls, self.values, self.inputs = graph, calls, values, inputs
-        self._storages = _trace(graph, calls, values, inputs)
+        self.storages = _trace(graph, calls, values, inputs)
 
     def bytes(self, outputs: tuple[int, ...], has_backward: bool) -> tuple[int, tuple[int, int]]:
         """Return (saved bytes, (temporary bytes of forward, of backward)).
@@ -67,7 +67,7 @@ class SegmentMemory:
         of the gradients of the segment's inputs as well, which are values of the Program; they are
         negative where saved bytes go faster than those gradients come.
         """
-        storages = self._storages
+        storages = self.storages
         kept_out = {storages.root[v] for v in outputs if v in storages.root}
         shared = _bytes_beyond_outputs(storages, self.values, outputs, kept_out)
         kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
@@ -85,7 +85,7 @@ class SegmentMemory:
     def kept(self, values: tuple[int, ...]) -> frozenset[int]:
         """Return those of its outputs or inputs that its own backward needs, so that they live until
         then."""
-        storages = self._storages
+        storages = self.storages
         return frozenset(v for v in values if storages.root.get(v) in storages.kept)
 
     def idle_inputs(self) -> tuple[int, ...]:
@@ -144,8 +144,8 @@ def viewed_inputs(
 
 def _trace(
     graph: OperatorGraph, calls: Sequence[Call], values: Sequence[Value], inputs: tuple[int, ...]
-) -> _Storages:
-    storages = _Storages()
+) -> Storages:
+    storages = Storages()
     for value in inputs:
         storages.root[value] = _through_alias(values, value)
     for step, call in enumerate(calls):
@@ -169,7 +169,7 @@ def _trace(
 
 
 def _keep(
-    graph: OperatorGraph, call: Call, values: Sequence[Value], storages: _Storages, step: int
+    graph: OperatorGraph, call: Call, values: Sequence[Value], storages: Storages, step: int
 ) -> None:
     kept_in, kept_out, extra = saved_tensors(graph, graph.operators[call.operator])
     named = [call.operands[p] for p in kept_in] + [call.results[p] for p in kept_out]
@@ -195,7 +195,7 @@ def _through_alias(values: Sequence[Value], value: int) -> int:
 
 
 def _bytes_beyond_outputs(
-    storages: _Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
+    storages: Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
 ) -> int:
     """Return what output views hold alive beyond their own size (one third of a fused product)."""
     shown: dict[int, int] = {}
@@ -208,7 +208,7 @@ def _bytes_beyond_outputs(
 
 
 def _forward_peak(
-    storages: _Storages, kept: set[int], kept_out: set[int], *, keeps_extra: bool
+    storages: Storages, kept: set[int], kept_out: set[int], *, keeps_extra: bool
 ) -> int:
     """Return the most bytes alive in forward above what remains alive at its end.
 

@@ -9,6 +9,7 @@ too wide to eliminate. Nothing here knows torch, the clock or the disk.
 
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.alternative import Wish
+from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.judge import judge_closely
@@ -38,6 +39,7 @@ __all__ = [
     "Goal",
     "Limits",
     "Progress",
+    "Surroundings",
     "Survey",
     "Training",
     "Wish",
@@ -53,6 +55,7 @@ __all__ = [
     "sample",
     "search",
     "some_plan",
+    "surroundings",
     "survey",
     "surveyed",
     "why_not",
