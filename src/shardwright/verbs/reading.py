@@ -21,7 +21,7 @@ Kind = Literal["allocated", "reserved", "device"]
 # DeepSpeed's ``reduce_bucket_size``, whose gradients of 16 bits are put together before they are sent.
 BUCKET_BYTES = 2 * 500_000_000
 # A device whose tensors take less of it is not full, however its allocator does.
-HALF = 0.5
+FULL = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +73,12 @@ def read(
         for mesh in strategy.meshes
     ]
     found = [Surroundings() for _ in strategy.meshes]
-    asked = {
+    asked = set(shown) if reading.kind != "allocated" else set[int]()
+    # Tensors are most on the fullest stage; the last has those of the loss, which leave most slack.
+    asked |= {
         stage
-        for stage, (size, limit) in enumerate(zip(tensors, limits, strict=True))
-        if size > HALF * limit or (reading.kind != "allocated" and stage in shown)
+        for stage in (tensors.index(max(tensors)), len(tensors) - 1)
+        if tensors[stage] > FULL * limits[stage]
     }
     if asked:
         program = lower(context.graph, strategy, context.samples)

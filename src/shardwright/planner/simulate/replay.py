@@ -261,7 +261,7 @@ def replay(
     resting, states = _lasting(program, mesh)
     for size in resting:
         main.take(size)
-    mine = np.flatnonzero((program.group == mesh) & _shown(program)).tolist()
+    mine = np.flatnonzero((program.group == mesh) & _shown(program, mesh)).tolist()
     for step in range(STEPS):
         for index in mine:
             device.run(index)
@@ -290,10 +290,9 @@ def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
     )
 
 
-def _shown(program: Program) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _shown(program: Program, mesh: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which instructions are played: of many microbatches the first, as many as may be under
-    way at once and some, and the last."""
-    pipeline = program.strategy.pipeline
-    first = 2 * len(program.meshes) + 2
-    number = program.microbatch
-    return (number < first) | (number >= pipeline.num_microbatches - 2)
+    way on a stage at once and two more, and the last."""
+    pipeline, number = program.strategy.pipeline, program.microbatch
+    ahead = pipeline.num_microbatches if pipeline.schedule == "gpipe" else len(program.meshes)
+    return (number < ahead - mesh + 2) | (number >= pipeline.num_microbatches - 2)
