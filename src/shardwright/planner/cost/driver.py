@@ -30,7 +30,7 @@ CHANNEL_RATE, FEWEST_CHANNELS, MOST_CHANNELS = 12.5e9, 2, 32
 
 def context_bytes(cluster: Cluster, software_date: str = "") -> int:
     """Return what a process takes on its device before the first tensor; undated is today's."""
-    if any(kind.backend == "cpu" for kind in cluster.kinds):
+    if cluster.has_cpus:
         return 0
     return EAGER_CONTEXT if "" < software_date < LAZY_SINCE else CONTEXT
 
@@ -38,7 +38,7 @@ def context_bytes(cluster: Cluster, software_date: str = "") -> int:
 def communicator_bytes(program: Program, cluster: Cluster, mesh: int) -> int:
     """Return the bytes of NCCL's buffers on a device of a mesh: one communicator for every group of
     devices that it exchanges messages with."""
-    if any(kind.backend == "cpu" for kind in cluster.kinds):
+    if cluster.has_cpus:
         return 0
     groups = {_group(program, message, mesh) for message in program.messages} - {()}
     return sum(_channels(cluster, group) * CONNECTIONS * CONNECTION for group in groups)
