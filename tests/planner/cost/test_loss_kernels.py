@@ -71,7 +71,7 @@ def test_loss_parallel_has_four() -> None:
 
 @pytest.mark.parametrize("seed", [ALONE, Seed(tensor=2)])
 def test_megatrons_works_where_the_scores_lie(seed: Seed) -> None:
-    """Scores of 16 bits and of 32; until 2023 a copy of these too (core/tensor_parallel/
-    cross_entropy.py)."""
+    """Scores of 16 bits and of 32; until 2023 a copy of these too, after the first are gone where the
+    vocabulary is split (core/tensor_parallel/cross_entropy.py)."""
     assert peak("in place", seed) == pytest.approx(1.5, abs=SMALL)
-    assert peak("copied", seed) == pytest.approx(2.5, abs=SMALL)
+    assert peak("copied", seed) == pytest.approx(2.5 if seed == ALONE else 2.0, abs=SMALL)

@@ -236,8 +236,7 @@ def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
     many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``).
 
     Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
-    log-probabilities that it makes of them. Megatron-LM has them beside scores of float32, while
-    whoever called it holds those of 16 bits that these were cast from.
+    log-probabilities that it makes of them, and so had Megatron-LM beside the scores.
     """
     operator = graph.operators[call.operator]
     bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
@@ -246,7 +245,7 @@ def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
         is_split = scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
         return value_bytes(scores) if is_split else 0
     if kernel == "copied":
-        return value_bytes(values[call.operands[0]]) * 3 // 2
+        return value_bytes(values[call.operands[0]])
     if bare != "vocabulary_logsumexp":
         return 0
     scores, sums = values[call.operands[0]], values[call.results[0]]
