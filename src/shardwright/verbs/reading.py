@@ -85,8 +85,7 @@ def read(
         for stage in asked:
             found[stage] = surroundings(
                 program, context.graph, cluster, stage,
-                others=reading.buffers, streams=reading.streams,
-                software_date=reading.software_date,
+                streams=reading.streams, software_date=reading.software_date,
             )  # fmt: skip
     beside = {
         "allocated": lambda one: 0,
@@ -97,7 +96,7 @@ def read(
     return Predicted(
         bytes=max(sizes) + reading.buffers,
         fits=all(
-            one.fits and size + reading.buffers <= limit
+            size + reading.buffers + one.needed <= limit
             for one, size, limit in zip(found, tensors, limits, strict=True)
         ),
     )

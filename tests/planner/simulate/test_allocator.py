@@ -52,18 +52,6 @@ def test_what_was_cut_for_small_tensors_serves_no_larger_one() -> None:
     assert allocator.reserved == 128 * MIB
 
 
-def test_a_full_device_gets_back_what_lies_free_and_only_that() -> None:
-    allocator = CachingAllocator(limit=100 * MIB)
-    kept, free = allocator.take(30 * MIB), allocator.take(60 * MIB)
-    allocator.give(free)
-    allocator.take(70 * MIB)
-    assert (allocator.reserved, allocator.is_exhausted) == (100 * MIB, False)
-    allocator.give(kept)
-    allocator.take(MIB * 3 // 2)  # holds the segment of what was kept
-    allocator.take(40 * MIB)
-    assert allocator.is_exhausted
-
-
 def test_blocks_never_overlap_and_everything_merges_again() -> None:
     draw, allocator = random.Random(3), CachingAllocator()
     held: list[Block] = []
@@ -77,9 +65,11 @@ def test_blocks_never_overlap_and_everything_merges_again() -> None:
     for block in held:
         allocator.give(block)
     assert allocator.allocated == 0
-    allocator.limit = 0
-    allocator.take(1000 * MIB)  # every segment is given back first: none is in pieces
-    assert allocator.reserved == 1000 * MIB
+    before = allocator.reserved
+    # Nothing is in pieces: what it has serves tensors as large as its largest segments.
+    for size in sorted((int(10**8 * share) for share in (0.2, 0.3, 0.4)), reverse=True):
+        allocator.take(size)
+    assert allocator.reserved == before
 
 
 @cache
@@ -106,12 +96,9 @@ def test_a_replay_has_the_simulators_peak(seed: Seed) -> None:
     program = lower(graph, seed_strategy(graph, seed))
     peaks = simulate(program, np.ones(program.num_instructions)).peak_bytes
     for mesh, peak in enumerate(peaks):
-        found = replay(program, graph, mesh)
-        assert found.allocated == pytest.approx(peak, rel=0.05)
-        assert found.allocated <= found.reserved
-        assert found.fits
-        assert replay(program, graph, mesh, limit=found.reserved).fits
-        assert not replay(program, graph, mesh, limit=0.98 * found.allocated).fits
+        allocated, reserved = replay(program, graph, mesh)
+        assert allocated == pytest.approx(peak, rel=0.05)
+        assert allocated <= reserved
 
 
 @pytest.mark.torch
@@ -119,4 +106,4 @@ def test_streams_do_not_share_memory() -> None:
     graph = decoder()
     program = lower(graph, seed_strategy(graph, Seed(data=2, zero=3)))
     shared, apart = (replay(program, graph, 0, streams=one) for one in (False, True))
-    assert apart.reserved > shared.reserved
+    assert apart[1] > shared[1]

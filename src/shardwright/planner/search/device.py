@@ -14,20 +14,22 @@ from shardwright.planner.simulate.replay import replay
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Bytes on one device beside its tensors: what PyTorch's allocator reserves beyond them
-    (``slack``), NCCL's buffers (``communicators``), and the process with its kernels (``context``).
-
-    ``fits``: the allocator gets by with what the others leave of the device, giving back what it can.
-    """
+    (``slack``), NCCL's buffers (``communicators``), and the process with its kernels (``context``)."""
 
     slack: int = 0
     communicators: int = 0
     context: int = 0
-    fits: bool = True
 
     @property
     def total(self) -> int:
         """All of them together."""
         return self.slack + self.communicators + self.context
+
+    @property
+    def needed(self) -> float:
+        """Those without which a plan does not run: an allocator that finds no memory gives back the
+        segments that lie free, but not those of which a part is in use; about half of its slack."""
+        return self.total - self.slack / 2
 
 
 def surroundings(
@@ -36,22 +38,19 @@ def surroundings(
     cluster: Cluster,
     mesh: int,
     *,
-    others: float = 0.0,
     streams: bool = False,
     software_date: str = "",
 ) -> Surroundings:
     """Return what lies around the tensors of a mesh's devices; nothing on CPUs.
 
-    ``others`` are bytes of buffers that the Program does not list; ``streams``: see ``replay``;
-    ``software_date``: see ``context_bytes``.
+    ``streams``: see ``replay``; ``software_date``: see ``context_bytes``.
     """
     context = context_bytes(cluster, software_date)
     if not context:
         return Surroundings()
-    communicators = communicator_bytes(program, cluster, mesh)
-    memory = min(cluster.kind_of(device).memory_bytes for device in program.meshes[mesh].devices)
-    limit = memory - context - communicators - others
-    found = replay(program, graph, mesh, streams=streams, limit=limit)
+    allocated, reserved = replay(program, graph, mesh, streams=streams)
     return Surroundings(
-        slack=found.slack, communicators=communicators, context=context, fits=found.fits
+        slack=reserved - allocated,
+        communicators=communicator_bytes(program, cluster, mesh),
+        context=context,
     )

@@ -5,13 +5,12 @@ segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more gets a segment of 
 2 MiB. A request takes the smallest free block that is large enough and gives back the rest of it if
 that is more than 1 MiB (512 bytes of small blocks); neighbours within a segment merge again, different
 segments never do. So what was cut for small tensors serves no larger one, and remains reserved.
-Without ``expandable_segments``, which are off unless asked for. Where the device has no more, all
-segments that lie free are given back to it first; if that is not enough, it is out of memory.
+Without ``expandable_segments``, which are off unless asked for. That an allocator which finds no memory
+first gives back the segments that lie free is not modelled.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
@@ -35,14 +34,10 @@ class Block:
 
 @dataclass(slots=True)
 class CachingAllocator:
-    """One device's allocator on one stream. ``allocated`` and ``reserved`` in bytes, ``peak`` the most
-    ever reserved; ``limit`` is what the device has, ``is_exhausted`` whether more was needed."""
+    """One device's allocator on one stream; ``allocated`` and ``reserved`` in bytes."""
 
-    limit: float = math.inf
     allocated: int = 0
     reserved: int = 0
-    peak: int = 0
-    is_exhausted: bool = False
     _count: int = 0
     # By pool (large, small): free blocks as (size, number, block), smallest first.
     _free: tuple[list[tuple[int, int, Block]], list[tuple[int, int, Block]]] = field(
@@ -81,19 +76,8 @@ class CachingAllocator:
         size = SMALL_SEGMENT if is_small else LARGE_SEGMENT
         if wanted >= ALONE:
             size = -(-wanted // SMALL_SEGMENT) * SMALL_SEGMENT
-        if self.reserved + size > self.limit:
-            self._empty()
-            self.is_exhausted |= self.reserved + size > self.limit
         self.reserved += size
-        self.peak = max(self.peak, self.reserved)
         return self._new(size, is_small, None)
-
-    def _empty(self) -> None:
-        """Give segments that lie free back to the device."""
-        for free in self._free:
-            cut = [entry for entry in free if entry[2].before or entry[2].after]
-            self.reserved -= sum(entry[0] for entry in free) - sum(entry[0] for entry in cut)
-            free[:] = cut
 
     def _new(self, size: int, is_small: bool, before: Block | None) -> Block:
         self._count += 1

@@ -7,7 +7,6 @@ end of the first, in memory that activations had. In between alike microbatches 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -229,34 +228,15 @@ def _drop(found: Sequence[_Held]) -> None:
         one.drop()
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The most bytes in use and reserved; ``fits``: never more than there are, once what lies free is
-    given back. ``slack`` is reserved beyond the tensors."""
-
-    allocated: int
-    reserved: int
-    fits: bool
-
-    @property
-    def slack(self) -> int:
-        return self.reserved - self.allocated
-
-
 def replay(
-    program: Program,
-    graph: OperatorGraph,
-    mesh: int,
-    *,
-    streams: bool = False,
-    limit: float = math.inf,
-) -> Replay:
-    """Play the steps of a mesh's devices, on which tensors may have ``limit`` bytes.
+    program: Program, graph: OperatorGraph, mesh: int, *, streams: bool = False
+) -> tuple[int, int]:
+    """Return the most bytes that the tensors of a mesh's devices take, and that are reserved for them.
 
     ``streams``: gathered parameters arrive, and reduced gradients lie, in memory of the streams that
     communicate, as with PyTorch's FSDP: blocks are reused on their own stream only.
     """
-    main = CachingAllocator(limit)
+    main = CachingAllocator()
     device = _Device(program, graph, main, CachingAllocator() if streams else main)
     resting, states = _lasting(program, mesh)
     for size in resting:
@@ -269,12 +249,8 @@ def replay(
                 for size in states:
                     main.take(size)
         device.end()
-    apart = 0 if device.apart is main else device.apart.peak
-    return Replay(
-        allocated=device.peak,
-        reserved=main.peak + apart,
-        fits=not main.is_exhausted and main.peak + apart <= limit,
-    )
+    apart = 0 if device.apart is main else device.apart.reserved
+    return device.peak, main.reserved + apart
 
 
 def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
