@@ -77,10 +77,10 @@ def test_regret_is_what_the_layout_predicted_best_loses() -> None:
 def test_memory_is_judged_by_what_fits() -> None:
     lost = {"published_seconds": None, "is_out_of_memory": True}
     cases = [
-        case(1, 1.0, 1.0, predicted_bytes=8.0, room=10.0, published_bytes=10.0),
-        case(2, 1.0, 1.0, predicted_bytes=12.0, room=10.0),
-        case(3, None, 1.0, predicted_bytes=12.0, room=10.0, **lost),
-        case(4, None, 1.0, predicted_bytes=9.0, room=10.0, **lost),
+        case(1, 1.0, 1.0, predicted_bytes=8.0, fits=True, published_bytes=10.0),
+        case(2, 1.0, 1.0, predicted_bytes=12.0),
+        case(3, None, 1.0, predicted_bytes=12.0, **lost),
+        case(4, None, 1.0, predicted_bytes=9.0, fits=True, **lost),
         case(5, None, None, reason="interleaved schedule"),
     ]
     found = summary("s", cases)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 
 from shardwright.core.plan import Frontier
@@ -11,9 +13,11 @@ from shardwright.report.text import (
     chosen_lines,
     difference_table,
     frontier_table,
+    memory_table,
     operator_table,
     plan_tables,
 )
+from shardwright.report.units import bytes_text
 
 
 def written(*parts: object) -> str:
@@ -53,6 +57,16 @@ def test_tables_of_a_plan_name_devices_time_and_memory(story: Story) -> None:
         "h.2.up",
     ):
         assert words in text
+
+
+def test_what_the_driver_sees_comes_behind_the_peak(story: Story) -> None:
+    plan = story.plans[0]
+    beside = (("allocator's slack", 2.0**20), ("NCCL's buffers", 3.0 * 2**20))
+    assert "driver" not in written(memory_table(plan))
+    lines = written(memory_table(replace(plan, beside=beside))).splitlines()
+    peak = plan.predicted.worst_peak_bytes
+    assert bytes_text(peak + 4 * 2**20) in next(one for one in lines if "seen by the driver" in one)
+    assert bytes_text(peak) in next(one for one in lines if one.strip().startswith("peak"))
 
 
 def test_the_comparison_shows_both_numbers_and_their_difference(story: Story) -> None:

@@ -72,7 +72,7 @@ def test_only_some_experts_meet_a_token() -> None:
     ],
 )  # fmt: skip
 def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -> None:
-    seed = said(sharding=sharding).seeds[0]
+    seed = said(sharding=sharding, pp=1, gpus=32).seeds[0]
     assert (seed.zero, seed.group, seed.data) == (zero, group, 16 // group)
 
 
@@ -162,9 +162,25 @@ def test_what_megatron_sends_beneath_what_it_computes() -> None:
     assert said(framework="x", sharding="ZeRO-1, overlapped param gather").runs_ahead
 
 
-def test_early_megatron_drops_attentions_probabilities_where_it_keeps_them() -> None:
-    early = {"software_date": "2021-04", "recompute": "full"}
-    assert said(**early, flash_attn="no").decoder.dropout
-    assert "dropout" in said(**early, flash_attn="no").assumed
-    for cells in ({"flash_attn": "yes"}, {"software_date": "2024"}, {"framework": "DeepSpeed"}):
-        assert not said(**{**early, "flash_attn": "no", **cells}).decoder.dropout
+@pytest.mark.parametrize(
+    ("cells", "dropout", "loss"),
+    [
+        ({}, 0.0, "in place"),
+        ({"software_date": "2022-06"}, 0.0, "copied"),
+        ({**GPT3, "software_date": "2021-04"}, 0.1, "copied"),
+        ({**GPT3, "ffn_type": "squared-relu"}, 0.0, "in place"),
+        ({"framework": "HF Trainer + DeepSpeed"}, 0.0, "log_softmax"),
+        ({"framework": "Composer+FSDP"}, 0.0, "in place"),
+    ],
+)
+def test_software_says_what_is_dropped_and_how_the_loss_is_made(
+    cells: Any, dropout: float, loss: str
+) -> None:
+    decoder = said(**cells).decoder
+    assert (decoder.dropout, decoder.loss) == (dropout, loss)
+
+
+def test_pytorchs_pipelines_gather_parameters_once_a_step() -> None:
+    """torchtitan: ``reshard_after_forward=not pp_enabled``; gradients stay whole until the last."""
+    assert said(sharding="FSDP2", framework="torchtitan").seeds[0].zero == 1
+    assert said(sharding="FSDP2", framework="torchtitan", pp=1, dp=32).seeds[0].zero == 3

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.costs import CostTable
+from shardwright.planner.search import search
 from shardwright.runtime.capture import capture
-from shardwright.verbs.narrate import plain_strategies, shards
+from shardwright.verbs.narrate import plain_strategies, shards, tell
+from tests.planner.search.models import cluster, mlp
 
 pytestmark = pytest.mark.torch
+
+
+def test_a_plan_for_gpus_says_what_lies_around_its_tensors() -> None:
+    graph, where, table = mlp(), cluster(1, 2), CostTable()
+    plan = search(graph, where, table, seed_plan="megatron:1x2").best
+    names = [name for name, size in tell(plan, graph, where, table).beside if size > 0]
+    assert names == ["allocator's slack", "NCCL's buffers", "context and kernels"]
+    cpus = replace(where, kinds=(replace(where.kinds[0], backend="cpu"),))
+    assert tell(plan, graph, cpus, table).beside == ()
 
 
 class Mixing(nn.Module):

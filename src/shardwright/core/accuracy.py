@@ -11,8 +11,10 @@ class Case:
 
     ``reason`` says why it cannot be expressed ("": it can; then seconds and bytes are predicted).
     ``group`` names source, model, hardware and work, so that cases of one group differ in layout only.
-    ``work`` is tokens per step. ``half_width`` is the prediction's, in seconds. ``room`` is the bytes
-    that a plan may use. ``is_out_of_memory``: the source says that it did not fit. ``assumed`` lists
+    ``work`` is tokens per step. ``half_width`` is the prediction's, in seconds. ``reading`` says which
+    bytes are meant: those that tensors take (``allocated``), that the allocator has for them
+    (``reserved``), or that the driver sees (``device``). ``fits``: whether the run is predicted to.
+    ``is_out_of_memory``: the source says that it did not fit. ``assumed`` lists
     what was not published and taken as usual.
     """
 
@@ -35,7 +37,8 @@ class Case:
     predicted_bytes: float | None = None
     half_width: float = 0.0
     baseline_seconds: float | None = None
-    room: float = 0.0
+    reading: str = "allocated"
+    fits: bool = False
 
     @property
     def is_timed(self) -> bool:
@@ -69,11 +72,6 @@ class Case:
         if self.published_seconds is None or self.predicted_seconds is None:
             return False
         return abs(self.predicted_seconds - self.published_seconds) <= self.half_width
-
-    @property
-    def fits(self) -> bool:
-        """Whether the prediction fits the memory that plans may use."""
-        return self.predicted_bytes is not None and self.predicted_bytes <= self.room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,12 @@ class Cluster:
         added up; so are those of all-reduces that are swapped (``core.swap``). NCCL reduces on the
         way, in channel buffers of constant size.
         """
-        return 1.0 if any(kind.backend == "cpu" for kind in self.kinds) else 0.0
+        return 1.0 if self.has_cpus else 0.0
+
+    @property
+    def has_cpus(self) -> bool:
+        """Whether devices are CPUs: gloo sends what they exchange, and no driver stands between."""
+        return any(kind.backend == "cpu" for kind in self.kinds)
 
     def kind_of(self, device: int) -> DeviceKind:
         """Return what a device is."""

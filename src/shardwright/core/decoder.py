@@ -12,7 +12,8 @@ class Decoder:
     ``gated``: the feed-forward layer has a gate beside its first product (swiglu); ``activation`` is
     silu, gelu or relu2. ``rotary``: positions turn queries and keys; ``positions``: they are embedded;
     neither: they are part of attention (ALiBi). ``flash``: attention is one kernel. ``fused``: so is
-    turning by positions. ``dropout``: of attention's probabilities, where attention is no kernel.
+    turning by positions. ``dropout``: the share dropped of scores, and before each residual sum.
+    ``loss``: the kernel of cross entropy, see ``planner.cost.derivatives``; "" is this runtime's.
     """
 
     layers: int
@@ -32,11 +33,12 @@ class Decoder:
     tied: bool = False
     flash: bool = True
     fused: bool = True
-    dropout: bool = False
     experts: int = 0
     topk: int = 0
     shared: int = 0
     adapters: int = 0
+    dropout: float = 0.0
+    loss: str = ""
 
     @property
     def num_parameters(self) -> int:

@@ -69,7 +69,8 @@ class PlanStory:
     """One plan with its program, how it is predicted to run, and how it ran if it did.
 
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
-    ``why`` is what speaks for it, where that was looked for.
+    ``beside`` is what the driver of a GPU sees besides that on the fullest stage: parts and their bytes.
+    ``why`` is what speaks for the plan, where that was looked for.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class PlanStory:
     measured: Timeline | None = None
     spread_seconds: float = 0.0
     process_bytes: float = 0.0
+    beside: tuple[tuple[str, float], ...] = ()
     operators: tuple[OperatorRow, ...] = ()
     why: Why | None = None
 

@@ -161,6 +161,11 @@ def memory_table(story: PlanStory) -> Table:
     for name, size in memory_by_part(story, mesh):
         table.add_row(name, bytes_text(size), f"{size / peaks[mesh]:.0%}" if peaks[mesh] else "")
     table.add_row("peak", bytes_text(peaks[mesh]), "", style="bold")
+    for name, size in story.beside:
+        table.add_row(f"+ {name}", bytes_text(size), "")
+    if story.beside:
+        seen = peaks[mesh] + sum(size for _, size in story.beside)
+        table.add_row("seen by the driver", bytes_text(seen), "", style="bold")
     return table
 
 

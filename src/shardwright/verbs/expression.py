@@ -32,6 +32,10 @@ CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo"), "2024"
 MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
 USUAL_RANK = 32
+USUAL_DROPOUT = 0.1
+# Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
+IN_PLACE_SINCE = "2024"  # Megatron-LM's (core 0.5)
+FUSED_LOSSES = ("composer", "foundry", "liger")
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
 MICROBATCHES = (1, 2, 4, 8, 16)
 
@@ -179,10 +183,11 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         positions="learned" in arch or not (turns or "alibi" in arch),
         flash=_is_flash(run, assumed),
         fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
-        dropout=_drops(run, assumed),
         experts=experts,
         topk=topk,
         adapters=_rank(run, assumed),
+        dropout=_dropout(run, gated, assumed),
+        loss=_loss(run),
     )
     shape = replace(shape, shared=_shared(run, shape, assumed))
     shape = replace(shape, tied=_is_tied(run, shape))
@@ -265,13 +270,23 @@ def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
     return flash
 
 
-def _drops(run: PublishedRun, assumed: list[str]) -> bool:
-    """Whether attention's probabilities are dropped: Megatron-LM's default (0.1), which models in its
-    tables of before 2023 have."""
-    if not _is_early_megatron(run) or _is_flash(run, []):
-        return False
-    assumed.append("dropout")
-    return True
+def _dropout(run: PublishedRun, gated: bool, assumed: list[str]) -> float:
+    """Return the share dropped: Megatron-LM's default is 0.1, which recipes of later models (gates,
+    squared relu) turn off (``--attention-dropout``, ``--hidden-dropout``); elsewhere none is usual."""
+    is_later = gated or "relu" in run.ffn_type.lower() or "lora" in run.task.lower()
+    if is_later or "megatron" not in run.framework.lower():
+        return 0.0
+    assumed.append(f"dropout {USUAL_DROPOUT}")
+    return USUAL_DROPOUT
+
+
+def _loss(run: PublishedRun) -> str:
+    """Name the kernel of cross entropy (``planner.cost.derivatives``)."""
+    name = run.framework.lower()
+    if software_of(run) == "megatron":
+        is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name
+        return "copied" if is_older else "in place"
+    return "in place" if any(one in name for one in FUSED_LOSSES) else "log_softmax"
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:
@@ -325,6 +340,10 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     if data % expert or (run.experts or expert) % expert:
         raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
     zero, group = _sharding(run, data)
+    if zero == 3 and stages > 1 and "fsdp" in run.sharding.lower():
+        # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
+        # gradients up whole until the last (torchtitan: ``reshard_after_forward=not pp_enabled``).
+        zero = 1
     if expert > 1 and group > 1:
         raise Inexpressible("experts beyond data", f"ep {expert} with ZeRO groups of {group}")
     counts, batch = _batches(run, data)

@@ -21,6 +21,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.lower import lower
+from shardwright.planner.search import surroundings
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.report.story import OperatorRow, PlanStory, split_text
@@ -44,8 +45,23 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
         program=program,
         predicted=with_process(timeline, fixed),
         process_bytes=fixed,
+        beside=_beside(program, graph, cluster, int(np.argmax(timeline.peak_bytes))),
         spread_seconds=half_width(prices, timeline.critical),
         operators=operator_rows(program, graph, rates),
+    )
+
+
+def _beside(
+    program: Program, graph: OperatorGraph, cluster: Cluster, mesh: int
+) -> tuple[tuple[str, float], ...]:
+    """Name what a GPU's driver sees besides the tensors of a stage; nothing on CPUs."""
+    if cluster.has_cpus:
+        return ()
+    found = surroundings(program, graph, cluster, mesh)
+    return (
+        ("allocator's slack", float(found.slack)),
+        ("NCCL's buffers", float(found.communicators)),
+        ("context and kernels", float(found.context)),
     )
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from shardwright.core.accuracy import Case, Validation
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
-from shardwright.core.timeline import Timeline
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
-from shardwright.planner.cost import Prices
-from shardwright.planner.search import Context, Judged, as_strategy, judge_closely, room
+from shardwright.planner.search import Context, as_strategy, judge_closely
 from shardwright.planner.space import Seed, single_sync
 from shardwright.report.accuracy import validation
 from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
 from shardwright.verbs.narrate import half_width
+from shardwright.verbs.reading import Reading, read, reading_of
 from shardwright.verbs.request import Watch
 
 # The share of the peak that a guess without any model would take (MFU).
@@ -60,39 +60,36 @@ class _Judge:
 
     def case(self, run: PublishedRun) -> Case:
         """Return a run beside its prediction, or the reason why there is none."""
-        case = _published(run)
+        case, reading = _published(run), reading_of(run)
         try:
             said = express(run)
-            return self._predicted(
-                replace(case, assumed=said.assumed, software=said.software), said
-            )
+            case = replace(case, assumed=said.assumed, software=said.software, reading=reading.kind)
+            return self._predicted(case, said, reading)
         except Inexpressible as refused:
             return replace(case, reason=refused.reason, detail=refused.detail)
 
-    def _predicted(self, case: Case, said: Expression) -> Case:
+    def _predicted(self, case: Case, said: Expression, reading: Reading) -> Case:
         context = Context(self._graph(said), said.cluster, CostTable(), said.training)
-        limit = room(said.cluster)
-        found = [self._judged(case, context, said, seed, limit) for seed in said.seeds]
+        found = [self._judged(case, context, said, seed, reading) for seed in said.seeds]
         return min(found, key=lambda one: (not one.fits, one.predicted_seconds))
 
     def _judged(
-        self, case: Case, context: Context, said: Expression, seed: Seed, limit: float
+        self, case: Case, context: Context, said: Expression, seed: Seed, reading: Reading
     ) -> Case:
         try:
-            strategy = as_strategy(context, seed)
-            if not said.overlaps_gradients:
-                strategy = replace(strategy, gradient_sync=single_sync(context.graph))
+            strategy = strategy_of(context, said, seed)
             prices, timeline, judged = judge_closely(context, strategy, runs_ahead=said.runs_ahead)
+            memory = read(reading, context, strategy, judged.stage_bytes)
         except (ValueError, ShardwrightError) as error:
             raise Inexpressible("strategy is not legal here", str(error)) from error
         return replace(
             case,
             predicted_seconds=judged.seconds,
-            predicted_bytes=judged.bytes,
+            predicted_bytes=memory.bytes,
             half_width=half_width(prices, timeline.critical)
             * judged.seconds
             / timeline.step_seconds,
-            room=limit,
+            fits=memory.fits,
         )
 
     def _graph(self, said: Expression) -> OperatorGraph:
@@ -108,12 +105,12 @@ class _Judge:
         return self._graphs[key]
 
 
-def judge_run(context: Context, said: Expression, seed: Seed) -> tuple[Prices, Timeline, Judged]:
-    """Judge one of a run's strategies, messages beneath computation as its software has them."""
+def strategy_of(context: Context, said: Expression, seed: Seed) -> Strategy:
+    """Return one of a run's strategies, its gradients sent as its software does."""
     strategy = as_strategy(context, seed)
     if not said.overlaps_gradients:
         strategy = replace(strategy, gradient_sync=single_sync(context.graph))
-    return judge_closely(context, strategy, runs_ahead=said.runs_ahead)
+    return strategy
 
 
 def _published(run: PublishedRun) -> Case:

@@ -168,6 +168,7 @@ def story_summary(story: PlanStory) -> dict[str, Any]:
         "memory_bytes": [
             dict(memory_by_part(story, mesh)) for mesh in range(len(story.program.meshes))
         ],
+        "beside_bytes": dict(story.beside),
     }
 
 

@@ -283,3 +283,20 @@ def test_nothing_waits_behind_the_further_messages_of_a_synchronisation() -> Non
     further = [place for place, message in syncs if written & set(message.sources)]
     assert further, "no gradient is synchronised over both axes, one after the other"
     assert min(further) > max(np.flatnonzero(program.kind == Kind.BACKWARD))
+
+
+def test_backward_does_not_hold_what_was_only_added() -> None:
+    """Tensor parallelism adds products up over devices, and each sum to the residual stream: neither
+    gradient needs them, so nothing keeps them once they are added."""
+    graph = transformer_like(layers=2)
+    program = lower(graph, seed_strategy(graph, Seed(tensor=2)))
+    begin = int(np.flatnonzero(program.kind == Kind.BACKWARD)[0])
+    summed = {
+        value
+        for message in program.messages
+        if message.primitive == "all_reduce" and message.purpose == "activation"
+        for value in message.results
+    }
+    gone = set(program.free_value[: program.free_offset[begin]].tolist())
+    assert len(summed) == 2
+    assert summed <= gone

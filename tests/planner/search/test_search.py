@@ -11,7 +11,7 @@ from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
-from shardwright.planner.search import Limits, Progress, Training, search
+from shardwright.planner.search import Limits, Progress, Training, search, survey, surveyed
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import Arrangement, shapes
 from shardwright.planner.search.candidates import explore, to_strategy
@@ -189,3 +189,10 @@ def test_training_options_reach_every_plan() -> None:
             1,
             True,
         )
+
+
+def test_a_survey_taken_up_again_keeps_as_much_memory_free() -> None:
+    graph, where, table = mlp(), cluster(1, 2), CostTable()
+    before = survey(graph, where, table, seed_plan="megatron:1x2")
+    again = surveyed(graph, where, table, before.frontier, Training())
+    assert again.room == before.room < where.kinds[0].memory_bytes

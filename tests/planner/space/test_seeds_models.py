@@ -57,3 +57,21 @@ def test_plain_gradients_share_messages_as_torch_would_put_them_together() -> No
     # Sent once, behind backward: all in one bucket.
     (together,) = single_sync(graph).buckets
     assert sorted(together) == sorted(graph.parameters)
+
+
+def test_megatron_splits_the_embedding_where_the_loss_is_cast() -> None:
+    """Scores of 16 bits are cast for the loss: the vocabulary stays split, and so is the embedding."""
+    from shardwright.core.decoder import Decoder
+    from shardwright.runtime.capture.decoder import capture_decoder
+
+    shape = Decoder(
+        layers=2, hidden=64, heads=4, kv_heads=4, head_size=16, ffn=128, vocab=512, seq=32
+    )
+    graph = capture_decoder(shape, 2, "bfloat16")
+    strategy = seed_strategy(graph, Seed(tensor=2))
+    rows = next(
+        config.rest
+        for config, tensor in zip(strategy.parameters, graph.parameters, strict=True)
+        if graph.tensors[tensor].name == "embed.weight"
+    )
+    assert rows[-1] == 0

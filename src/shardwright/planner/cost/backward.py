@@ -19,6 +19,7 @@ CROSS_ENTROPIES = frozenset({
     "cross_entropy_sum", "token_cross_entropy_sum", "cross_entropy_loss",
     "vocabulary_cross_entropy_sum",
 })  # fmt: skip
+IN_PLACE = frozenset({"in place", "copied"})
 
 
 def value_bytes(value: Value) -> int:
@@ -44,6 +45,49 @@ def backward_peak(
     for call, size in zip(reversed(calls), reversed(released), strict=True):
         state.run(call, size)
     return state.peak
+
+
+@dataclass(frozen=True, slots=True)
+class GradientStep:
+    """What the backward of a call does to memory: so much ``workspace`` for a moment (negative: what it
+    makes lies where something saved lay), gradients ``made`` as (number, bytes), others ``gone``."""
+
+    call: int
+    workspace: int
+    made: tuple[tuple[int, int], ...]
+    gone: tuple[int, ...]
+
+
+def gradient_steps(
+    graph: OperatorGraph,
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    ends: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[tuple[GradientStep, ...], dict[int, int]]:
+    """Return what ``backward_peak`` adds up, call by call, and which gradient each input ends with."""
+    made = {value for call in calls for value in call.results}
+    state = _Gradients(graph, values, ends, made.union(ends[0]))
+    known = list(state.alive.values())  # a gradient's place in it is its number
+    number = {id(gradient): place for place, gradient in enumerate(known)}
+    steps: list[GradientStep] = []
+    for place in range(len(calls) - 1, -1, -1):
+        before = {id(gradient) for gradient in state.alive.values()}
+        workspace = state.workspace(calls[place])
+        state.run(calls[place], 0)
+        after = {id(gradient): gradient for gradient in state.alive.values()}
+        new = [gradient for key, gradient in after.items() if key not in number]
+        for gradient in new:
+            number[id(gradient)] = len(known)
+            known.append(gradient)
+        steps.append(
+            GradientStep(
+                call=place,
+                workspace=workspace,
+                made=tuple((number[id(gradient)], gradient.size) for gradient in new),
+                gone=tuple(number[key] for key in before - after.keys()),
+            )
+        )
+    return tuple(steps), {value: number[id(found)] for value, found in state.alive.items()}
 
 
 @dataclass(slots=True)
@@ -75,15 +119,19 @@ class _Gradients:
 
     def run(self, call: Call, released: int) -> None:
         """Run one call backward: make its operands' gradients, let go of the results', add up."""
+        workspace = self.workspace(call)
         coming = [self.alive.pop(value) for value in call.results if value in self.alive]
         arriving = self._arriving(call, coming[0]) if coming else []
-        workspace = self._workspace(call) if coming else 0
         self.peak = max(self.peak, self.level + workspace)
         self.level -= released
         for gradient in coming:
             self._let_go(gradient)
         for value, gradient in arriving:
             self._add(value, gradient)
+
+    def workspace(self, call: Call) -> int:
+        """Return what the kernel of a call's backward needs besides its results, if it runs."""
+        return self._workspace(call) if any(v in self.alive for v in call.results) else 0
 
     def _is_trained(self, value: int) -> bool:
         return self.graph.tensors[self.values[value].tensor].needs_gradient
@@ -129,12 +177,20 @@ class _Gradients:
 
     def _workspace(self, call: Call) -> int:
         """Return what a kernel needs besides its results: cross entropy takes two steps, and over a
-        split vocabulary four numbers, a place and two marks per token."""
-        bare = base_kind(self.graph.operators[call.operator].kind)
+        split vocabulary four numbers, a place and two marks per token.
+
+        Other kernels, see ``derivatives``: where a vocabulary is split, ``loss_parallel`` adds
+        exponentials to marks before it scales the sum; ``in place`` needs no room for its result.
+        """
+        operator = self.graph.operators[call.operator]
+        bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
         if bare not in CROSS_ENTROPIES:
             return 0
         scores = self.values[call.operands[0]]
-        if bare == "vocabulary_cross_entropy_sum":
+        if kernel in IN_PLACE:
+            return -value_bytes(scores)
+        if bare == "vocabulary_cross_entropy_sum" and kernel != "log_softmax":
             wide = max(4, DTYPE_BYTES[scores.dtype])
             return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
-        return value_bytes(scores)
+        is_split = scores.shape[-1] < self.graph.tensors[operator.inputs[0]].shape[-1]
+        return value_bytes(scores) * (2 if is_split else 1)

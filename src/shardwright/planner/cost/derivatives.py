@@ -3,6 +3,12 @@
 The table restates PyTorch 2.13's derivative formulas as they run on CPU; the tests check it against
 ``torch.autograd.graph.saved_tensors_hooks``. An operator not in the table is taken to keep all its
 floating inputs and outputs, which is never too little for one kernel.
+
+Other software runs other kernels of the same operators; then the attribute ``kernel`` says so. Cross
+entropy over a vocabulary: ``log_softmax`` is ``torch.nn.functional.cross_entropy``, which keeps the
+log-probabilities in place of the scores (its split form is DTensor's ``loss_parallel``); ``in place``
+is Megatron-LM's ``vocab_parallel_cross_entropy``, whose exponentials, and then their gradient, lie
+where the scores lay; until 2023 (``copied``) it took the greatest score off in a copy of them. Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
 """
 
 from __future__ import annotations
@@ -206,7 +212,8 @@ def _attention(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...
 
 
 def _dropout(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
-    size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
+    marks = operator.attribute("kernel") == "marks"
+    size = 1 if marks else DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
     return (), (), lambda i, _o: size * math.prod(i[0])
 
 
@@ -219,6 +226,13 @@ def _cross_entropy(graph: OperatorGraph, operator: Operator, _needs: tuple[bool,
 def _nll(graph: OperatorGraph, operator: Operator, _needs: tuple[bool, ...]) -> Saved:
     size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
     return (0, 1), (), lambda _i, _o: size
+
+
+def _vocabulary_loss(graph: OperatorGraph, operator: Operator, needs: tuple[bool, ...]) -> Saved:
+    if operator.attribute("kernel") != "log_softmax":
+        return _both(graph, operator, needs)
+    size = DTYPE_BYTES[graph.tensors[operator.inputs[0]].dtype]
+    return (1,), (), lambda i, _o: size * math.prod(i[0])
 
 
 def _both(_graph: OperatorGraph, _operator: Operator, needs: tuple[bool, ...]) -> Saved:
@@ -264,7 +278,7 @@ SPECIAL: dict[str, Callable[[OperatorGraph, Operator, tuple[bool, ...]], Saved]]
     _batch_norm, "scaled_dot_product_attention": _attention, "dropout": _dropout,
     "native_dropout": _dropout, "cross_entropy_loss": _cross_entropy, "cross_entropy_sum":
     _cross_entropy, "token_cross_entropy_sum": _cross_entropy,
-    "vocabulary_cross_entropy_sum": _both, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
+    "vocabulary_cross_entropy_sum": _vocabulary_loss, "nll_loss": _nll, "nll_sum": _nll, "nll_loss_nd": _nll,
     "mse_loss": _both, "l1_loss": _both,
     "smooth_l1_loss": _both, "huber_loss": _both, "binary_cross_entropy": _both,
     "binary_cross_entropy_with_logits": _both, "max_pool2d": _max_pool,

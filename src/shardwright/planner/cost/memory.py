@@ -29,7 +29,7 @@ LOGSUMEXP_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True)
-class _Storages:
+class Storages:
     """Which storage each value lives in, and what happens to the storages of one segment.
 
     ``made``/``last`` are call positions of birth and last forward use, ``kept`` the storages that
@@ -58,7 +58,7 @@ class SegmentMemory:
         inputs: tuple[int, ...],
     ) -> None:
         self.graph, self.calls, self.values, self.inputs = graph, calls, values, inputs
-        self._storages = _trace(graph, calls, values, inputs)
+        self.storages = _trace(graph, calls, values, inputs)
 
     def bytes(self, outputs: tuple[int, ...], has_backward: bool) -> tuple[int, tuple[int, int]]:
         """Return (saved bytes, (temporary bytes of forward, of backward)).
@@ -67,7 +67,7 @@ class SegmentMemory:
         of the gradients of the segment's inputs as well, which are values of the Program; they are
         negative where saved bytes go faster than those gradients come.
         """
-        storages = self._storages
+        storages = self.storages
         kept_out = {storages.root[v] for v in outputs if v in storages.root}
         shared = _bytes_beyond_outputs(storages, self.values, outputs, kept_out)
         kept = {root for root in storages.kept if root in storages.made and root not in kept_out}
@@ -85,8 +85,20 @@ class SegmentMemory:
     def kept(self, values: tuple[int, ...]) -> frozenset[int]:
         """Return those of its outputs or inputs that its own backward needs, so that they live until
         then."""
-        storages = self._storages
+        storages = self.storages
         return frozenset(v for v in values if storages.root.get(v) in storages.kept)
+
+    def idle_inputs(self) -> tuple[int, ...]:
+        """Return the trained activations among its inputs that its own backward does not need: terms
+        of sums, such as the products that tensor parallelism adds up."""
+        kept, values = self.kept(self.inputs), self.values
+        return tuple(
+            value
+            for value in self.inputs
+            if values[value].role == "activation"
+            and values[value].gradient >= 0
+            and value not in kept
+        )
 
 
 def segment_memory(
@@ -132,8 +144,8 @@ def viewed_inputs(
 
 def _trace(
     graph: OperatorGraph, calls: Sequence[Call], values: Sequence[Value], inputs: tuple[int, ...]
-) -> _Storages:
-    storages = _Storages()
+) -> Storages:
+    storages = Storages()
     for value in inputs:
         storages.root[value] = _through_alias(values, value)
     for step, call in enumerate(calls):
@@ -157,7 +169,7 @@ def _trace(
 
 
 def _keep(
-    graph: OperatorGraph, call: Call, values: Sequence[Value], storages: _Storages, step: int
+    graph: OperatorGraph, call: Call, values: Sequence[Value], storages: Storages, step: int
 ) -> None:
     kept_in, kept_out, extra = saved_tensors(graph, graph.operators[call.operator])
     named = [call.operands[p] for p in kept_in] + [call.results[p] for p in kept_out]
@@ -173,8 +185,7 @@ def _keep(
         for v, shape in zip(call.results, call.result_shapes, strict=True)
     )
     storages.extra.append(extra(shapes, results))
-    kind = base_kind(graph.operators[call.operator].kind)
-    storages.workspace.append(_forward_workspace(kind, call, values))
+    storages.workspace.append(_forward_workspace(graph, call, values))
 
 
 def _through_alias(values: Sequence[Value], value: int) -> int:
@@ -184,7 +195,7 @@ def _through_alias(values: Sequence[Value], value: int) -> int:
 
 
 def _bytes_beyond_outputs(
-    storages: _Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
+    storages: Storages, values: Sequence[Value], outputs: tuple[int, ...], kept_out: set[int]
 ) -> int:
     """Return what output views hold alive beyond their own size (one third of a fused product)."""
     shown: dict[int, int] = {}
@@ -197,7 +208,7 @@ def _bytes_beyond_outputs(
 
 
 def _forward_peak(
-    storages: _Storages, kept: set[int], kept_out: set[int], *, keeps_extra: bool
+    storages: Storages, kept: set[int], kept_out: set[int], *, keeps_extra: bool
 ) -> int:
     """Return the most bytes alive in forward above what remains alive at its end.
 
@@ -220,9 +231,21 @@ def _forward_peak(
     return max(0, peak - end)
 
 
-def _forward_workspace(bare: str, call: Call, values: Sequence[Value]) -> int:
+def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
     """Return what a kernel needs besides its results: exponentials before they are added up, so
-    many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``)."""
+    many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``).
+
+    Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
+    log-probabilities that it makes of them, and so had Megatron-LM beside the scores.
+    """
+    operator = graph.operators[call.operator]
+    bare, kernel = base_kind(operator.kind), operator.attribute("kernel")
+    if kernel == "log_softmax":
+        scores = values[call.operands[0]]
+        is_split = scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
+        return value_bytes(scores) if is_split else 0
+    if kernel == "copied":
+        return value_bytes(values[call.operands[0]])
     if bare != "vocabulary_logsumexp":
         return 0
     scores, sums = values[call.operands[0]], values[call.results[0]]

@@ -369,9 +369,12 @@ class Lowering:
         memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
         kept, temporary = memory.bytes(outputs, segment.has_backward)
         bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
+        told = {*segment.remade, *segment.spared}
+        idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
         finished = replace(
             segment,
             outputs=outputs,
+            spared=(*segment.spared, *idle),
             saved_bytes=kept,
             temporary_bytes=temporary,
             bare_bytes=bare,

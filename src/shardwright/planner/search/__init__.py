@@ -9,24 +9,17 @@ too wide to eliminate. Nothing here knows torch, the clock or the disk.
 
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.alternative import Wish
+from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
 from shardwright.planner.search.judge import Judged, judge_closely
+from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.local.mcmc import STARTS, Chain
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.reasons.explanation import explain
 from shardwright.planner.search.refit import refit
-from shardwright.planner.search.search import (
-    Limits,
-    best_of,
-    curve,
-    room,
-    sample,
-    search,
-    survey,
-    why_not,
-)
+from shardwright.planner.search.search import best_of, curve, sample, search, survey, why_not
 from shardwright.planner.search.survey import Survey, surveyed
 from shardwright.planner.search.ties import is_simpler
 
@@ -39,6 +32,7 @@ __all__ = [
     "Judged",
     "Limits",
     "Progress",
+    "Surroundings",
     "Survey",
     "Training",
     "Wish",
@@ -54,6 +48,7 @@ __all__ = [
     "sample",
     "search",
     "some_plan",
+    "surroundings",
     "survey",
     "surveyed",
     "why_not",

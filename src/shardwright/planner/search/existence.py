@@ -19,10 +19,11 @@ from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.answer import make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.rescue import descend
-from shardwright.planner.search.search import NO_LIMITS, Limits, room, search
+from shardwright.planner.search.search import search
 
 
 def small_plan(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
@@ -21,6 +21,7 @@ from shardwright.planner.search.answer import Findings, answer, late, named_answ
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.holes import fill_holes
 from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.merging import merge_fastest
 from shardwright.planner.search.progress import Progress
@@ -28,35 +29,7 @@ from shardwright.planner.search.rescue import rescue
 from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
 
-RESERVE = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a plan may use and how hard to look.
-
-    ``memory_bytes`` per device; None means the smallest device's memory less ``RESERVE``.
-    ``max_candidates`` plans of the additive model are simulated besides the named ones (three times
-    as many in graphs of at most 100 operators, a third in those of more than 1,000). ``spacing``:
-    plans are looked for between neighbours on the frontier further apart than this share of both
-    time and memory; None means 15 % in graphs of up to 1,000 operators, and not at all in larger ones.
-    """
-
-    memory_bytes: float | None = None
-    max_candidates: int = 12
-    spacing: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory_bytes is not None and not self.memory_bytes > 0:
-            raise ValueError("a memory limit must be positive")
-        if self.max_candidates < 1:
-            raise ValueError("at least one candidate must be simulated")
-        if self.spacing is not None and not 0 < self.spacing < math.inf:
-            raise ValueError("the spacing of a frontier must be positive")
-
-
 AS_USUAL = Training()
-NO_LIMITS = Limits()
 
 
 def search(
@@ -179,11 +152,6 @@ def why_not(
     return alternative(session.hunt(cluster.num_devices), wish)
 
 
-def room(cluster: Cluster, limits: Limits = NO_LIMITS) -> float:
-    """Return the bytes of a device that plans may use."""
-    return limits.memory_bytes or _device_memory(cluster) * (1 - RESERVE)
-
-
 def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
     """Make a frontier of the plans that no other dominates; the fastest is chosen.
 
@@ -295,7 +263,3 @@ def _check_prices(cluster: Cluster) -> None:
             f"the least money needs prices, but cluster {cluster.name} has none; add "
             'price = "3.2 USD/h" to its hosts, or choose another mode'
         )
-
-
-def _device_memory(cluster: Cluster) -> float:
-    return min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))

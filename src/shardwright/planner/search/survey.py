@@ -20,6 +20,7 @@ from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.answer import Findings, make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.judge import Judged, weigh
+from shardwright.planner.search.limits import room
 from shardwright.planner.search.local.refinement import REFINED
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.ties import NEAR, Doubts, complexity, half_width_between
@@ -197,8 +198,12 @@ def surveyed(
     """Return a survey of a frontier that was found before, so that other strategies can be laid
     beside its plans; nothing is searched, and nothing proved."""
     context = Context(graph, cluster, table, training)
-    room = min(cluster.kind_of(device).memory_bytes for device in range(cluster.num_devices))
     found = Findings(
-        context=context, limit=room, judged=(), refused=(), bound=math.inf, is_complete=True
+        context=context,
+        limit=room(cluster),
+        judged=(),
+        refused=(),
+        bound=math.inf,
+        is_complete=True,
     )
     return Survey(frontier, found)

@@ -19,6 +19,8 @@ CLOSING = frozenset(
     {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
 )
 
+CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "aten.type_as.default"})
+
 
 def megatron_dims(
     graph: OperatorGraph,
@@ -118,9 +120,8 @@ def _split_vocabularies(
             found[index] = PLUS
             shares.update(operator.outputs)
         if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
-            shares.update(
-                operator.outputs if _scored_by(graph, operator.inputs[0]) in opened else ()
-            )
+            scores = _maker(graph, operator.inputs[0])
+            shares.update(operator.outputs if scores in opened else ())
     if not shares:
         return {}
     for index, operator in enumerate(graph.operators):
@@ -131,9 +132,9 @@ def _split_vocabularies(
     return found
 
 
-def _scored_by(graph: OperatorGraph, scores: int) -> int:
-    """Return the operator that made a loss's scores, before they were cast."""
-    maker = graph.tensors[scores].producer
+def _maker(graph: OperatorGraph, tensor: int) -> int:
+    """Return the operator that made scores, before they were cast for the loss; -1 for none."""
+    maker = graph.tensors[tensor].producer
     while maker >= 0 and graph.operators[maker].kind in CASTS:
         maker = graph.tensors[graph.operators[maker].inputs[0]].producer
     return maker

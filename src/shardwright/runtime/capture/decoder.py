@@ -22,7 +22,6 @@ from shardwright.runtime.capture.export import capture
 # Layers that are captured where a model has more: one that follows the embedding, one that follows
 # another, one that the head follows. Before the first adapter no gradient flows: one more.
 FEWEST_LAYERS = 3
-USUAL_DROPOUT = 0.1
 
 
 def capture_decoder(shape: Decoder, global_batch: int, precision: str) -> OperatorGraph:
@@ -34,7 +33,22 @@ def capture_decoder(shape: Decoder, global_batch: int, precision: str) -> Operat
         tokens = torch.empty((2, shape.seq), dtype=torch.long)
     batch = {"tokens": tokens, "labels": tokens.clone()}
     captured = capture(module, batch, global_batch=global_batch, precision=precision)
-    return deepened(captured.graph, shape.layers - few.layers)
+    return _with_kernels(deepened(captured.graph, shape.layers - few.layers), shape)
+
+
+def _with_kernels(graph: OperatorGraph, shape: Decoder) -> OperatorGraph:
+    """Note which kernels run where memory depends on it (``planner.cost.derivatives``)."""
+    kernel_of = {
+        "shardwright.vocabulary_cross_entropy_sum": shape.loss,
+        "aten.dropout.default": "marks" if shape.dropout else "",
+    }
+    operators = tuple(
+        replace(operator, attributes=(*operator.attributes, ("kernel", kernel)))
+        if (kernel := kernel_of.get(operator.kind, ""))
+        else operator
+        for operator in graph.operators
+    )
+    return replace(graph, operators=operators)
 
 
 class _Model(nn.Module):
@@ -70,9 +84,11 @@ class _Layer(nn.Module):
         self.before_forward = _norm(shape)
         self.forward_layer = _Experts(shape) if shape.experts else _FeedForward(shape)
 
+        self.dropout = shape.dropout
+
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.before_attention(x))
-        return x + self.forward_layer(self.before_forward(x))
+        x = x + _dropped(self.attention(self.before_attention(x)), self.dropout)
+        return x + _dropped(self.forward_layer(self.before_forward(x)), self.dropout)
 
 
 class _Adapted(nn.Module):
@@ -141,8 +157,8 @@ class _Attention(nn.Module):
         if grouped:
             times = shape.heads // shape.kv_heads
             key, value = (one.repeat_interleave(times, 1) for one in (key, value))
-        scores = (query @ key.transpose(2, 3)).softmax(-1)
-        return F.dropout(scores, USUAL_DROPOUT if shape.dropout else 0.0) @ value
+        weights = (query @ key.transpose(2, 3)).softmax(-1)
+        return _dropped(weights, shape.dropout) @ value
 
 
 class _Experts(nn.Module):
@@ -198,6 +214,10 @@ def _activated(x: Tensor, name: str) -> Tensor:
     if name == "silu":
         return F.silu(x)
     return F.relu(x).square() if name == "relu2" else F.gelu(x)
+
+
+def _dropped(x: Tensor, share: float) -> Tensor:
+    return F.dropout(x, share) if share else x
 
 
 def _norm(shape: Decoder) -> nn.Module:

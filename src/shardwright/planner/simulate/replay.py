@@ -1,0 +1,274 @@
+"""What PyTorch's caching allocator reserves beyond the tensors of a Program: its slack.
+
+The tensors of a step are taken and given back in the order of the Program, call by call within its
+segments, by ``allocator.CachingAllocator``. Two steps are played: optimizers make their states at the
+end of the first, in memory that activations had. In between alike microbatches are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Kind, Message, Program, Segment
+from shardwright.planner.cost.backward import GradientStep, gradient_steps, value_bytes
+from shardwright.planner.cost.memory import SegmentMemory, Storages
+from shardwright.planner.simulate.allocator import Block, CachingAllocator
+
+STEPS = 2
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A block, where it came from, and how many hold it."""
+
+    block: Block
+    allocator: CachingAllocator
+    holders: int = 1
+
+    def drop(self) -> None:
+        self.holders -= 1
+        if not self.holders:
+            self.allocator.give(self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What the calls of a segment do: storages made and last used by each, those that outputs lie
+    in, and the gradients of its backward with those that its inputs end with."""
+
+    segment: Segment
+    storages: Storages
+    made: tuple[tuple[int, ...], ...]
+    last: tuple[tuple[int, ...], ...]
+    backward: tuple[GradientStep, ...]
+    ends: dict[int, int]
+
+
+Key = tuple[int, int]  # value and microbatch, -1 for what belongs to the step
+
+
+@dataclass(slots=True)
+class _Device:
+    """One device of a mesh. ``apart`` has what communication makes on a stream of its own."""
+
+    program: Program
+    graph: OperatorGraph
+    main: CachingAllocator
+    apart: CachingAllocator
+    peak: int = 0  # of both
+    pieces: dict[int, _Piece] = field(default_factory=dict[int, _Piece])
+    held: dict[Key, list[_Held]] = field(default_factory=dict[Key, list[_Held]])
+    saved: dict[Key, list[tuple[int, _Held]]] = field(
+        default_factory=dict[Key, list[tuple[int, _Held]]]
+    )
+
+    def take(self, size: int, allocator: CachingAllocator | None = None) -> _Held:
+        allocator = allocator or self.main
+        held = _Held(allocator.take(size), allocator)
+        apart = 0 if self.apart is self.main else self.apart.allocated
+        self.peak = max(self.peak, self.main.allocated + apart)
+        return held
+
+    def pass_by(self, size: int, allocator: CachingAllocator | None = None) -> None:
+        """Need memory for a moment."""
+        if size > 0:
+            self.take(size, allocator).drop()
+
+    def run(self, index: int) -> None:
+        """Play one instruction."""
+        program = self.program
+        kind, item = Kind(int(program.kind[index])), int(program.item[index])
+        microbatch, late = int(program.microbatch[index]), list[int]()
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            self._forward(item, microbatch, again=kind == Kind.RECOMPUTE)
+        elif kind == Kind.BACKWARD:
+            late = self._backward(item, microbatch)
+        elif kind in (Kind.MESSAGE, Kind.RECEIVE):
+            self.pass_by(int(program.temporary[index]))
+            self._arrive(program.messages[item], microbatch)
+        elif kind == Kind.UPDATE:
+            self.pass_by(int(program.temporary[index]))
+        ends = slice(*program.free_offset[index : index + 2])
+        for value in program.free_value[ends].tolist():
+            if found := self.held.get(self._key(value, microbatch)):
+                found.pop().drop()
+        for value in late:
+            self._keep(value, microbatch, self.take(value_bytes(program.values[value])))
+
+    def end(self) -> None:
+        """Let go of what is left at the end of a step."""
+        for found in self.held.values():
+            for one in found:
+                one.drop()
+        self.held.clear()
+        self.saved.clear()
+
+    def _key(self, value: int, microbatch: int) -> Key:
+        return value, microbatch if self.program.values[value].scope == "microbatch" else -1
+
+    def _keep(self, value: int, microbatch: int, held: _Held) -> None:
+        self.held.setdefault(self._key(value, microbatch), []).append(held)
+
+    def _piece(self, item: int) -> _Piece:
+        if item not in self.pieces:
+            program = self.program
+            segment, values = program.segments[item], program.values
+            storages = SegmentMemory(self.graph, segment.calls, values, segment.inputs).storages
+            made = [list[int]() for _ in segment.calls]
+            last = [list[int]() for _ in segment.calls]
+            for root, place in storages.made.items():
+                made[place].append(root)
+                last[storages.last[root]].append(root)
+            ends = (segment.inputs, segment.outputs)
+            backward, found = (), dict[int, int]()
+            if segment.has_backward:
+                backward, found = gradient_steps(self.graph, segment.calls, values, ends)
+            self.pieces[item] = _Piece(
+                segment, storages, tuple(map(tuple, made)), tuple(map(tuple, last)), backward, found
+            )
+        return self.pieces[item]
+
+    def _forward(self, item: int, microbatch: int, *, again: bool) -> None:
+        piece = self._piece(item)
+        segment, storages = piece.segment, piece.storages
+        keeps = segment.has_backward and segment.recomputed == again
+        live: dict[int, _Held] = {}
+        saved: list[tuple[int, _Held]] = []
+        for place in range(len(segment.calls)):
+            extra = storages.extra[place]
+            beside = [self.take(extra)] if extra else []
+            for root in piece.made[place]:
+                live[root] = self.take(storages.size[root])
+                if keeps and root in storages.kept:
+                    live[root].holders += 1
+                    saved.append((storages.released[root], live[root]))
+            self.pass_by(storages.workspace[place])
+            for one in beside:
+                if keeps:
+                    saved.append((place, one))
+                else:
+                    one.drop()
+            for root in piece.last[place]:
+                if not any(storages.root.get(value) == root for value in segment.outputs):
+                    live[root].drop()
+        self._hand_on(segment, storages, live, microbatch)
+        if keeps:
+            self.saved[item, microbatch] = saved
+
+    def _hand_on(
+        self, segment: Segment, storages: Storages, live: dict[int, _Held], microbatch: int
+    ) -> None:
+        """Keep what outputs lie in; its first holder is the first of them."""
+        seen: set[int] = set()
+        for value in segment.outputs:
+            root = storages.root.get(value, value)
+            if root in live:
+                live[root].holders += root in seen
+                seen.add(root)
+                self._keep(value, microbatch, live[root])
+
+    def _backward(self, item: int, microbatch: int) -> list[int]:
+        """Play a backward; return the gradients that come to lie where what is now freed lay."""
+        piece, values = self._piece(item), self.program.values
+        saved: dict[int, list[_Held]] = {}
+        for place, one in self.saved.pop((item, microbatch), []):
+            saved.setdefault(place, []).append(one)
+        alive: dict[int, _Held] = {}
+        in_place: set[int] = set()
+        for step in piece.backward:
+            released = saved.pop(step.call, [])
+            if step.workspace < 0:
+                in_place.update(number for number, _ in step.made)
+                _drop(released)
+                released = []
+            else:
+                alive |= {number: self.take(size) for number, size in step.made if size}
+            self.pass_by(step.workspace)
+            _drop([alive.pop(number) for number in step.gone if number in alive])
+            _drop(released)
+        late: list[int] = []
+        for value in piece.segment.inputs:
+            gradient = values[value].gradient
+            number = piece.ends.get(value, -1)
+            if gradient < 0 or number < 0:
+                continue
+            if self.held.get(self._key(gradient, microbatch)):
+                continue  # added to what is there
+            if number in in_place:
+                late.append(gradient)
+            elif number in alive and values[gradient].dtype == values[value].dtype:
+                self._keep(gradient, microbatch, alive.pop(number))
+            else:
+                size = value_bytes(values[gradient])
+                self._keep(gradient, microbatch, self.take(size))
+        _drop(list(alive.values()))
+        return late
+
+    def _arrive(self, message: Message, microbatch: int) -> None:
+        """Take memory for what a message makes; parameters are copied out of what arrives."""
+        values, allocator = self.program.values, self.main
+        if message.purpose == "synchronise":
+            allocator = self.apart
+        elif message.purpose == "parameter" and self.apart is not self.main:
+            self.pass_by(message.bytes, self.apart)
+        for value in message.results:
+            one = values[value]
+            stays = one.resident or one.role == "master"
+            adds = one.role == "gradient" and self.held.get(self._key(value, microbatch))
+            if not stays and not adds:
+                self._keep(value, microbatch, self.take(value_bytes(one), allocator))
+
+
+def _drop(found: Sequence[_Held]) -> None:
+    for one in found:
+        one.drop()
+
+
+def replay(
+    program: Program, graph: OperatorGraph, mesh: int, *, streams: bool = False
+) -> tuple[int, int]:
+    """Return the most bytes that the tensors of a mesh's devices take, and that are reserved for them.
+
+    ``streams``: gathered parameters arrive, and reduced gradients lie, in memory of the streams that
+    communicate, as with PyTorch's FSDP: blocks are reused on their own stream only.
+    """
+    main = CachingAllocator()
+    device = _Device(program, graph, main, CachingAllocator() if streams else main)
+    resting, states = _lasting(program, mesh)
+    for size in resting:
+        main.take(size)
+    mine = np.flatnonzero((program.group == mesh) & _shown(program, mesh)).tolist()
+    for step in range(STEPS):
+        for index in mine:
+            device.run(index)
+            if step == 0 and program.kind[index] == Kind.UPDATE:
+                for size in states:
+                    main.take(size)
+        device.end()
+    apart = 0 if device.apart is main else device.apart.reserved
+    return device.peak, main.reserved + apart
+
+
+def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
+    """Return the sizes of parameters and masters, and of the optimizer's states."""
+    mine = [value for value in program.values if value.mesh == mesh]
+    masters = [value for value in mine if value.role == "master"]
+    rest = [value for value in mine if value.role == "parameter" and value.resident]
+    apart = {value.tensor for value in masters}
+    trained = masters + [value for value in rest if value.tensor not in apart]
+    sizes = [value_bytes(value) for value in trained]
+    return [value_bytes(value) for value in masters + rest], (
+        sizes * program.strategy.optimizer_states
+    )
+
+
+def _shown(program: Program, mesh: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which instructions are played: of many microbatches the first, as many as may be under
+    way on a stage at once and two more, and the last."""
+    pipeline, number = program.strategy.pipeline, program.microbatch
+    ahead = pipeline.num_microbatches if pipeline.schedule == "gpipe" else len(program.meshes)
+    return (number < ahead - mesh + 2) | (number >= pipeline.num_microbatches - 2)

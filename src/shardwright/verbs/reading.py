@@ -1,0 +1,118 @@
+"""How a published run's peak memory was read, and the same reading of its prediction.
+
+Three things are read: what tensors take (``torch.cuda.max_memory_allocated``), what PyTorch's
+allocator reserves for them (``max_memory_reserved``), and what the driver sees (``nvidia-smi``:
+context, kernels and NCCL's buffers too). Whether a run fits is a matter of the last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.core.strategy import Strategy
+from shardwright.files.runs import PublishedRun
+from shardwright.planner.lower import lower
+from shardwright.planner.search import Context, Surroundings, surroundings
+
+Kind = Literal["allocated", "reserved", "device"]
+
+# DeepSpeed's ``reduce_bucket_size``, whose gradients of 16 bits are put together before they are sent.
+BUCKET_BYTES = 2 * 500_000_000
+# A device whose tensors take less of it is not full, however its allocator does.
+FULL = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """``kind`` is what was read, ``where`` on which stages; ``buffers`` are bytes that the framework
+    holds besides, ``streams``: communication has memory of its own (``planner.simulate.replay``)."""
+
+    kind: Kind = "allocated"
+    where: Literal["fullest", "last", "first host"] = "fullest"
+    buffers: int = 0
+    streams: bool = False
+    software_date: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """The bytes that would be read, and whether the run would fit."""
+
+    bytes: float
+    fits: bool
+
+
+def reading_of(run: PublishedRun) -> Reading:
+    """Return how a run's memory was read; ``nvidia-smi`` shows the host that it is run on."""
+    text, framework, sharding = run.mem_kind.lower(), run.framework.lower(), run.sharding.lower()
+    is_smi = any(word in text for word in ("smi", "driver", "device"))
+    kind: Kind = "reserved" if "reserved" in text or "cached" in text else "allocated"
+    buckets = "deepspeed" in framework and re.search(r"zero[- ]?[12]", sharding)
+    where = "last" if "last" in text else "fullest"
+    if is_smi and not any(word in text for word in ("max", "worst", "full")):
+        where = "first host"
+    return Reading(
+        kind="device" if is_smi else kind,
+        where=where,
+        buffers=BUCKET_BYTES if buckets else 0,
+        streams="fsdp" in sharding,
+        software_date=run.software_date,
+    )
+
+
+def read(
+    reading: Reading, context: Context, strategy: Strategy, tensors: tuple[float, ...]
+) -> Predicted:
+    """Read the memory of a strategy whose tensors take so many bytes, stage by stage."""
+    cluster = context.cluster
+    shown = _shown(reading, context, strategy)
+    limits = [
+        min(cluster.kind_of(device).memory_bytes for device in mesh.devices)
+        for mesh in strategy.meshes
+    ]
+    found = [Surroundings() for _ in strategy.meshes]
+    asked = set(shown) if reading.kind != "allocated" else set[int]()
+    # Tensors are most on the fullest stage; the last has those of the loss, which leave most slack.
+    asked |= {
+        stage
+        for stage in (tensors.index(max(tensors)), len(tensors) - 1)
+        if tensors[stage] > FULL * limits[stage]
+    }
+    if asked:
+        program = lower(context.graph, strategy, context.samples)
+        for stage in asked:
+            found[stage] = surroundings(
+                program, context.graph, cluster, stage,
+                streams=reading.streams, software_date=reading.software_date,
+            )  # fmt: skip
+    beside = {
+        "allocated": lambda one: 0,
+        "reserved": lambda one: one.slack,
+        "device": lambda one: one.total,
+    }[reading.kind]
+    sizes = [tensors[stage] + beside(found[stage]) for stage in shown]
+    return Predicted(
+        bytes=max(sizes) + reading.buffers,
+        fits=all(
+            size + reading.buffers + one.needed <= limit
+            for one, size, limit in zip(found, tensors, limits, strict=True)
+        ),
+    )
+
+
+def _shown(reading: Reading, context: Context, strategy: Strategy) -> tuple[int, ...]:
+    """Return the stages whose devices were looked at."""
+    stages = tuple(range(len(strategy.meshes)))
+    if reading.where == "last":
+        return stages[-1:]
+    if reading.where == "first host":
+        devices = context.cluster.devices
+        host = devices[strategy.meshes[0].devices[0]].host
+        return tuple(
+            stage
+            for stage in stages
+            if any(devices[one].host == host for one in strategy.meshes[stage].devices)
+        )
+    return stages

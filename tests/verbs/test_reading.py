@@ -1,0 +1,77 @@
+"""Which memory a published run means, and that its prediction is read alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.planner.search import Context, as_strategy, judge_closely
+from shardwright.verbs.expression import express
+from shardwright.verbs.reading import BUCKET_BYTES, Predicted, Reading, read, reading_of
+from tests.verbs.test_expression import RUN
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "where"),
+    [
+        ("", "allocated", "fullest"),
+        ("torch max allocated on the last rank", "allocated", "last"),
+        ("max over ranks, torch allocator active peak (GiB)", "allocated", "fullest"),
+        ("max_memory_reserved, worst rank", "reserved", "fullest"),
+        ("nvidia-smi GB", "device", "first host"),
+        ("nvidia-smi, max over GPUs", "device", "fullest"),
+    ],
+)
+def test_a_reading_says_what_was_read_and_where(text: str, kind: str, where: str) -> None:
+    found = reading_of(replace(RUN, mem_kind=text))
+    assert (found.kind, found.where) == (kind, where)
+
+
+def test_frameworks_have_buffers_and_streams_of_their_own() -> None:
+    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed")).buffers == BUCKET_BYTES
+    assert reading_of(RUN).buffers == 0
+    assert reading_of(replace(RUN, sharding="FSDP2")).streams
+
+
+SMALL: dict[str, Any] = {
+    "layers": 4, "hidden": 1024, "heads": 8, "kv_heads": 8, "ffn_hidden": 4096, "seq": 1024,
+    "params_b": None, "global_batch": 16, "gpus": 4, "gpus_per_node": 2, "tp": 1, "dp": 2,
+}  # fmt: skip
+
+
+def predicted(reading: Reading, memory: float = 80.0) -> Predicted:
+    from shardwright.runtime.capture.decoder import capture_decoder
+
+    said = express(replace(RUN, **SMALL))
+    graph = capture_decoder(said.decoder, said.global_batch, said.precision)
+    kinds = (replace(said.cluster.kinds[0], memory_bytes=memory * 2**30),)
+    context = Context(graph, replace(said.cluster, kinds=kinds), CostTable(), said.training)
+    strategy = as_strategy(context, said.seeds[0])
+    return read(reading, context, strategy, judge_closely(context, strategy)[2].stage_bytes)
+
+
+@pytest.mark.torch
+def test_each_reading_counts_more_than_the_one_before() -> None:
+    allocated, reserved, device = (
+        predicted(Reading(kind=kind)).bytes for kind in ("allocated", "reserved", "device")
+    )
+    assert allocated < reserved
+    # The context, and two communicators: of data within a host, of the pipeline between two.
+    assert 2**29 < device - reserved < 2.5 * 2**30
+    last, first = (
+        predicted(Reading(kind="device", where=where)).bytes for where in ("last", "first host")
+    )
+    assert device == max(last, first)
+    assert last != first
+
+
+@pytest.mark.torch
+def test_what_the_driver_holds_decides_whether_a_run_fits() -> None:
+    tensors = predicted(Reading()).bytes / 2**30
+    assert not predicted(Reading(), memory=tensors + 0.4).fits
+    assert predicted(Reading(), memory=tensors + 3).fits
+    buffers = Reading(buffers=4 * 2**30)
+    assert not predicted(buffers, memory=tensors + 3).fits
