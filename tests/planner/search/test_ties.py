@@ -65,6 +65,12 @@ def test_the_chosen_plan_is_the_simplest_of_those_that_nobody_can_tell_from_the_
     assert not any(is_tie(one) for one in simpler)
 
 
+def test_fewer_devices_are_simpler_whatever_is_done_on_them(found) -> None:
+    alone = replace(as_strategy(found.context, Seed()), label="single device, refined")
+    assert len(alone.devices) == 1
+    assert is_simpler(alone, found.plain[0].strategy)
+
+
 def test_lines_of_a_settled_frontier_differ_in_memory_or_time_by_more_than_the_doubt(found) -> None:
     settled = found.settled().frontier
     others = [plan for plan in settled.plans if plan is not settled.best]

@@ -12,7 +12,7 @@ from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
-from shardwright.planner.search.judge import Judged, judge_closely
+from shardwright.planner.search.judge import judge_closely
 from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.local.mcmc import STARTS, Chain
 from shardwright.planner.search.named import as_strategy
@@ -29,7 +29,6 @@ __all__ = [
     "Chain",
     "Context",
     "Goal",
-    "Judged",
     "Limits",
     "Progress",
     "Surroundings",

@@ -70,9 +70,9 @@ def half_width_between(one: Doubts, other: Doubts) -> float:
     return total
 
 
-def complexity(strategy: Strategy) -> tuple[int, int, int]:
-    """Order strategies by what a reader has to understand: how many ideas, ways in which parameters
-    lie, and microbatches.
+def complexity(strategy: Strategy) -> tuple[int, ...]:
+    """Order strategies by the devices they occupy, and then by what a reader has to understand: how
+    many ideas, ways in which parameters lie, and microbatches.
 
     Ideas are a pipeline, each mesh axis, each ZeRO stage, recomputation of some sort, activations
     sent again, and exceptions that only a search thinks of.
@@ -95,7 +95,7 @@ def complexity(strategy: Strategy) -> tuple[int, int, int]:
         bool(strategy.segment_starts),
         strategy.label.endswith("refined"),
     )
-    return sum(ideas), len(kinds), strategy.pipeline.num_microbatches
+    return len(strategy.devices), sum(ideas), len(kinds), strategy.pipeline.num_microbatches
 
 
 def is_simpler(one: Strategy, than: Strategy) -> bool:
