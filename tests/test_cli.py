@@ -227,8 +227,10 @@ def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path
     assert planned.returncode == 0, planned.stderr
     answer = json.loads(planned.stdout)
     assert answer["plans"][answer["chosen"]]["step_seconds"] > 0
+    assert answer["software"] == "eager"
     first = (tmp_path / "plan.json").read_bytes()
-    shardwright("plan", model, "-c", "1x2xV100", "-b", "8", folder=tmp_path)
+    said = shardwright("plan", model, "-c", "1x2xV100", "-b", "8", folder=tmp_path)
+    assert "Costs are those of 'eager' software on V100" in said.stdout
     assert (tmp_path / "plan.json").read_bytes() == first
 
     refused = shardwright("simulate", "plan.json", folder=tmp_path)

@@ -119,10 +119,15 @@ def show_study(voice: Voice, study: Study, path: Path) -> None:
     voice.say(frontier_table(study.frontier, study.spreads, room), chosen_lines(study.frontier))
     if not study.is_complete:
         voice.say(Text("Stopped early: this is the best found so far.", style="yellow"))
+    if not cluster.has_cpus:
+        names = ", ".join(dict.fromkeys(kind.name for kind in cluster.kinds))
+        text = f"Costs are those of {cluster.software!r} software on {names} (`software` in a cluster file)."
+        voice.say(Text(text, style="dim"))
     voice.emit(
         file=str(path),
         complete=study.is_complete,
         measured=study.num_measured,
+        software=None if cluster.has_cpus else cluster.software,
         chosen=study.frontier.chosen,
         plans=[
             plan_summary(plan) | {"spread_seconds": spread}
