@@ -28,7 +28,8 @@ class Surroundings:
     @property
     def needed(self) -> float:
         """Those without which a plan does not run: an allocator that finds no memory gives back the
-        segments that lie free, but not those of which a part is in use; about half of its slack."""
+        segments that lie free, but not those of which a part is in use. That half of its slack is
+        needed is fitted to published runs, few of which tell."""
         return self.total - self.slack / 2
 
 
