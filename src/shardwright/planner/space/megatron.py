@@ -13,12 +13,10 @@ from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.samples import Samples
 
 VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
-CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default"})
 # Besides linears: what takes an activation split over its features and leaves a sum, or little.
 CLOSING = frozenset(
     {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
 )
-
 CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "aten.type_as.default"})
 
 
