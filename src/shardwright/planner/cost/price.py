@@ -409,11 +409,12 @@ class Tariff:
         norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
         return _total([Cost(seconds=touched), norm])
 
-    def _master_sizes(self, mesh: int) -> list[float]:
+    def _master_sizes(self, mesh: int) -> list[int]:
         """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""
         masters = self._masters(mesh)
-        if masters and mesh in self.masters:
-            return [self.masters[mesh] / len(masters)] * len(masters)
+        if mesh in self.masters:
+            each, rest = divmod(self.masters[mesh], max(len(masters), 1))
+            return [each + rest, *[each] * (len(masters) - 1)]
         kept, sizes = self.program.strategy.parameters, self.program.meshes[mesh].sizes
         return [
             self._shard_bytes(tensor, kept[position].optimizer, sizes)

@@ -26,15 +26,18 @@ def update_seconds(num_bytes: float, states: int, kind: DeviceKind, table: CostT
     return Cost(seconds=share * found.seconds, spread=share * found.spread, source="measured")
 
 
-def update_all(sizes: Iterable[float], states: int, kind: DeviceKind, table: CostTable) -> Cost:
+def update_all(sizes: Iterable[int], states: int, kind: DeviceKind, table: CostTable) -> Cost:
     """Return the seconds of one step of the optimizer on shards of so many bytes each."""
     counts = Counter(sizes)
-    costs = [(n, update_seconds(size, states, kind, table)) for size, n in counts.items()]
-    if not costs:
+    if not sum(counts.elements()):
         return Cost(seconds=0.0)
-    once = table.overhead_map.get("update_seconds", kind.launch_seconds)
+    if UPDATE not in table.collective_map:
+        whole = update_seconds(sum(counts.elements()), states, kind, table)
+        return Cost(seconds=whole.seconds + kind.launch_seconds)
+    costs = [(n, update_seconds(size, states, kind, table)) for size, n in counts.items()]
     return Cost(
-        seconds=once + sum(count * cost.seconds for count, cost in costs),
+        seconds=table.overhead_map.get("update_seconds", 0.0)
+        + sum(count * cost.seconds for count, cost in costs),
         spread=sum(count * cost.spread for count, cost in costs),
-        source=costs[0][1].source,
+        source="measured",
     )
