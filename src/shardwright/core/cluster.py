@@ -144,6 +144,15 @@ class Cluster:
         """Whether devices are CPUs: gloo sends what they exchange, and no driver stands between."""
         return any(kind.backend == "cpu" for kind in self.kinds)
 
+    def slowest_bandwidth(self, devices: tuple[int, ...]) -> float:
+        """Return the bytes/s of the slowest link that devices talk over, those of their hosts included
+        where they have several."""
+        links = [self.devices[device].link for device in devices]
+        hosts = {self.devices[device].host for device in devices}
+        if len(hosts) > 1:
+            links += [link for host in hosts if (link := self.switches[host].link) is not None]
+        return min(link.bandwidth for link in links)
+
     def kind_of(self, device: int) -> DeviceKind:
         """Return what a device is."""
         return self.kinds[self.devices[device].kind]

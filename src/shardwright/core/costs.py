@@ -85,10 +85,7 @@ def link_label(cluster: Cluster, devices: tuple[int, ...]) -> str:
     hosts = {cluster.devices[device].host for device in devices}
     if len(hosts) == 1 and cluster.kind_of(devices[0]).backend == "cpu":
         return "loopback"
-    links = [cluster.devices[device].link for device in devices]
-    if len(hosts) > 1:
-        links += [link for host in hosts if (link := cluster.switches[host].link) is not None]
-    return f"{min(link.bandwidth for link in links) * 8 / 1e9:.4g}Gbit/s"
+    return f"{cluster.slowest_bandwidth(devices) * 8 / 1e9:.4g}Gbit/s"
 
 
 def collective_key(primitive: str, hosts: int, devices: int, link: str) -> str:
@@ -117,10 +114,11 @@ class CostTable:
 
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
-    bytes; so does ``UPDATE``. ``overheads`` are named scalars measured on the machine: ``segment_seconds`` (fixed cost of
-    one segment), ``message_seconds``, ``update_seconds`` (once a step, before any tensor), ``process_bytes`` (what an empty rank occupies); and by group of
-    ranks (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since
-    they last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted
+    bytes; so does ``UPDATE``. ``overheads`` are named scalars measured on the machine:
+    ``segment_seconds`` (fixed cost of one segment), ``message_seconds``, ``update_seconds`` (once a
+    step, before any tensor), ``process_bytes`` (what an empty rank occupies); and by group of ranks
+    (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since they
+    last met) and ``hiding`` (seconds of computation that hide a collective). ``factors`` are fitted
     to plans that ran: by how much the seconds of ``compute``, or of a message's primitive, differ there
     from what is known of them alone.
     """

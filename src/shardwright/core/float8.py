@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from shardwright.core.graph import Operator, OperatorGraph
+from shardwright.core.graph import CASTS, Operator, OperatorGraph
 
 FLOAT8 = frozenset({"fp8", "fp8-row"})
 # What matrix units want every size of such a product to divide by.
@@ -19,10 +19,7 @@ GRAIN = 16
 
 PRODUCTS = frozenset({"aten.linear.default", "shardwright.linear_blocks"})
 # Between scores and their loss: other dtypes and shapes of the same numbers.
-PASSED_ON = frozenset({
-    "aten.to.dtype", "aten._to_copy.default", "aten.view.default", "aten.reshape.default",
-    "aten.flatten.using_ints",
-})  # fmt: skip
+PASSED_ON = CASTS | {"aten.view.default", "aten.reshape.default", "aten.flatten.using_ints"}
 LOSSES = frozenset({
     "shardwright.cross_entropy_sum", "shardwright.token_cross_entropy_sum",
     "shardwright.vocabulary_cross_entropy_sum", "shardwright.vocabulary_logsumexp",

@@ -20,6 +20,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 # Precisions that are no dtype: what tensors are kept in.
 KEPT_AS = {"fp8": "bfloat16", "fp8-row": "bfloat16"}
+# Operators that change a tensor's dtype and nothing else.
+CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default"})
 FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", "complex128"})
 
 # A constant argument of an operator as JSON can hold it; sequences are tuples.

@@ -119,8 +119,9 @@ class Segment:
     the gradients of ``inputs``. ``saved_bytes`` is what autograd keeps from forward to backward
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
     peak while it runs, above what it began with and all that it makes; it may be below that.
-    ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. Its graph holds none of the inputs in ``remade`` and
-    ``spared``: backward finds the first made again, and does not need the second.
+    ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. Its graph
+    holds none of the inputs in ``remade`` and ``spared``: backward finds the first made again, and
+    does not need the second.
     """
 
     mesh: int

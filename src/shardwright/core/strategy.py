@@ -48,13 +48,11 @@ class Mesh:
 
     def peers(self, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the devices that differ from ``device`` only on ``axes``, in mesh order."""
-        mine = self.coordinate(device)
-        fixed = [axis for axis in range(len(self.sizes)) if axis not in axes]
-        return tuple(
-            other
-            for other in self.devices
-            if all(self.coordinate(other)[axis] == mine[axis] for axis in fixed)
-        )
+        places = [0]
+        for axis, (size, mine) in enumerate(zip(self.sizes, self.coordinate(device), strict=True)):
+            steps = range(size) if axis in axes else (mine,)
+            places = [place * size + step for place in places for step in steps]
+        return tuple(self.devices[place] for place in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ Other software runs other kernels of the same operators; then the attribute ``ke
 entropy over a vocabulary: ``log_softmax`` is ``torch.nn.functional.cross_entropy``, which keeps the
 log-probabilities in place of the scores (its split form is DTensor's ``loss_parallel``); ``in place``
 is Megatron-LM's ``vocab_parallel_cross_entropy``, whose exponentials, and then their gradient, lie
-where the scores lay; until 2023 (``copied``) it took the greatest score off in a copy of them. Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
+where the scores lay; until 2023 (``copied``) it took the greatest score off in a copy of them.
+Dropout: ``marks`` keeps one byte per element, as on CUDA, not a factor.
 """
 
 from __future__ import annotations

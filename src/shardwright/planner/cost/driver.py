@@ -52,21 +52,11 @@ def _group(program: Program, message: Message, mesh: int) -> tuple[int, ...]:
     if message.primitive == "transfer":
         ends = program.meshes[message.mesh], program.meshes[message.destination]
         return tuple(sorted({one.devices[0] for one in ends}))
-    sizes, count = program.meshes[mesh].sizes, len(devices)
-    found = [0]
-    for axis, size in enumerate(sizes):
-        count //= size
-        if axis in message.axes:
-            found = [place + step * count for place in found for step in range(size)]
-    return tuple(sorted(devices[place] for place in found)) if len(found) > 1 else ()
+    found = program.meshes[mesh].peers(devices[0], message.axes)
+    return tuple(sorted(found)) if len(found) > 1 else ()
 
 
 def _channels(cluster: Cluster, group: tuple[int, ...]) -> int:
     """Return how many channels the slowest link between devices takes."""
-    devices = [cluster.devices[device] for device in group]
-    rates = [device.link.bandwidth for device in devices]
-    if len({device.host for device in devices}) > 1:
-        links = [cluster.switches[device.host].link for device in devices]
-        rates += [link.bandwidth for link in links if link is not None]
-    count = math.ceil(min(rates) / CHANNEL_RATE)
+    count = math.ceil(cluster.slowest_bandwidth(group) / CHANNEL_RATE)
     return min(max(count, FEWEST_CHANNELS), MOST_CHANNELS)

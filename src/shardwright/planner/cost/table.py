@@ -11,9 +11,9 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
     """Collect the records made in ``environment``.
 
     Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``, and ``held|...``,
-    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``); ``overhead|NAME``, whose ``seconds`` is
-    the named scalar whatever its unit; and ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of
-    which those of ``graph`` count.
+    ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``);
+    ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
+    ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.
     """
     newest: dict[str, Record] = {}
     for record in records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from shardwright.core.cluster import DeviceKind
 from shardwright.core.costs import UPDATE, Cost, CostTable
@@ -26,15 +26,16 @@ def update_seconds(num_bytes: float, states: int, kind: DeviceKind, table: CostT
     return Cost(seconds=share * found.seconds, spread=share * found.spread, source="measured")
 
 
-def update_all(sizes: Iterable[int], states: int, kind: DeviceKind, table: CostTable) -> Cost:
+def update_all(sizes: Sequence[int], states: int, kind: DeviceKind, table: CostTable) -> Cost:
     """Return the seconds of one step of the optimizer on shards of so many bytes each."""
-    counts = Counter(sizes)
-    if not sum(counts.elements()):
+    total = sum(sizes)
+    if not total:
         return Cost(seconds=0.0)
     if UPDATE not in table.collective_map:
-        whole = update_seconds(sum(counts.elements()), states, kind, table)
+        whole = update_seconds(total, states, kind, table)
         return Cost(seconds=whole.seconds + kind.launch_seconds)
-    costs = [(n, update_seconds(size, states, kind, table)) for size, n in counts.items()]
+    equal = Counter(sizes).items()
+    costs = [(count, update_seconds(size, states, kind, table)) for size, count in equal]
     return Cost(
         seconds=table.overhead_map.get("update_seconds", 0.0)
         + sum(count * cost.seconds for count, cost in costs),

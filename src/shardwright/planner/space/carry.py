@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.space.configs import placements
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rules import iterate
-
-CONVERSIONS = frozenset({"aten.to.dtype", "aten._to_copy.default"})
 
 
 def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -> Strategy:
@@ -53,16 +51,16 @@ def _matched(graph: OperatorGraph, other: OperatorGraph) -> list[int]:
     found: list[int] = []
     place, kinds = 0, [operator.kind for operator in graph.operators]
     for operator in other.operators:
-        while place < len(kinds) and kinds[place] != operator.kind and kinds[place] in CONVERSIONS:
+        while place < len(kinds) and kinds[place] != operator.kind and kinds[place] in CASTS:
             place += 1
         if place < len(kinds) and kinds[place] == operator.kind:
             found.append(place)
             place += 1
-        elif operator.kind in CONVERSIONS:
+        elif operator.kind in CASTS:
             found.append(-1)
         else:
             raise ValueError(f"operator {operator.name} ({operator.kind}) has no match")
-    if any(kind not in CONVERSIONS for kind in kinds[place:]):
+    if any(kind not in CASTS for kind in kinds[place:]):
         raise ValueError(f"operator {graph.operators[place].name} is gone")
     return found
 

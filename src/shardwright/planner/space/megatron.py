@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.samples import Samples
 
@@ -17,7 +17,8 @@ VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.nump
 CLOSING = frozenset(
     {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
 )
-CASTS = frozenset({"aten.to.dtype", "aten._to_copy.default", "aten.type_as.default"})
+# Between scores and their loss.
+SCORE_CASTS = CASTS | {"aten.type_as.default"}
 
 
 def megatron_dims(
@@ -133,7 +134,7 @@ def _split_vocabularies(
 def _maker(graph: OperatorGraph, tensor: int) -> int:
     """Return the operator that made scores, before they were cast for the loss; -1 for none."""
     maker = graph.tensors[tensor].producer
-    while maker >= 0 and graph.operators[maker].kind in CASTS:
+    while maker >= 0 and graph.operators[maker].kind in SCORE_CASTS:
         maker = graph.tensors[graph.operators[maker].inputs[0]].producer
     return maker
 

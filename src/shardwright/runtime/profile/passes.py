@@ -121,25 +121,21 @@ def gradient_outputs(result: Any) -> list[Tensor]:
 def _time(shards: Sequence[Shard], budget_seconds: float) -> list[Timings]:
     """Time shards that are in memory together; the first pass warms up and is not counted."""
     deadline = time.perf_counter() + budget_seconds
-    turns = {place: turn for place, shard in enumerate(shards) if (turn := _ready(shard))}
+    ready = [_ready(shard) for shard in shards]
+    turns = [turn for turn in ready if turn]
     engine: list[float] = []
-    _run_pass(list(turns.values()), engine)
-    engine.clear()
-    for turn in turns.values():
-        turn.laps[0].clear()
-        turn.laps[1].clear()
+    _run_pass(turns, engine)
+    for laps in (engine, *(laps for turn in turns for laps in turn.laps)):
+        laps.clear()
     begin = time.perf_counter()
     for number in range(1, MOST + 1):
-        _run_pass(list(turns.values()), engine)
+        _run_pass(turns, engine)
         now = time.perf_counter()
         is_enough = number >= ENOUGH and now - begin > LEAST_SECONDS
-        if (now > deadline and number >= FEWEST) or (is_enough and _is_settled(turns.values())):
+        if (now > deadline and number >= FEWEST) or (is_enough and _is_settled(turns)):
             break
     start = summarise(engine).seconds if engine else 0.0
-    return [
-        turns[place].timings(start) if place in turns else (None, None)
-        for place in range(len(shards))
-    ]
+    return [turn.timings(start) if turn else (None, None) for turn in ready]
 
 
 def _ready(shard: Shard) -> _Turn | None:
@@ -172,7 +168,7 @@ def _engine_seconds() -> float:
     return time.thread_time() - begin
 
 
-def _is_settled(turns: Any) -> bool:
+def _is_settled(turns: Sequence[_Turn]) -> bool:
     seconds = spread = 0.0
     for turn in turns:
         for laps in turn.laps:
