@@ -104,16 +104,26 @@ def tau(rows: list[Ran]) -> float:
     return sum(signs) / len(signs) if signs else float("nan")
 
 
-def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) -> Plan:
-    """Plan for so many hosts, tune on them, and return the chosen plan."""
+def between_hosts(
+    name: str, count: int, rate: str, rates: tuple[float, float]
+) -> tuple[Plan, float]:
+    """Plan for so many hosts, tune on them; return the chosen plan, and what was predicted of it
+    before (NaN where it was not on the frontier).
+
+    Hosts share this machine's cores: each is described with its share of them.
+    """
     spec = f"{FILE}:{name}"
+    share = min(1.0, len(os.sched_getaffinity(0)) / count)
     with tempfile.TemporaryDirectory() as folder, hosts(count, rate, "swc") as names:
         cluster, plan = Path(folder, "hosts.toml"), Path(folder, "plan.json")
         words = {"mbit": " Mbit/s", "gbit": " Gbit/s"}
         text = rate.replace("mbit", words["mbit"]).replace("gbit", words["gbit"])
         cluster.write_text(
             DESCRIPTION.format(
-                count=count, rate=text, flops=rates[0] / 1e9, bandwidth=rates[1] / 1e9
+                count=count,
+                rate=text,
+                flops=share * rates[0] / 1e9,
+                bandwidth=share * rates[1] / 1e9,
             )
         )
         environment = os.environ | {
@@ -124,6 +134,9 @@ def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) 
         command = [sys.executable, "-m", "shardwright", "plan", spec, "-c", str(cluster)]
         command += ["-b", str(BATCHES[name]), "-o", str(plan)]
         subprocess.run(command, check=True, env=environment, capture_output=True, timeout=TIMEOUT)
+        before = {
+            one.strategy: one.predicted.step_seconds for one in read_plan_file(plan).frontier.plans
+        }
         ranks = [
             subprocess.Popen(
                 ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run",
@@ -141,7 +154,8 @@ def between_hosts(name: str, count: int, rate: str, rates: tuple[float, float]) 
                 rank.kill()
         if any(rank.returncode for rank in ranks):
             raise RuntimeError("\n".join(err[-500:] for _, err in ends))
-        return read_plan_file(plan).frontier.best
+        best = read_plan_file(plan).frontier.best
+        return best, before.get(best.strategy, float("nan"))
 
 
 def machine_part(names: list[str]) -> None:
@@ -183,19 +197,24 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
         return
     kind = local_cluster(Watch()).kind_of(0)
     known = kind.flops_for("float32"), kind.memory_bandwidth
-    print("\n| model | hosts | rate | plain data parallelism | chosen | gain | plan |")
-    print("|---|--:|---|--:|--:|--:|---|")
+    print(
+        "\n| model | hosts | rate | plain data parallelism | chosen | gain | predicted: modelled "
+        "| with fitted costs | plan |\n|---|--:|---|--:|--:|--:|--:|--:|---|"
+    )
     for name in names:
         for count in counts:
             for rate in rates:
-                best = between_hosts(name, count, rate, known)
+                best, before = between_hosts(name, count, rate, known)
                 ran = best.measured
                 if ran is None:
                     raise RuntimeError(f"{name}: nothing ran")
                 print(
                     f"| {name} | {count} | {rate} | {seconds_text(ran.plain_seconds)} "
                     f"| {seconds_text(ran.step_seconds)} "
-                    f"| {ran.plain_seconds / ran.step_seconds:.2f}x | {best.strategy.label} |",
+                    f"| {ran.plain_seconds / ran.step_seconds:.2f}x "
+                    f"| {before / ran.step_seconds - 1:+.0%} "
+                    f"| {best.predicted.step_seconds / ran.step_seconds - 1:+.0%} "
+                    f"| {best.strategy.label} |",
                     flush=True,
                 )
 

@@ -1,7 +1,9 @@
 """Several hosts on one machine: network namespaces on a bridge, their links shaped both ways.
 
 Needs root, and `ip` and `tc`. The bucket is small, since a large burst would let small messages
-through unshaped; segmentation offload is off so that the shaper sees real packets.
+through unshaped; segmentation offload is off so that the shaper sees real packets. Frames are jumbo
+frames: with 1,500 bytes, handling packets held two cores to 0.25 Gbit/s whatever the shaped rate; with
+9,000 a stream gets 0.97 of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+
+MTU = 9000
 
 
 def why_not() -> str:
@@ -37,8 +41,8 @@ def hosts(count: int, rate: str = "100mbit", prefix: str = "swb") -> Iterator[li
         for index, name in enumerate(names):
             _run(f"ip netns add {name}")
             _run(f"ip link add v{name} type veth peer name eth0 netns {name}")
-            _run(f"ip link set v{name} gso_max_segs 1 master {bridge} up")
-            _run(f"ip -n {name} link set eth0 gso_max_segs 1")
+            _run(f"ip link set v{name} mtu {MTU} gso_max_segs 1 master {bridge} up")
+            _run(f"ip -n {name} link set eth0 mtu {MTU} gso_max_segs 1")
             _run(f"ip -n {name} addr add 10.84.0.{index + 1}/16 dev eth0")
             _run(f"ip -n {name} link set eth0 up")
             _run(f"ip -n {name} link set lo up")

@@ -158,7 +158,7 @@ class Executor:
         return self._run(self._evaluation, batch, self._walk)
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
-        """Take one training step while measuring every instruction and the memory."""
+        """Take a few training steps on one batch while measuring every instruction and the memory."""
         self._check_processes("measuring")
 
         def run(walk: Callable[[Compiled], None]) -> None:

@@ -1,6 +1,7 @@
 """Measure one step: when every instruction ran on this rank, and how many bytes were alive.
 
-Times and memory come from two different steps, since recording memory slows the first. On the CPU
+Times and memory come from different steps, since recording memory slows one and the next. Times are
+those of the middle one of several, after one that nobody times: caches hold what came before. On the CPU
 memory is what the allocator reports through the profiler: exact bytes of every tensor, temporaries
 inside operators among them, plus what was alive before. On CUDA it is the allocator's own peak.
 """
@@ -31,6 +32,8 @@ from shardwright.runtime.status import StatusFile
 
 Walk = Callable[[Compiled], None]
 MOST_WAITERS = 2**16
+# Training steps of one measurement: one to settle, three for times, one for memory.
+STEPS = 5
 # Runs one step with the given way of walking the instructions.
 Run = Callable[[Walk], None]
 
@@ -43,19 +46,25 @@ def measure(
     run: Run,
     meets_at_update: bool,
 ) -> Timeline:
-    """Take two training steps, one for times and one for memory; equal on all ranks.
+    """Take ``STEPS`` training steps: one to settle, those for times, one for memory; equal on all ranks.
 
     ``meets_at_update``: see ``meeting.told``.
     """
     offset = clock_offset(_device(machine))
+    steps = [_timed(machine, status, run, offset) for _ in range(STEPS - 1)][1:]
+    memory = measure_memory(machine, optimizer, status, run)
+    mine = Noted(steps, memory)
+    return _gather(machine, mine, meets_at_update=meets_at_update)
+
+
+def _timed(machine: Machine, status: StatusFile, run: Run, offset: float) -> Lap:
+    """Take one step that all ranks begin together."""
     _together()
     with Stopwatch(machine.program.num_instructions, status) as clock:
         begin = time.perf_counter()
         run(clock.walk)
         seconds = time.perf_counter() - begin
-    memory = measure_memory(machine, optimizer, status, run)
-    mine = Noted(clock.seen().shifted(offset), begin + offset, memory, seconds)
-    return _gather(machine, mine, meets_at_update=meets_at_update)
+    return Lap(clock.seen().shifted(offset), begin + offset, seconds)
 
 
 class Stopwatch:
@@ -185,14 +194,20 @@ def measure_memory(
 
 
 @dataclass(frozen=True, eq=False)
-class Noted:
-    """What one rank measured: its instructions and the step's begin on the common clock, its memory,
-    and how long its step took."""
+class Lap:
+    """One step of one rank: its instructions and its begin on the common clock, and its seconds."""
 
     seen: Seen
     begin: float
-    memory: NDArray[np.float64]
     seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Noted:
+    """What one rank measured."""
+
+    laps: list[Lap]
+    memory: NDArray[np.float64]
 
 
 def _device(machine: Machine) -> torch.device:
@@ -206,7 +221,11 @@ def _gather(machine: Machine, mine: Noted, *, meets_at_update: bool) -> Timeline
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (machine.device, mine))
     noted: dict[int, Noted] = dict(everyone)
-    program, begin = machine.program, min(one.begin for one in noted.values())
+    together = zip(*(one.laps for one in noted.values()), strict=True)
+    took = [max(lap.seconds for lap in laps) for laps in together]
+    middle = sorted(range(len(took)), key=took.__getitem__)[len(took) // 2]
+    laps = {device: one.laps[middle] for device, one in noted.items()}
+    program, begin = machine.program, min(lap.begin for lap in laps.values())
     unseen = np.full(program.num_instructions, np.nan)
     step = Timeline(
         source="measured",
@@ -218,7 +237,7 @@ def _gather(machine: Machine, mine: Noted, *, meets_at_update: bool) -> Timeline
             max(float(noted[device].memory[:, 1].max()) for device in mesh.devices)
             for mesh in program.meshes
         ),
-        step_seconds=max(one.seconds for one in noted.values()),
+        step_seconds=took[middle],
     )
-    seen = {device: one.seen.shifted(-begin) for device, one in noted.items()}
+    seen = {device: lap.seen.shifted(-begin) for device, lap in laps.items()}
     return told(program, seen, step, meets_at_update=meets_at_update)

@@ -44,7 +44,7 @@ class LoopOptions:
     """How long to train, and where and how often checkpoints are written ("" for none).
 
     ``steps`` counts from the beginning of training, not from a resume. ``held_out`` batches are
-    evaluated at the end, and then ``profiles`` timelines measured in further steps.
+    evaluated at the end; where it ``profiles``, a timeline is measured in further steps.
     """
 
     steps: int
@@ -52,7 +52,7 @@ class LoopOptions:
     checkpoint_every: int = 100
     resume: bool = False
     held_out: tuple[dict[str, Tensor], ...] = ()
-    profiles: int = 0
+    profiles: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class LoopEnd:
     first_step: int
     checkpoint: str
     is_complete: bool
-    timelines: tuple[Timeline, ...] = ()
+    timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
 
 
@@ -111,8 +111,8 @@ def train(
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     batch = next(data)
-    timelines = tuple(executor.profile_step(batch) for _ in range(options.profiles))
-    return replace(end, timelines=timelines, held_out=tuple(held_out))
+    timeline = executor.profile_step(batch) if options.profiles else None
+    return replace(end, timeline=timeline, held_out=tuple(held_out))
 
 
 def train_alone(

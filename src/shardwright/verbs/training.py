@@ -26,7 +26,6 @@ from shardwright.verbs.results import TrainingRun
 if TYPE_CHECKING:
     from shardwright.runtime.train import LoopEnd
 
-PROFILED_STEPS = 3
 WARM_STEPS = 2
 
 
@@ -132,7 +131,7 @@ def train_rank(task: Task) -> LoopEnd:
         checkpoint_every=job.checkpoint_every,
         resume=job.resume,
         held_out=tuple(source.held_out(batch_size, task.seq)) if job.profiles else (),
-        profiles=PROFILED_STEPS if job.profiles else 0,
+        profiles=job.profiles,
     )
     return train(executor, lambda first: source.batches(batch_size, task.seq, first), options, tell)
 
@@ -148,8 +147,7 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
     times = [event["seconds"] for event in events]
     typical = statistics.median(times[WARM_STEPS:] or times or [0.0])
     tokens = events[0]["tokens"] if events else 0.0
-    lines = sorted(end.timelines, key=lambda line: line.step_seconds)
-    timeline = lines[len(lines) // 2] if lines else None
+    timeline = end.timeline
     run = TrainingRun(
         losses=tuple(event["loss"] for event in events),
         first_step=end.first_step,

@@ -233,7 +233,8 @@ def _forward_peak(
 
 def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
     """Return what a kernel needs besides its results: exponentials before they are added up, so
-    many at once, and two numbers for each sum (``runtime/capture/vocabulary.py``).
+    many at once, of scores that were widened to float32 first, and two numbers for each sum
+    (``runtime/capture/vocabulary.py``).
 
     Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
     log-probabilities that it makes of them, and so had Megatron-LM beside the scores.
@@ -248,7 +249,8 @@ def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
         return value_bytes(values[call.operands[0]])
     if bare != "vocabulary_logsumexp":
         return 0
-    scores, sums = values[call.operands[0]], values[call.results[0]]
+    scores = values[call.operands[0]]
     wide = max(4, DTYPE_BYTES[scores.dtype])
     count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
-    return wide * (count + 2 * count * sums.shape[-1] // scores.shape[-1])
+    copies = 1 if DTYPE_BYTES[scores.dtype] == wide else 2
+    return wide * (copies * count + 2 * count // scores.shape[-1])
