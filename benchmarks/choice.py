@@ -2,7 +2,8 @@
 
 On this machine every model is planned from an empty store, with ``--try 0`` and with trials; then both
 chosen plans, plain data parallelism with 1, 2 and 4 microbatches, the plans predicted fastest, and
-torch's DistributedDataParallel run in turns. Between hosts (network namespaces, root) the frontier of a
+torch's DistributedDataParallel run in turns, and each plan once more alone for its memory: the bytes
+of its tensors as their allocator counts them. Between hosts (network namespaces, root) the frontier of a
 description of the hosts is run by ``shardwright tune``. Prints a table per part; regret is the chosen
 plan's step over the best measured.
 
@@ -26,9 +27,12 @@ from hosts import hosts, why_not
 from shardwright.core.plan import Plan
 from shardwright.files.planfile import read_plan_file
 from shardwright.report.units import seconds_text
-from shardwright.verbs.request import Request, Watch
+from shardwright.verbs.narrate import tell
+from shardwright.verbs.request import Job, Request, Watch
+from shardwright.verbs.results import Study
 from shardwright.verbs.study import study
-from shardwright.verbs.trials import Entry, run_trial
+from shardwright.verbs.training import start
+from shardwright.verbs.trials import LEARNING_RATE, Entry, run_trial
 
 FILE = Path(__file__).with_name("choice_models.py")
 DESCRIPTION = """
@@ -60,6 +64,7 @@ class Ran:
     predicted: float
     measured: float
     spread: float
+    memory: float  # predicted over measured bytes of tensors
 
 
 def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
@@ -86,6 +91,7 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
             predicted=plan.predicted.step_seconds,
             measured=lap.seconds,
             spread=lap.spread,
+            memory=memory_ratio(plan, spec, told),
         )
         for plan, lap in zip(raced, laps, strict=False)
     ]
@@ -93,6 +99,16 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
     chosen = [rows[place[one.frontier.best.strategy]].measured for one in (believed, told)]
     plain = rows[place[believed.plain[0].strategy]].measured
     return rows, laps[-1].seconds, chosen[0], chosen[1], plain
+
+
+def memory_ratio(plan: Plan, spec: str, told: Study) -> float:
+    """Return the predicted over the measured peak of a plan's tensors, on the device with most."""
+    job = Job(model=spec, steps=2, learning_rate=LEARNING_RATE, profiles=True)
+    timeline = start(plan, told.origin, job, Watch()).timeline
+    assert timeline is not None  # asked for
+    predicted = tell(plan, told.graph, told.cluster, told.costs)
+    tensors = predicted.predicted.worst_peak_bytes - predicted.process_bytes
+    return tensors / timeline.worst_peak_bytes
 
 
 def tau(rows: list[Ran]) -> float:
@@ -161,14 +177,18 @@ def between_hosts(
 def machine_part(names: list[str]) -> None:
     """Print every plan of every model on this machine, and what choosing gained."""
     lines, every = [], list[Ran]()
-    print("| model | plan | predicted | measured | spread |\n|---|---|--:|--:|--:|")
+    print(
+        "| model | plan | predicted | measured | spread | memory, predicted / measured |\n"
+        "|---|---|--:|--:|--:|--:|"
+    )
     for name in names:
         rows, torch_seconds, believed, told, plain = on_this_machine(name)
         every += rows
         for row in rows:
             print(
                 f"| {name} | {row.label} | {seconds_text(row.predicted)} "
-                f"| {seconds_text(row.measured)} | {row.spread / row.measured:.1%} |",
+                f"| {seconds_text(row.measured)} | {row.spread / row.measured:.1%} "
+                f"| {row.memory - 1:+.1%} |",
                 flush=True,
             )
         best = min(row.measured for row in rows)
@@ -184,7 +204,11 @@ def machine_part(names: list[str]) -> None:
     )
     print("\n".join(lines))
     errors = [abs(row.predicted / row.measured - 1) for row in every]
-    print(f"\n{len(every)} plans, median error of predicted steps {statistics.median(errors):.1%}")
+    memory = [abs(row.memory - 1) for row in every]
+    print(
+        f"\n{len(every)} plans, median error of predicted steps {statistics.median(errors):.1%}, "
+        f"of memory {statistics.median(memory):.1%} (worst {max(memory):.1%})"
+    )
 
 
 def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
