@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,7 +19,10 @@ BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 README_EXAMPLE = re.compile(
     r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```\n", re.DOTALL
 )
-WIDTH = 88
+README_TABLE = re.compile(
+    r"```sh\nshardwright (?P<words>plan hf:.*)\n```\n\n```text\n(?P<output>.*?)```\n", re.DOTALL
+)
+WIDTH, TABLE_WIDTH = 88, 110
 
 
 def cli_text() -> str:
@@ -53,9 +57,9 @@ def examples() -> list[Path]:
     return sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
-def output_of(*command: str) -> str:
+def output_of(*command: str, **variables: str) -> str:
     """Run Python in its own process, away from the user's measurements, and return what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SHARDWRIGHT_STORE": os.devnull}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SHARDWRIGHT_STORE": os.devnull, **variables}
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, env=environment, check=False
     )
@@ -72,6 +76,22 @@ def readme_example(page: str) -> tuple[str, str]:
     return found["code"], found["output"]
 
 
+def readme_table(page: str) -> tuple[list[str], str]:
+    """Return the words of README's plan command and the frontier printed under it."""
+    found = README_TABLE.search(page)
+    if found is None:
+        raise ValueError("README.md needs a plan command followed by a text block with its frontier")
+    return found["words"].split(), found["output"]
+
+
+def frontier_of(words: list[str]) -> str:
+    """Return the frontier that a plan command prints, without what it says of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ("-m", "shardwright", *words, "--out", str(Path(folder, "plan.json")))
+        text = output_of(*command, COLUMNS=str(TABLE_WIDTH)).partition("\n\n")[0]
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
 def main() -> None:
     """Write everything."""
     CLI_PAGE.write_text(cli_page(CLI_PAGE.read_text()))
@@ -79,8 +99,10 @@ def main() -> None:
         script.with_suffix(".out").write_text(output_of(str(script)))
     page = README.read_text()
     code, output = readme_example(page)
-    README.write_text(page.replace(f"```text\n{output}```", f"```text\n{output_of('-c', code)}```"))
-    print("wrote docs/reference/cli.md, examples/*.out and the output in README.md")
+    page = page.replace(f"```text\n{output}```", f"```text\n{output_of('-c', code)}```")
+    words, table = readme_table(page)
+    README.write_text(page.replace(f"```text\n{table}```", f"```text\n{frontier_of(words)}```"))
+    print("wrote docs/reference/cli.md, examples/*.out and the outputs in README.md")
 
 
 if __name__ == "__main__":

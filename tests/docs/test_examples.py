@@ -33,3 +33,9 @@ def test_the_readme_example_prints_what_stands_below_it(monkeypatch, capsys):
     code, output = make.readme_example(make.README.read_text())
     exec(code, {"__name__": "readme"})
     assert capsys.readouterr().out == output
+
+
+@pytest.mark.ranks
+def test_the_readme_table_is_what_its_command_prints():
+    words, table = make.readme_table(make.README.read_text())
+    assert make.frontier_of(words) == table
