@@ -96,13 +96,14 @@ def plan(
     with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
-    that a step may take. ``method="mcmc"`` draws ``proposals`` at random instead of searching exactly,
-    or as many as it can in ``seconds``. ``spacing=0.02`` looks for plans between neighbours on the
-    frontier that are more than 2 % apart in both time and memory. On this machine the ``trials`` best
-    plans of a model given by name are run for some steps beside plain data parallelism (None: 4).
-    ``costs`` is a plan file that ``tune`` has written, for what it fitted to measured steps.
-    Deterministic, unless given ``seconds``: equal inputs, measurements and seed give equal plans. Raises NoPlan when nothing
-    fits, saying how much is missing where.
+    that a step may take. ``seconds`` end the search with the best so far; ``method="mcmc"`` draws
+    ``proposals`` at random instead of searching exactly, or as many as it can in ``seconds``.
+    ``spacing=0.02`` looks for plans between neighbours on the frontier that are more than 2 % apart
+    in both time and memory. On this machine the ``trials`` best plans of a model given by name are
+    run for some steps beside plain data parallelism (None: 4). ``costs`` is a plan file that ``tune``
+    has written, for what it fitted to measured steps. Deterministic, unless given ``seconds``: equal
+    inputs, measurements and seed give equal plans. Raises NoPlan when nothing fits, saying how much
+    is missing where.
     """
     request = Request(
         global_batch=global_batch,

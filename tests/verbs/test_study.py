@@ -8,6 +8,7 @@ import pytest
 
 from shardwright import api
 from shardwright.core.costs import Record
+from shardwright.errors import NoPlan
 from shardwright.store import Store
 from shardwright.verbs import measure
 from shardwright.verbs.narrate import plain_strategies, shards, tell
@@ -55,3 +56,20 @@ def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(
     file = api.save_plan(study, tmp_path / "plan.json")
     again = api.simulate(file, module, batch=batch)
     assert again.predicted.step_seconds == pytest.approx(again.plan.predicted.step_seconds)
+
+
+def test_an_exact_search_ends_with_its_seconds_and_says_so() -> None:
+    module, batch = mlp()
+    how = {"global_batch": 2**20, "seconds": 1e-6}
+    study = api.study(module, "1x4xA100", api.Request(**how), batch=batch)
+    assert not study.is_complete
+    assert len(study.frontier.best.strategy.devices) == 4
+    with pytest.raises(NoPlan, match=r"before the search was stopped; give it more time"):
+        api.study(module, "1x4xA100", api.Request(**how, memory_limit="1 KiB"), batch=batch)
+
+
+def test_a_batch_of_many_samples_is_not_cut_into_millions() -> None:
+    module, batch = mlp()
+    study = api.study(module, "1x4xA100", api.Request(global_batch=2**31), batch=batch)
+    counts = [plan.strategy.pipeline.num_microbatches for plan in study.frontier.plans]
+    assert max(counts) <= 4096

@@ -86,7 +86,8 @@ Deadline = Annotated[
 ]
 Method = Annotated[str, typer.Option("--method", help="exact, or mcmc (Markov chains, random).")]
 Seconds = Annotated[
-    float | None, typer.Option("--seconds", help="With mcmc: how long to look (60).")
+    float | None,
+    typer.Option("--seconds", help="How long to look at most (exact: to the end; mcmc: 60)."),
 ]
 NumProposals = Annotated[
     int | None, typer.Option("--proposals", help="With mcmc: how many instead, repeatable.")

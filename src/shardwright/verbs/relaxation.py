@@ -54,8 +54,11 @@ class Question:
 def relaxed(question: Question, refused: NoPlan, watch: Watch) -> NoPlan:
     """Return the refusal with the smallest changes that help in place of its guesses.
 
-    Stopping early keeps those found by then.
+    Stopping early keeps those found by then. Where the search itself was stopped nothing is proved.
     """
+    if watch.stop():
+        problem = f"{refused.problem}, of those looked at before the search was stopped"
+        return NoPlan(problem, remedy=f"give it more time, or {refused.remedy}")
     found = tuple(_relaxations(question, watch))
     if not found:
         remedy = "no single change of memory, devices, batch or precision that was tried helps"

@@ -37,9 +37,9 @@ class Request:
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
     what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
-    seconds a step may take, or text with a unit. ``method``: the ``exact`` search, or ``mcmc``, Markov
-    chains that draw ``proposals``, or as many as they can in ``seconds`` (per round of measuring).
-    ``outputs`` are what forward returns besides the
+    seconds a step may take, or text with a unit. ``method``: the ``exact`` search, which ends by
+    itself, or after ``seconds`` with the best so far; or ``mcmc``, Markov chains that draw
+    ``proposals``, or as many as they can in ``seconds`` (per round of measuring). ``outputs`` are what forward returns besides the
     loss and a step may report. ``spacing``: how far apart, as a share of both time and memory,
     neighbours on the frontier may be before plans between them are looked for (None: 15 %, and in
     graphs of more than 1,000 operators nothing is filled). ``trials``: how many plans are tried for
@@ -104,10 +104,10 @@ class Request:
                 )
             if len(budgets) > 1 or not all(0 < value < math.inf for value in budgets):
                 raise InputError("give the chains either seconds or proposals, more than 0")
-        elif budgets:
-            raise InputError(
-                "the exact search ends by itself; seconds and proposals are for the method mcmc"
-            )
+        elif self.proposals is not None:
+            raise InputError("the exact search ends by itself; proposals are for the method mcmc")
+        elif self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise InputError(f"the seconds to plan in must be more than 0, not {self.seconds}")
 
     @property
     def deadline_seconds(self) -> float:

@@ -72,7 +72,7 @@ def study(
         batch_norm=request.batch_norm,
         outputs=request.outputs,
     )
-    graph = captured.graph
+    graph, watch = captured.graph, _bounded(watch, request)
     measures = is_local and request.measure != "never"
     machine, num_links = _with_links(machine, watch) if measures else (machine, 0)
     solver = _Solver(graph, machine, request, limits, watch)
@@ -161,6 +161,14 @@ class _Solver:
         found = survey(*facts, goal=self.goal, seed_plan=self.wanted, **how)
         self.last = found if self.wanted else found.settled()
         return self.last.frontier
+
+
+def _bounded(watch: Watch, request: Request) -> Watch:
+    """Let an exact search be stopped once its seconds are over, as a user would stop it."""
+    if request.method != "exact" or request.seconds is None:
+        return watch
+    end = time.monotonic() + request.seconds
+    return replace(watch, stop=lambda: watch.stop() or time.monotonic() > end)
 
 
 def _with_links(machine: Cluster, watch: Watch) -> tuple[Cluster, int]:

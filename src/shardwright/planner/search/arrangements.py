@@ -21,6 +21,8 @@ SMALL_GROUP = 8
 FEW = 100
 # More than so many doublings of the microbatches beyond the stages shrink the bubble below 6 %.
 MAX_FILLS = 5
+# A Program has instructions for every microbatch: as many as fit memory, and nobody wants more.
+MOST_MICROBATCHES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -114,15 +116,15 @@ def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
 
 
 def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:
-    """Return powers of two that divide a device's samples, enough to fill the stages where
-    possible; none where the batch does not divide."""
+    """Return powers of two that divide a device's samples, at most ``MOST_MICROBATCHES`` and enough
+    to fill the stages where possible; none where the batch does not divide."""
     samples, rest = divmod(global_batch(context), data)
     if rest:
         return ()
     if context.samples.blocker:
         return (1,)
     counts = [1]
-    while samples % (2 * counts[-1]) == 0:
+    while samples % (2 * counts[-1]) == 0 and counts[-1] < MOST_MICROBATCHES:
         counts.append(2 * counts[-1])
     full = tuple(count for count in counts if count >= stages)
     return full[:MAX_FILLS] if stages > 1 else tuple(counts)

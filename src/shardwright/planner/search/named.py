@@ -16,7 +16,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.search.additive.context import Context, local_shapes
-from shardwright.planner.search.arrangements import global_batch
+from shardwright.planner.search.arrangements import MOST_MICROBATCHES, global_batch
 from shardwright.planner.space import Placement, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -223,12 +223,12 @@ def _trained(context: Context, made: Strategy) -> Strategy:
 
 
 def _most(context: Context, seed: Seed | Grid) -> int:
-    """Return the most microbatches: a power of two that divides each device's samples."""
+    """Return the most microbatches worth planning: a power of two that divides each device's samples."""
     pieces = seed.data * seed.expert if isinstance(seed, Seed) else seed.row_pieces
     samples = global_batch(context) // pieces
     count = 1
-    while samples and not context.samples.blocker and samples % (2 * count) == 0:
-        count *= 2
+    if samples and not context.samples.blocker:
+        count = min(samples & -samples, MOST_MICROBATCHES)
     return max(count, seed.num_microbatches)
 
 
