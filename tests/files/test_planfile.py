@@ -31,8 +31,8 @@ from shardwright.files.planfile import (
 def make_graph(width: int = 2) -> OperatorGraph:
     tensors = (
         TensorSpec(name="x", shape=(4, width), dtype="float32", role="input"),
-        TensorSpec(name="w", shape=(3, width), dtype="float32", role="parameter"),
-        TensorSpec(name="y", shape=(4, 3), dtype="float32", role="activation", producer=0),
+        TensorSpec(name="w", shape=(6, width), dtype="float32", role="parameter"),
+        TensorSpec(name="y", shape=(4, 6), dtype="float32", role="activation", producer=0),
     )
     operator = Operator(
         name="y", kind="aten.linear", inputs=(0, 1), input_names=("input", "weight"), outputs=(2,)

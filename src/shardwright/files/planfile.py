@@ -21,9 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shardwright.core.cluster import Cluster
 from shardwright.core.codec import MAX_INTEGER, SCHEMA, decode, dumps, encode
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import FLAT, REPLICATE, Layout, shard_dim
+from shardwright.core.legality import check_against, check_alone
 from shardwright.core.plan import Frontier, Plan
-from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, PlanMismatch
 
 FORMAT = "shardwright"
@@ -139,7 +138,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
         if not document.frontier.plans:
             raise ValueError("content.plans: the frontier is empty")
         for plan in document.frontier.plans:
-            _check_strategy(plan.strategy)
+            check_alone(plan.strategy)
             if cluster is not None and plan.strategy.devices[-1] >= cluster.num_devices:
                 raise ValueError(
                     f"content.strategy.meshes: device {plan.strategy.devices[-1]} is not among the "
@@ -186,7 +185,7 @@ def check_fits(
         )
     if graph is not None:
         try:
-            _check_against_graph(strategy, graph)
+            check_against(strategy, graph)
         except ValueError as error:
             raise PlanMismatch(f"the plan does not fit its model: {error}; {AGAIN}") from error
 
@@ -210,31 +209,6 @@ def _model_differences(plan: Plan, graph: OperatorGraph) -> list[str]:
     return found
 
 
-def _check_strategy(strategy: Strategy) -> None:
-    """Check what a strategy must keep by itself. Raises ValueError."""
-    if not strategy.meshes or any(not mesh.devices for mesh in strategy.meshes):
-        raise ValueError("content.strategy.meshes: a strategy needs at least one device")
-    if any(device < 0 for device in strategy.devices):
-        raise ValueError("content.strategy.meshes: a device is negative")
-    if any(size < 1 for mesh in strategy.meshes for size in mesh.sizes):
-        raise ValueError("content.strategy.meshes: every axis needs a size of at least 1")
-    for config in dict.fromkeys(strategy.configs):
-        if not 0 <= config.mesh < len(strategy.meshes):
-            raise ValueError(f"content.strategy.configs: there is no mesh {config.mesh}")
-        if len(config.dims) != len(strategy.meshes[config.mesh].axes):
-            raise ValueError(
-                f"content.strategy.configs: {config.dims} does not name one dim per axis"
-            )
-    lengths = {len(mesh.axes) for mesh in strategy.meshes}
-    for parameter in dict.fromkeys(strategy.parameters):
-        if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
-            raise ValueError(
-                "content.strategy.parameters: a layout needs one placement per mesh axis"
-            )
-    if not 0 <= strategy.optimizer_states <= 64:
-        raise ValueError("content.strategy.optimizer_states: expected 0 to 64")
-
-
 def _check_cluster(cluster: Cluster) -> None:
     """Check the references inside a cluster. Raises ValueError."""
     kinds, switches = range(len(cluster.kinds)), range(len(cluster.switches))
@@ -242,36 +216,6 @@ def _check_cluster(cluster: Cluster) -> None:
         raise ValueError("cluster.devices: a device names a kind or host that is not there")
     if any(not kind.peak_flops or kind.memory_bytes <= 0 for kind in cluster.kinds):
         raise ValueError("cluster.kinds: a kind needs peak rates and memory")
-
-
-def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
-    if len(strategy.configs) != len(graph.operators):
-        raise ValueError(f"{len(strategy.configs)} configs for {len(graph.operators)} operators")
-    if len(strategy.parameters) != len(graph.parameters):
-        raise ValueError(
-            f"{len(strategy.parameters)} entries for {len(graph.parameters)} parameters"
-        )
-    for index, config in zip(graph.parameters, strategy.parameters, strict=True):
-        tensor = graph.tensors[index]
-        for layout in (config.rest, config.optimizer):
-            if not _is_layout_of(layout, len(tensor.shape)):
-                raise ValueError(f"{tensor.name} of shape {tensor.shape} cannot lie as {layout}")
-    known = set(graph.parameters)
-    buckets = [index for bucket in strategy.gradient_sync.buckets for index in bucket]
-    if not known.issuperset(buckets) or len(set(buckets)) != len(buckets):
-        raise ValueError("the gradient buckets must name parameters, each once")
-    if any(not 0 <= block < len(graph.blocks) for block in strategy.recompute):
-        raise ValueError(f"recompute names blocks outside 0..{len(graph.blocks) - 1}")
-    for name in ("recompute_operators", "segment_starts"):
-        if any(not 0 <= index < len(graph.operators) for index in getattr(strategy, name)):
-            raise ValueError(f"{name} names operators outside 0..{len(graph.operators) - 1}")
-    if any(not 0 <= index < len(graph.tensors) for index in strategy.reshard_again):
-        raise ValueError(f"reshard_again names tensors outside 0..{len(graph.tensors) - 1}")
-
-
-def _is_layout_of(layout: Layout, rank: int) -> bool:
-    whole = (REPLICATE, FLAT)
-    return all(placement in whole or 0 <= shard_dim(placement) < rank for placement in layout)
 
 
 def _write(path: str | Path, kind: str, content: object, extra: dict[str, Any]) -> Path:

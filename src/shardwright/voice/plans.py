@@ -158,6 +158,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "bound_seconds": None if plan.bound is None else plan.bound.step_seconds,
         "gap": None if plan.bound is None else plan.bound.gap,
         "sources": dict(plan.sources),
+        "stale": plan.is_stale,
     }
 
 
