@@ -19,14 +19,17 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.codec import MAX_INTEGER, SCHEMA, decode, dumps, encode
+from shardwright.core.codec import MAX_INTEGER, MAX_UNFOLDED, SCHEMA, decode, dumps, encode
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import check_against, check_alone
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, PlanMismatch
+from shardwright.files.limits import check_entries, read_bytes
 
 FORMAT = "shardwright"
 MAX_FILE_BYTES = 64 * 2**20
+MOST_PLANS = 512
+FOLDED = ("configs", "parameters")  # lists that are written as runs
 AGAIN = "write the file again with `shardwright plan`"
 
 
@@ -129,6 +132,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     if header.kind == "graph":
         raise InputError(f"{path} holds a graph, but a plan is needed; {AGAIN}")
     try:
+        _check_counts(header)
         plans: Plan | Frontier
         plans = decode(Frontier if header.kind == "frontier" else Plan, header.content, "content")
         cluster = None if header.cluster is None else decode(Cluster, header.cluster, "cluster")
@@ -209,6 +213,26 @@ def _model_differences(plan: Plan, graph: OperatorGraph) -> list[str]:
     return found
 
 
+def _check_counts(header: Header) -> None:
+    """Check how many plans a file holds and how long their lists would become. Raises ValueError."""
+    plans: Any = header.content.get("plans") if header.kind == "frontier" else [header.content]
+    if not isinstance(plans, list):
+        return  # decoding says what is wrong
+    if len(plans) > MOST_PLANS:
+        raise ValueError(f"content.plans: at most {MOST_PLANS} plans, not {len(plans):,}")
+    count = 0
+    for plan in plans:
+        strategy = plan.get("strategy") if isinstance(plan, dict) else None
+        lists = [strategy.get(name) for name in FOLDED] if isinstance(strategy, dict) else []
+        for runs in [one.get("runs") for one in lists if isinstance(one, dict)]:
+            for run in runs if isinstance(runs, list) else ():
+                count += run[-1] if isinstance(run, list) and run and type(run[-1]) is int else 0
+    if count > MAX_UNFOLDED:
+        raise ValueError(
+            f"content: the strategies of all plans together have at most {MAX_UNFOLDED:,} entries"
+        )
+
+
 def _check_cluster(cluster: Cluster) -> None:
     """Check the references inside a cluster. Raises ValueError."""
     kinds, switches = range(len(cluster.kinds)), range(len(cluster.switches))
@@ -245,19 +269,9 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
 
 
 def _read_header(path: str | Path) -> Header:
-    file = Path(path)
+    data = read_bytes(path, MAX_FILE_BYTES, "a plan file", AGAIN)
     try:
-        size = file.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path} has {size} bytes, but a plan file has at most {MAX_FILE_BYTES}; {AGAIN}"
-            )
-        data = file.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}; check the path, or {AGAIN}"
-        ) from error
-    try:
+        check_entries(data, "a plan file")
         tree = _parse(data)
         if isinstance(tree, dict) and tree.get("format") == FORMAT:
             _check_schema(path, tree.get("schema"))
