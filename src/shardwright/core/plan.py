@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from shardwright.core.strategy import Strategy
 
 STALE = (
-    "step time, memory, price and bound in this plan were found for another strategy than it now "
-    "holds; look at it with `shardwright explain`, which predicts anew, or plan again"
+    "step time, memory, price and bound in the plan file are stale: they were found for another "
+    "strategy than it now holds; `shardwright simulate` predicts anew, `shardwright plan` plans again"
 )
 
 

@@ -29,6 +29,7 @@ from shardwright.files.limits import check_entries, read_bytes
 FORMAT = "shardwright"
 MAX_FILE_BYTES = 64 * 2**20
 MOST_PLANS = 512
+MOST_SAMPLES = 2**31
 FOLDED = ("configs", "parameters")  # lists that are written as runs
 AGAIN = "write the file again with `shardwright plan`"
 
@@ -142,6 +143,11 @@ def read_plan_file(path: str | Path) -> PlanFile:
         if not document.frontier.plans:
             raise ValueError("content.plans: the frontier is empty")
         for plan in document.frontier.plans:
+            if not 1 <= plan.global_batch <= MOST_SAMPLES:
+                raise ValueError(
+                    f"content.global_batch: a step has 1 to {MOST_SAMPLES:,} samples, not "
+                    f"{plan.global_batch:,}"
+                )
             check_alone(plan.strategy)
             if cluster is not None and plan.strategy.devices[-1] >= cluster.num_devices:
                 raise ValueError(

@@ -121,7 +121,7 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
         )
     planned, told = story.plan.predicted, story.predicted
     if story.plan.is_stale:
-        return (*notes, f"The plan file's own figures are stale: {STALE}.")
+        return (*notes, f"{STALE.capitalize()}.")
     if not (
         math.isclose(planned.step_seconds, told.step_seconds, rel_tol=SAME)
         and math.isclose(planned.peak_bytes, told.worst_peak_bytes, rel_tol=SAME)
