@@ -108,7 +108,7 @@ def test_doctor_speaks_json(tmp_path: Path) -> None:
         (["plan", "hf:gpt2", "--profile", "graph.txt"], "--profile graph.txt, not both"),
         (["plan", "hf:gpt2", "--workers", "4"], "--workers goes with --profile, not with a MODEL"),
         (["plan", "--profile", "graph.txt"], "needs --workers and --bandwidth"),
-        ([*PROFILED, "--workers", "4", "--bandwidth", "1e9"], "graph.txt cannot be read"),
+        ([*PROFILED, "--workers", "4", "--bandwidth", "1e9"], "cannot read graph.txt"),
         (["plan", "hf:gpt2", "--global-batch", "0"], "greater than or equal to 1"),
         (["frobnicate"], "No such command"),
     ],

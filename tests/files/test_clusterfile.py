@@ -201,7 +201,7 @@ def test_bad_shorthands_are_refused(text):
 
 
 def test_missing_binary_and_huge_files_are_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot read"):
         load_cluster(tmp_path / "no.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="UTF-8"):

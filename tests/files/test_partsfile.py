@@ -33,7 +33,7 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, messag
 
 
 def test_a_missing_file_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot read"):
         read_parts(tmp_path / "none.toml")
 
 

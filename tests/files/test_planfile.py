@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.layout import inner
-from shardwright.core.plan import Frontier, Objective, Plan
+from shardwright.core.plan import Frontier, Objective, Plan, digest_of
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
 from shardwright.files.planfile import (
@@ -31,8 +31,8 @@ from shardwright.files.planfile import (
 def make_graph(width: int = 2) -> OperatorGraph:
     tensors = (
         TensorSpec(name="x", shape=(4, width), dtype="float32", role="input"),
-        TensorSpec(name="w", shape=(3, width), dtype="float32", role="parameter"),
-        TensorSpec(name="y", shape=(4, 3), dtype="float32", role="activation", producer=0),
+        TensorSpec(name="w", shape=(6, width), dtype="float32", role="parameter"),
+        TensorSpec(name="y", shape=(4, 6), dtype="float32", role="activation", producer=0),
     )
     operator = Operator(
         name="y", kind="aten.linear", inputs=(0, 1), input_names=("input", "weight"), outputs=(2,)
@@ -130,6 +130,31 @@ def test_inner_shards_and_kept_parameters_come_back_and_must_fit(path: Path) -> 
     wrong = replace(strategy, parameters=(replace(kept, rest=(inner(2),)),))
     with pytest.raises(PlanMismatch, match="cannot lie as"):
         check_fits(replace(plan, strategy=wrong), make_graph())
+
+
+def test_predictions_for_a_strategy_that_was_changed_since_are_stale(path: Path) -> None:
+    plan = make_plan()
+    assert not plan.is_stale  # files that do not say are taken at their word
+    write_plan(path, replace(plan, predicted_for=digest_of(plan.strategy)))
+    read = read_plan(path)
+    assert isinstance(read, Plan)
+    assert not read.is_stale
+    label = replace(read, strategy=replace(read.strategy, label="ours"))
+    assert not label.is_stale  # a name changes no figure
+    text = path.read_text()
+    for old, new in (('"num_microbatches": 1', '"num_microbatches": 2'), ('"b"', '"n"')):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        changed = read_plan(path)
+        assert isinstance(changed, Plan)
+        assert changed.is_stale
+
+
+@pytest.mark.parametrize("samples", [0, -4, 2**40])
+def test_a_batch_of_no_or_too_many_samples_is_refused(path: Path, samples: int) -> None:
+    write_plan(path, replace(make_plan(), global_batch=samples))
+    with pytest.raises(InputError, match="a step has 1 to 2,147,483,648 samples"):
+        read_plan(path)
 
 
 @pytest.mark.parametrize("name", ["recompute_operators", "segment_starts"])

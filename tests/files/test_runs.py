@@ -52,8 +52,8 @@ def test_a_wrong_file_is_refused_with_its_place(text: str, message: str) -> None
 
 
 def test_a_file_that_is_absent_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"absent\.csv: cannot be read"):
+    with pytest.raises(InputError, match=r"cannot read .*absent\.csv"):
         read_runs(tmp_path / "absent.csv")
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
-    with pytest.raises(InputError, match="this is not text"):
+    with pytest.raises(InputError, match="is text in UTF-8"):
         read_runs(tmp_path / "picture")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from shardwright.core.plan import Frontier
-from shardwright.report.comparison import differences
+from shardwright.core.plan import STALE, Frontier, digest_of
+from shardwright.report.comparison import comparison_notes, differences
+from shardwright.report.html import page_data
 from shardwright.report.story import Story
 from shardwright.report.text import (
     chosen_lines,
@@ -82,3 +83,20 @@ def test_square_brackets_in_names_are_text(bracket_story: Story) -> None:
     frontier = Frontier(plans=(plan.plan,))
     text = written(frontier_table(frontier), chosen_lines(frontier), operator_table(plan.operators))
     assert text.count("[bold red]layer") >= 3
+
+
+def test_figures_of_another_strategy_are_marked_wherever_they_are_shown(story: Story) -> None:
+    said = STALE.split(":", maxsplit=1)[0].lower()
+    for is_changed in (False, True):
+        item = story.plans[0]
+        plan = replace(item.plan, predicted_for=digest_of(item.plan.strategy))
+        if is_changed:
+            plan = replace(plan, strategy=replace(plan.strategy, clips=True))
+        frontier = Frontier(plans=(plan,))
+        found = replace(item, plan=plan)
+        page = page_data(replace(story, plans=(found,)))
+        assert ("stale: another strategy" in written(frontier_table(frontier))) == is_changed
+        assert (said in written(chosen_lines(frontier)).lower()) == is_changed
+        assert ("No plan of the searched space" in written(chosen_lines(frontier))) != is_changed
+        assert (said in " ".join(comparison_notes(found)).lower()) == is_changed
+        assert (said in " ".join(page["notes"]).lower()) == is_changed

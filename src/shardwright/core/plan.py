@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 
 from shardwright.core.strategy import Strategy
+
+STALE = (
+    "step time, memory, price and bound in the plan file are stale: they were found for another "
+    "strategy than it now holds; `shardwright simulate` predicts anew, `shardwright plan` plans again"
+)
+
+
+def digest_of(strategy: Strategy) -> str:
+    """Return a digest of all that a strategy says, but for what people call it."""
+    configs = {one: number for number, one in enumerate(dict.fromkeys(strategy.configs))}
+    parameters = {one: number for number, one in enumerate(dict.fromkeys(strategy.parameters))}
+    short = replace(strategy, configs=tuple(configs), parameters=tuple(parameters), label="")
+    numbers = (
+        [configs[one] for one in strategy.configs],
+        [parameters[one] for one in strategy.parameters],
+    )
+    return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -83,6 +101,12 @@ class Plan:
     notes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     measured: Measured | None = None
+    predicted_for: str = ""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether what is predicted speaks of another strategy than the plan's: somebody changed it."""
+        return self.predicted_for not in ("", digest_of(self.strategy))
 
     @property
     def objective(self) -> Objective:

@@ -8,7 +8,6 @@ the runtime.
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from shardwright.files.clusterschema import (
     KindTable,
     explain,
 )
+from shardwright.files.limits import parse_toml, read_text
 from shardwright.files.presets import (
     INTER_LATENCY,
     INTRA_LATENCY,
@@ -39,21 +39,12 @@ from shardwright.files.presets import (
 )
 from shardwright.files.units import write_quantity
 
-MAX_FILE_BYTES = 4 * 2**20
+MAX_FILE_BYTES = 2**20
 
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster file. Raises InputError."""
-    try:
-        if Path(path).stat().st_size > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path}: a cluster file has at most {MAX_FILE_BYTES} bytes; this has more"
-            )
-        text = Path(path).read_text("utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check the path") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: a cluster file is TOML in UTF-8; this is not text") from None
+    text = read_text(path, MAX_FILE_BYTES, "a cluster file", "write equal hosts once, with a count")
     return read_cluster(text, str(path))
 
 
@@ -83,11 +74,9 @@ def _is_file(text: str) -> bool:
 def read_cluster(text: str, where: str = "cluster") -> Cluster:
     """Build a cluster from TOML. ``where`` begins every complaint."""
     try:
-        raw = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError) as error:
-        raise InputError(f"{where}: not valid TOML: {str(error)[:200]}") from None
-    except RecursionError:
-        raise InputError(f"{where}: nested too deeply for a cluster file") from None
+        raw = parse_toml(text)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}; docs/reference/cluster-file.md shows one") from None
     try:
         table = ClusterTable.model_validate(raw)
     except ValidationError as error:

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from shardwright.core.cluster import Source
+from shardwright.core.legality import MOST_DEVICES
 from shardwright.errors import InputError
 from shardwright.files.presets import INTER_LATENCY, suggest
 from shardwright.files.units import Quantity, read_quantity
 
-MAX_DEVICES = 131_072
+MAX_DEVICES = MOST_DEVICES
 
 
 def _reader(quantity: Quantity, *, zero: bool = False) -> BeforeValidator:

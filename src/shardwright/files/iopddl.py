@@ -6,9 +6,7 @@ JSON object ``problem``, gzipped where its name ends so. A solution is the list 
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import InputError
+from shardwright.files.limits import read_bytes, unzipped
 from shardwright.files.planfile import write_atomically
 
 Ints = NDArray[np.int64]
@@ -26,6 +25,8 @@ Ints = NDArray[np.int64]
 # What the contest writes for "not allowed".
 FORBIDDEN = 10**18
 MOST_TIME = 10_000_000
+LARGEST_FILE = 256 * 2**20  # unzipped; the contest's largest has 100 MB
+MOST_LISTS = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,15 +70,15 @@ class ContestProblem:
 
 def read_iopddl(path: str | Path) -> ContestProblem:
     """Read and check a problem. Raises InputError with one line for whatever is wrong."""
+    data = read_bytes(path, LARGEST_FILE, "a problem", "give one of the contest's")
     try:
-        data = Path(path).read_bytes()
-        tree = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError) as error:
+        if data[:2] == b"\x1f\x8b":
+            data = unzipped(data, LARGEST_FILE, "a problem")
+        if data.count(b"[") + data.count(b"{") > MOST_LISTS:
+            raise ValueError(f"it has more than {MOST_LISTS:,} lists and objects")
+        tree = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise _refusal(path, f"it is not complete JSON ({error})") from error
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}; check the path"
-        ) from error
     try:
         return _columns(tree)
     except (ValueError, OverflowError) as error:

@@ -6,16 +6,19 @@ TOML; ``docs/reference/parts-file.md`` describes it. Nothing in a file is execut
 from __future__ import annotations
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.errors import InputError
-from shardwright.files.clusterschema import MAX_DEVICES
+from shardwright.files.limits import parse_toml, read_text
 
-Degree = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+MAX_FILE_BYTES = 256 * 2**10
+MOST_PARTS = 1024
+MOST_MODULES = 1024  # of one part
+Degree = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 
 
 class _Table(BaseModel):
@@ -26,8 +29,10 @@ class PartTable(_Table):
     """``[[part]]``: modules, the devices they run on, and the degrees, data parallel if none is
     given."""
 
-    modules: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    devices: list[Annotated[int, Field(ge=0, lt=MAX_DEVICES)]] = Field(min_length=1)
+    modules: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
+        min_length=1, max_length=MOST_MODULES
+    )
+    devices: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(min_length=1)
     data: Degree | None = None
     tensor: Degree = 1
     context: Degree = 1
@@ -57,20 +62,20 @@ class PartTable(_Table):
 class PartsFile(_Table):
     """The whole file."""
 
-    part: list[PartTable] = Field(min_length=1)
-    num_microbatches: Degree = 1
+    part: list[PartTable] = Field(min_length=1, max_length=MOST_PARTS)
+    num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)] = 1
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     recompute: bool = False
 
 
 def read_parts(path: str | Path) -> PartsFile:
     """Read a parts file. Raises InputError with the place of the first thing that is wrong."""
+    remedy = "docs/reference/parts-file.md shows one"
+    text = read_text(path, MAX_FILE_BYTES, "a parts file", remedy)
     try:
-        raw = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not valid TOML: {str(error)[:200]}") from None
+        raw = parse_toml(text)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}; {remedy}") from None
     try:
         return PartsFile.model_validate(raw)
     except ValidationError as error:
@@ -79,4 +84,4 @@ def read_parts(path: str | Path) -> PartsFile:
         message = first["msg"].removeprefix("Value error, ")
         known = ", ".join((*PartsFile.model_fields, *(f"part.{n}" for n in PartTable.model_fields)))
         hint = f"; the keys are {known}" if first["type"] in ("extra_forbidden", "missing") else ""
-        raise InputError(f"{path}: {place}: {message}{hint}") from None
+        raise InputError(f"{path}: {place}: {message}{hint or '; ' + remedy}") from None

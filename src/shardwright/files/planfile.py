@@ -19,15 +19,18 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.codec import MAX_INTEGER, SCHEMA, decode, dumps, encode
+from shardwright.core.codec import MAX_INTEGER, MAX_UNFOLDED, SCHEMA, decode, dumps, encode
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import FLAT, REPLICATE, Layout, shard_dim
+from shardwright.core.legality import check_against, check_alone
 from shardwright.core.plan import Frontier, Plan
-from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, PlanMismatch
+from shardwright.files.limits import check_entries, read_bytes
 
 FORMAT = "shardwright"
 MAX_FILE_BYTES = 64 * 2**20
+MOST_PLANS = 512
+MOST_SAMPLES = 2**31
+FOLDED = ("configs", "parameters")  # lists that are written as runs
 AGAIN = "write the file again with `shardwright plan`"
 
 
@@ -130,6 +133,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
     if header.kind == "graph":
         raise InputError(f"{path} holds a graph, but a plan is needed; {AGAIN}")
     try:
+        _check_counts(header)
         plans: Plan | Frontier
         plans = decode(Frontier if header.kind == "frontier" else Plan, header.content, "content")
         cluster = None if header.cluster is None else decode(Cluster, header.cluster, "cluster")
@@ -139,7 +143,12 @@ def read_plan_file(path: str | Path) -> PlanFile:
         if not document.frontier.plans:
             raise ValueError("content.plans: the frontier is empty")
         for plan in document.frontier.plans:
-            _check_strategy(plan.strategy)
+            if not 1 <= plan.global_batch <= MOST_SAMPLES:
+                raise ValueError(
+                    f"content.global_batch: a step has 1 to {MOST_SAMPLES:,} samples, not "
+                    f"{plan.global_batch:,}"
+                )
+            check_alone(plan.strategy)
             if cluster is not None and plan.strategy.devices[-1] >= cluster.num_devices:
                 raise ValueError(
                     f"content.strategy.meshes: device {plan.strategy.devices[-1]} is not among the "
@@ -186,7 +195,7 @@ def check_fits(
         )
     if graph is not None:
         try:
-            _check_against_graph(strategy, graph)
+            check_against(strategy, graph)
         except ValueError as error:
             raise PlanMismatch(f"the plan does not fit its model: {error}; {AGAIN}") from error
 
@@ -210,29 +219,24 @@ def _model_differences(plan: Plan, graph: OperatorGraph) -> list[str]:
     return found
 
 
-def _check_strategy(strategy: Strategy) -> None:
-    """Check what a strategy must keep by itself. Raises ValueError."""
-    if not strategy.meshes or any(not mesh.devices for mesh in strategy.meshes):
-        raise ValueError("content.strategy.meshes: a strategy needs at least one device")
-    if any(device < 0 for device in strategy.devices):
-        raise ValueError("content.strategy.meshes: a device is negative")
-    if any(size < 1 for mesh in strategy.meshes for size in mesh.sizes):
-        raise ValueError("content.strategy.meshes: every axis needs a size of at least 1")
-    for config in dict.fromkeys(strategy.configs):
-        if not 0 <= config.mesh < len(strategy.meshes):
-            raise ValueError(f"content.strategy.configs: there is no mesh {config.mesh}")
-        if len(config.dims) != len(strategy.meshes[config.mesh].axes):
-            raise ValueError(
-                f"content.strategy.configs: {config.dims} does not name one dim per axis"
-            )
-    lengths = {len(mesh.axes) for mesh in strategy.meshes}
-    for parameter in dict.fromkeys(strategy.parameters):
-        if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
-            raise ValueError(
-                "content.strategy.parameters: a layout needs one placement per mesh axis"
-            )
-    if not 0 <= strategy.optimizer_states <= 64:
-        raise ValueError("content.strategy.optimizer_states: expected 0 to 64")
+def _check_counts(header: Header) -> None:
+    """Check how many plans a file holds and how long their lists would become. Raises ValueError."""
+    plans: Any = header.content.get("plans") if header.kind == "frontier" else [header.content]
+    if not isinstance(plans, list):
+        return  # decoding says what is wrong
+    if len(plans) > MOST_PLANS:
+        raise ValueError(f"content.plans: at most {MOST_PLANS} plans, not {len(plans):,}")
+    count = 0
+    for plan in plans:
+        strategy = plan.get("strategy") if isinstance(plan, dict) else None
+        lists = [strategy.get(name) for name in FOLDED] if isinstance(strategy, dict) else []
+        for runs in [one.get("runs") for one in lists if isinstance(one, dict)]:
+            for run in runs if isinstance(runs, list) else ():
+                count += run[-1] if isinstance(run, list) and run and type(run[-1]) is int else 0
+    if count > MAX_UNFOLDED:
+        raise ValueError(
+            f"content: the strategies of all plans together have at most {MAX_UNFOLDED:,} entries"
+        )
 
 
 def _check_cluster(cluster: Cluster) -> None:
@@ -242,36 +246,6 @@ def _check_cluster(cluster: Cluster) -> None:
         raise ValueError("cluster.devices: a device names a kind or host that is not there")
     if any(not kind.peak_flops or kind.memory_bytes <= 0 for kind in cluster.kinds):
         raise ValueError("cluster.kinds: a kind needs peak rates and memory")
-
-
-def _check_against_graph(strategy: Strategy, graph: OperatorGraph) -> None:
-    if len(strategy.configs) != len(graph.operators):
-        raise ValueError(f"{len(strategy.configs)} configs for {len(graph.operators)} operators")
-    if len(strategy.parameters) != len(graph.parameters):
-        raise ValueError(
-            f"{len(strategy.parameters)} entries for {len(graph.parameters)} parameters"
-        )
-    for index, config in zip(graph.parameters, strategy.parameters, strict=True):
-        tensor = graph.tensors[index]
-        for layout in (config.rest, config.optimizer):
-            if not _is_layout_of(layout, len(tensor.shape)):
-                raise ValueError(f"{tensor.name} of shape {tensor.shape} cannot lie as {layout}")
-    known = set(graph.parameters)
-    buckets = [index for bucket in strategy.gradient_sync.buckets for index in bucket]
-    if not known.issuperset(buckets) or len(set(buckets)) != len(buckets):
-        raise ValueError("the gradient buckets must name parameters, each once")
-    if any(not 0 <= block < len(graph.blocks) for block in strategy.recompute):
-        raise ValueError(f"recompute names blocks outside 0..{len(graph.blocks) - 1}")
-    for name in ("recompute_operators", "segment_starts"):
-        if any(not 0 <= index < len(graph.operators) for index in getattr(strategy, name)):
-            raise ValueError(f"{name} names operators outside 0..{len(graph.operators) - 1}")
-    if any(not 0 <= index < len(graph.tensors) for index in strategy.reshard_again):
-        raise ValueError(f"reshard_again names tensors outside 0..{len(graph.tensors) - 1}")
-
-
-def _is_layout_of(layout: Layout, rank: int) -> bool:
-    whole = (REPLICATE, FLAT)
-    return all(placement in whole or 0 <= shard_dim(placement) < rank for placement in layout)
 
 
 def _write(path: str | Path, kind: str, content: object, extra: dict[str, Any]) -> Path:
@@ -301,19 +275,9 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
 
 
 def _read_header(path: str | Path) -> Header:
-    file = Path(path)
+    data = read_bytes(path, MAX_FILE_BYTES, "a plan file", AGAIN)
     try:
-        size = file.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path} has {size} bytes, but a plan file has at most {MAX_FILE_BYTES}; {AGAIN}"
-            )
-        data = file.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror or error}; check the path, or {AGAIN}"
-        ) from error
-    try:
+        check_entries(data, "a plan file")
         tree = _parse(data)
         if isinstance(tree, dict) and tree.get("format") == FORMAT:
             _check_schema(path, tree.get("schema"))

@@ -15,8 +15,9 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
 from shardwright.errors import InputError
+from shardwright.files.limits import read_text
 
-LARGEST_FILE = 64 * 2**20
+LARGEST_FILE = 4 * 2**20
 REQUIRED = ("id", "source_id", "model", "layers", "hidden", "heads", "seq", "gpu", "gpus")
 LARGEST = 10**12
 
@@ -88,19 +89,7 @@ class PublishedRun:
 
 def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
     """Read a file of published runs. Raises InputError."""
-    path = Path(path)
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(
-                f"{path}: a file of runs has at most {LARGEST_FILE >> 20} MiB; split this one"
-            )
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check the path") from None
-    except UnicodeDecodeError:
-        raise InputError(
-            f"{path}: published runs are CSV in UTF-8, this is not text; export it as CSV"
-        ) from None
+    text = read_text(path, LARGEST_FILE, "a file of published runs", "export fewer rows as CSV")
     return parse_runs(text, str(path))
 
 

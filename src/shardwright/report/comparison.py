@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
+from shardwright.core.plan import STALE
 from shardwright.core.program import Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.report.story import WORK, PlanStory, busiest_mesh, seconds_of_work
@@ -119,6 +120,8 @@ def comparison_notes(story: PlanStory) -> tuple[str, ...]:
             "counted them."
         )
     planned, told = story.plan.predicted, story.predicted
+    if story.plan.is_stale:
+        return (*notes, f"{STALE.capitalize()}.")
     if not (
         math.isclose(planned.step_seconds, told.step_seconds, rel_tol=SAME)
         and math.isclose(planned.peak_bytes, told.worst_peak_bytes, rel_tol=SAME)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.plan import STALE
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
@@ -61,6 +62,7 @@ def page_text(story: Story) -> str:
 def page_data(story: Story) -> dict[str, Any]:
     """Return everything the page's script shows, as JSON-able values."""
     capacity = min(story.cluster.kind_of(d).memory_bytes for d in range(story.cluster.num_devices))
+    stale = [f"{STALE}." for item in story.plans if item.plan.is_stale][:1]
     return {
         "model": story.graph.name,
         "cluster": story.cluster.name,
@@ -72,7 +74,7 @@ def page_data(story: Story) -> dict[str, Any]:
         "plans": [_plan_data(plan, MAX_BARS // max(len(story.plans), 2)) for plan in story.plans],
         "losses": [[name, list(curve)] for name, curve in story.losses],
         "provenance": [list(pair) for pair in story.provenance],
-        "notes": list(story.graph.notes),
+        "notes": [*story.graph.notes, *stale],
     }
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.core.plan import Frontier, Plan
+from shardwright.core.plan import STALE, Frontier, Plan
 from shardwright.report.comparison import Difference, comparison_notes, differences
 from shardwright.report.contrast import Contrast
 from shardwright.report.story import (
@@ -114,6 +114,8 @@ def chosen_lines(frontier: Frontier) -> Group:
         lines.append(Text(plan.reason))
     if plan.bound is not None:
         lines.append(Text(bound_text(plan), style="dim"))
+    if plan.is_stale:
+        lines.append(Text(f"Note: {STALE}.", style="yellow"))
     lines += [Text(f"Note: {note}", style="dim") for note in plan.notes]
     return Group(*lines)
 
@@ -244,7 +246,9 @@ def contrast_parts(found: Contrast) -> Group:
 
 def sources_text(plan: Plan) -> str:
     """Say over how many steps a plan's time was measured, or else what part of the step's seconds is
-    measured, published or modelled."""
+    measured, published or modelled; or that it is another strategy's."""
+    if plan.is_stale:
+        return "stale: another strategy"
     if plan.measured is not None:
         return f"measured {plan.measured.num_steps} steps"
     total = sum(seconds for _, seconds in plan.sources)

@@ -39,8 +39,8 @@ class Why:
 
 
 def bound_text(plan: Plan) -> str:
-    """Say how far the plan may be from the best possible; empty where nothing is proved."""
-    if plan.bound is None:
+    """Say how far the plan may be from the best possible; empty where nothing is proved of it."""
+    if plan.bound is None or plan.is_stale:
         return ""
     return (
         f"No plan of the searched space is faster than {seconds_text(plan.bound.step_seconds)} "

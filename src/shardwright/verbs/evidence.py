@@ -11,7 +11,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
-from shardwright.files.planfile import Origin, PlanFile, check_fits, read_plan_file
+from shardwright.files.planfile import Origin, PlanFile, read_plan_file
+from shardwright.verbs.legality import check_plan
 from shardwright.verbs.subject import Batch, capture, find_cluster
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def evidence(
     )
     own = None if cluster else document.cluster
     machine = own or find_cluster(cluster)[0]
-    check_fits(plan, captured.graph, None if own else machine)
+    check_plan(plan, captured.graph, None if own else machine)
     return captured.graph, machine, costs_behind(document, plan)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.plan import Plan
-from shardwright.files.planfile import check_fits
 from shardwright.planner.lower import lower
+from shardwright.verbs.legality import check_plan
 from shardwright.verbs.subject import Batch, capture
 
 if TYPE_CHECKING:
@@ -37,6 +37,6 @@ def build_executor(
         batch_norm=plan.strategy.batch_norm,
         outputs=plan.outputs,
     )
-    check_fits(plan, captured.graph)
+    check_plan(plan, captured.graph)
     program = lower(captured.graph, plan.strategy)
     return Executor(captured, program, model, optimizer=optimizer, options=options)

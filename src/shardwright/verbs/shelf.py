@@ -14,6 +14,7 @@ from shardwright.core.costs import CostTable, Record
 from shardwright.core.plan import Measured
 from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Survey
+from shardwright.planner.space import check_strategy
 from shardwright.store import Store
 
 
@@ -47,6 +48,7 @@ class Shelf:
                 continue
             with contextlib.suppress(ValueError, IndexError, RecursionError):
                 strategy = decode(Strategy, json.loads(one.key[len(self.prefix) :]))
+                check_strategy(survey.context.graph, strategy, survey.context.samples)
                 if survey.plan(strategy).predicted.peak_bytes <= survey.room:
                     found[strategy] = Measured(
                         step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, PlanMismatch
-from shardwright.files.planfile import check_fits, read_plan_file, write_plan
+from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.search import Survey, best_of, refit, surveyed
 from shardwright.verbs.evidence import costs_behind
+from shardwright.verbs.legality import check_plan
 from shardwright.verbs.reasons import training_of
 from shardwright.verbs.trials import (
     MOST_STEPS,
@@ -84,7 +85,7 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
         backend=backend,
     )
     ground = prepare(task, best)
-    check_fits(best, ground.captured.graph)
+    check_plan(best, ground.captured.graph)
     facts = ground.captured.graph, cluster, costs_behind(document, best)
     survey = surveyed(*facts, document.frontier, training_of(best.strategy))
     count = TRIED if tries is None else tries

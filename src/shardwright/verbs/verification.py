@@ -15,10 +15,11 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.files.planfile import Origin, check_fits
+from shardwright.files.planfile import Origin
 from shardwright.planner.lower import lower
 from shardwright.planner.space import carry_over
 from shardwright.planner.space.samples import Samples, find_samples
+from shardwright.verbs.legality import check_plan
 from shardwright.verbs.request import Trial, Watch
 from shardwright.verbs.results import TensorGap, Verification
 from shardwright.verbs.subject import capture
@@ -74,7 +75,7 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
         batch_norm=plan.strategy.batch_norm,
         outputs=plan.outputs,
     ).graph
-    check_fits(plan, original)
+    check_plan(plan, original)
     samples = find_samples(original)
     _check_batch_norm(original, samples, plan.strategy)
     num_ranks = len(plan.strategy.devices)

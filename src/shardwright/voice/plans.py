@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.plan import Plan
+from shardwright.core.plan import STALE, Plan
 from shardwright.report.contrast import Contrast
 from shardwright.report.reasons import why_parts
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
@@ -158,6 +158,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "bound_seconds": None if plan.bound is None else plan.bound.step_seconds,
         "gap": None if plan.bound is None else plan.bound.gap,
         "sources": dict(plan.sources),
+        "stale": plan.is_stale,
     }
 
 
@@ -186,6 +187,8 @@ def show_simulation(voice: Voice, story: PlanStory, trace: Path | None) -> None:
         f"{bytes_text(story.predicted.worst_peak_bytes)} at the peak",
     )
     voice.say(title, plan_tables(story))
+    if story.plan.is_stale:
+        voice.say(Text(f"Note: {STALE}; what is shown here was predicted anew.", style="yellow"))
     voice.emit(**story_summary(story), trace=str(trace) if trace else None)
     if trace:
         voice.say(Text(f"Wrote {trace}; open it at ui.perfetto.dev (it stays on your machine)."))

@@ -144,3 +144,13 @@ def test_a_config_file_of_each_task_gets_the_batch_of_its_task(tmp_path: Path) -
 def test_a_sound_too_short_for_the_convolutions_is_refused() -> None:
     with pytest.raises(InputError, match="needs at least 400, not 100"):
         load_model("hf:wav2vec2-tiny").example(2, 100)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, '{"a":' + "9" * 100_000 + "}", " " * 5 * 2**20]
+)
+def test_a_config_that_is_large_or_deep_is_one_message(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="not readable JSON"):
+        load_model(f"hf:{path}")

@@ -14,9 +14,9 @@ import numpy as np
 
 from shardwright.core.graph import Block, Operator, OperatorGraph, TensorSpec
 from shardwright.core.strategy import GradientSync, Strategy
-from shardwright.planner.lower.lower import check_legal
 from shardwright.planner.lower.outline import REACH, Ints, Outline, Stretch
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
@@ -88,7 +88,7 @@ class Abridger:
 
         Raises ValueError where ``lower`` does for the whole graph's sake.
         """
-        check_legal(self.graph, strategy, self.outline.samples)
+        check_pipeline(strategy, self.outline.samples)
         shown: list[int] = []
         counts: list[int] = []
         runs: list[Run] = []

@@ -25,11 +25,12 @@ from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.compile import Templates
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lasting import LastingDraft
-from shardwright.planner.lower.lower import Lowering, check_legal
+from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
 from shardwright.planner.lower.records import Record, Records, Surroundings
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.space.configs import Placements, placements
+from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
@@ -74,7 +75,7 @@ class IncrementalLowering:
 
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
-        check_legal(self.graph, strategy, self.samples)
+        check_pipeline(strategy, self.samples)
         types = (strategy.precision, strategy.accumulation)
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)

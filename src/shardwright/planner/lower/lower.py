@@ -31,6 +31,11 @@ from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.space.configs import Pair, Placements
+from shardwright.planner.space.legal import (
+    check_strategy,
+    depend_on_parameters,
+    meshes_of_operators,
+)
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
@@ -39,31 +44,13 @@ def lower(graph: OperatorGraph, strategy: Strategy, samples: Samples | None = No
     """Return the Program of one training step.
 
     ``samples`` may be passed to save its analysis when many strategies of one graph are lowered.
-    Raises ValueError where the strategy is not legal for the graph (sizes that do not divide, a
-    consumer on an earlier mesh than its producer, microbatches of a loss that is not a sum).
+    Raises InputError where the strategy is not legal for the graph (``planner.space.legal``).
     """
     samples = samples or find_samples(graph)
-    check_legal(graph, strategy, samples)
+    check_strategy(graph, strategy, samples)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     placed = place(graph, strategy, samples, iterations)
     return Lowering(Draft(graph, strategy, samples, iterations), placed).run()
-
-
-def check_legal(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
-    if len(strategy.configs) != len(graph.operators):
-        raise ValueError("a strategy has one config per operator")
-    if len(strategy.parameters) != len(graph.parameters):
-        raise ValueError("a strategy has one config per parameter")
-    if strategy.pipeline.num_microbatches > 1 and samples.blocker:
-        raise ValueError(f"more than one microbatch is impossible: {samples.blocker}")
-    pipeline, kept = strategy.pipeline, any(config.keeps for config in strategy.parameters)
-    is_alone = len(strategy.meshes) == 1 and pipeline.schedule == "1f1b"
-    if kept and pipeline.num_microbatches > 1 and not is_alone:
-        raise ValueError(
-            "parameters are kept from forward to backward only where one microbatch is under way at "
-            f"a time, but there are {len(strategy.meshes)} stages in {pipeline.schedule} order; "
-            "gather them again (keeps=False)"
-        )
 
 
 class Lowering:
@@ -79,7 +66,7 @@ class Lowering:
         ]
         once, graph = draft.once, draft.graph
         self.writes = once("writes", lambda: _writes_or_reads_written(graph))
-        self.trained = once("trained", lambda: _depends_on_parameters(graph))
+        self.trained = once("trained", lambda: depend_on_parameters(graph))
         meshes = [config.mesh for config in draft.strategy.configs] if len(self.stages) > 1 else []
         self.where = once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
@@ -125,21 +112,7 @@ class Lowering:
         self.draft.make_for(None)
 
     def _meshes_of_operators(self) -> list[set[int]]:
-        """Say on which meshes each operator runs: work without parameters is repeated, not sent."""
-        graph, configs = self.draft.graph, self.draft.strategy.configs
-        where: list[set[int]] = [set() for _ in graph.operators]
-        for index in reversed(range(len(where))):
-            outputs = graph.operators[index].outputs
-            readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
-            meshes = {mesh for reader in readers for mesh in where[reader]}
-            own = configs[index].mesh
-            where[index] = {own} if self.trained[index] or not meshes else meshes
-            if self.trained[index] and any(mesh < own for mesh in meshes):
-                raise ValueError(
-                    f"data must flow to later meshes, but operator {graph.operators[index].name} on "
-                    f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
-                )
-        return where
+        return meshes_of_operators(self.draft.graph, self.draft.strategy.configs, self.trained)
 
     def _scopes(self, index: int) -> tuple[Scope, ...]:
         graph, samples = self.draft.graph, self.draft.samples
@@ -400,14 +373,4 @@ def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:
         result.append(not operator.outputs or not written.isdisjoint(operator.inputs))
         if result[-1]:
             written.update(operator.outputs)
-    return result
-
-
-def _depends_on_parameters(graph: OperatorGraph) -> list[bool]:
-    known = [tensor.role == "parameter" for tensor in graph.tensors]
-    result: list[bool] = []
-    for operator in graph.operators:
-        result.append(any(known[tensor] for tensor in operator.inputs))
-        for tensor in operator.outputs:
-            known[tensor] = result[-1]
     return result

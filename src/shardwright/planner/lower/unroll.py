@@ -25,7 +25,7 @@ from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.chains import Chains, Irregular
 from shardwright.planner.lower.compile import Steps, Templates
 from shardwright.planner.lower.draft import Draft, Step
-from shardwright.planner.lower.lower import Lowering, check_legal
+from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import (
     COMPUTES,
     MOVES,
@@ -35,6 +35,7 @@ from shardwright.planner.lower.template import (
     Ints,
     Rows,
 )
+from shardwright.planner.space.legal import check_pipeline
 
 # Columns of ``Rows`` that name an item, and that count values held, written and read.
 ITEM, HELD, WRITTEN, READ = 1, 8, 9, 10
@@ -56,7 +57,7 @@ def unroll(abridged: Abridged, whole: Strategy) -> Unrolled:
     """Return the Program of the strategy that was abridged. Raises Irregular, or ValueError where
     lowering does."""
     short = abridged.short
-    check_legal(short.graph, abridged.strategy, short.samples)
+    check_pipeline(abridged.strategy, short.samples)
     placed = gradients.place(short.graph, abridged.strategy, short.samples, short.iterations)
     draft = Draft(short.graph, abridged.strategy, short.samples, short.iterations)
     lowering = Lowering(draft, placed)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from shardwright import __version__
-from shardwright.core.plan import Bound, Frontier, Objective, Plan
+from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
 from shardwright.core.strategy import MIXED
 from shardwright.errors import NoPlan
 from shardwright.planner.search.additive.context import Context
@@ -132,6 +132,7 @@ def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
         sources=verdict.sources,
         notes=tuple(notes),
         outputs=tuple(name for name, _ in context.graph.outputs),
+        predicted_for=digest_of(verdict.strategy),
     )
 
 

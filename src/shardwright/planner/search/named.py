@@ -17,7 +17,7 @@ from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.search.additive.context import Context, local_shapes
 from shardwright.planner.search.arrangements import MOST_MICROBATCHES, global_batch
-from shardwright.planner.space import Placement, place_modules
+from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
@@ -87,7 +87,9 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         )
     seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
-        return _few_and_many(context, seed)
+        found = _few_and_many(context, seed)
+        check_strategy(context.graph, found.few, context.samples)
+        return found
     except ValueError as error:
         raise InputError(f"the seed plan {text} is impossible here: {error}") from error
 
@@ -100,7 +102,9 @@ def _placed(context: Context, placement: Placement) -> Strategy:
             f"{placement.name} names device {highest}, but the cluster has {count}: 0 to {count - 1}"
         )
     try:
-        return _trained(context, place_modules(context.graph, placement, context.samples))
+        made = _trained(context, place_modules(context.graph, placement, context.samples))
+        check_strategy(context.graph, made, context.samples)
+        return made
     except ValueError as error:
         raise InputError(f"{placement.name} is impossible here: {error}") from error
 

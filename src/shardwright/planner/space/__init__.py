@@ -3,11 +3,13 @@
 ``iterate`` gives an operator's iteration space, ``choices`` its legal configs, ``placements`` the
 layouts that follow, ``reshard_steps`` the messages between two layouts, ``find_samples`` the sample
 dims, ``seed_strategy`` whole named strategies, ``place_parts`` and ``place_modules`` strategies of
-parts that run on devices of their own. No prices here, and no order in time.
+parts that run on devices of their own, ``check_strategy`` refuses what is not legal. No prices here,
+and no order in time.
 """
 
 from shardwright.planner.space.carry import carry_over
 from shardwright.planner.space.configs import choices, placements
+from shardwright.planner.space.legal import check_strategy
 from shardwright.planner.space.placement import (
     ModulePart,
     Part,
@@ -26,6 +28,7 @@ __all__ = [
     "Placement",
     "Seed",
     "carry_over",
+    "check_strategy",
     "choices",
     "find_samples",
     "has_rule",

@@ -86,8 +86,11 @@ def _followed(
 
 
 def _dims_of(layout: Layout, iteration: Iteration) -> tuple[str, ...]:
+    """Return the dims along which a conversion takes a layout as it is; a partial sum that may not
+    pass, since rounding is not linear, arrives summed."""
     names = iteration.inputs[0]
+    passed = PLUS if iteration.linear else ""
     return tuple(
-        PLUS if placement == PARTIAL else names[placement] if placement >= 0 else ""
+        passed if placement == PARTIAL else names[placement] if placement >= 0 else ""
         for placement in layout
     )

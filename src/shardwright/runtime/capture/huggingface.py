@@ -18,6 +18,7 @@ from shardwright.runtime.capture.tasks import KNOWN_CONFIGS, TASK_ENDINGS, TASKS
 
 DEFAULT_SEQ = 128
 DEFAULT_SOUND = 16000  # one second, as the models of speech are fed
+LARGEST_CONFIG = 4 * 2**20  # bytes
 
 
 def hugging_face(spec: str) -> ModelSource:
@@ -65,7 +66,11 @@ def _read_config(name: str, spec: str) -> dict[str, Any]:
             f"it are {', '.join(near)}, all are in docs/reference/coverage.md"
         )
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(LARGEST_CONFIG + 1)
+        if len(data) > LARGEST_CONFIG:
+            raise ValueError(f"a config has at most {LARGEST_CONFIG >> 20} MiB")
+        fields = json.loads(data.decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"model {spec!r}: {path} is not readable JSON: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):

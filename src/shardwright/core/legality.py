@@ -1,0 +1,173 @@
+"""What a strategy must keep to mean anything: alone, and beside the names and sizes of its graph.
+
+Every complaint has the rule, the values and the remedy, and is an InputError. What follows from the
+rules of operators is checked by ``planner.space.legal``, which begins with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import (
+    FLAT,
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    local_shape,
+    shard_dim,
+)
+from shardwright.core.strategy import Mesh, Strategy
+from shardwright.errors import InputError
+
+# Limits, so that no file can make a Program that fills the memory.
+MOST_DEVICES = 131_072
+MOST_MESHES = 4096
+MOST_AXES = 16
+MOST_MICROBATCHES = 65_536
+MOST_STATES = 64
+MOST_NAMED = 12  # of a list, in a message
+
+
+def check_alone(strategy: Strategy) -> None:
+    """Check what a strategy must keep whatever its graph."""
+    if not 1 <= len(strategy.meshes) <= MOST_MESHES or not all(m.devices for m in strategy.meshes):
+        raise InputError(
+            f"a strategy has 1 to {MOST_MESHES:,} meshes of at least one device each, but this one "
+            f"has {[len(mesh.devices) for mesh in strategy.meshes[:MOST_NAMED]]}; name devices"
+        )
+    for number, mesh in enumerate(strategy.meshes):
+        _check_mesh(number, mesh)
+    for config in dict.fromkeys(strategy.configs):
+        if not 0 <= config.mesh < len(strategy.meshes):
+            raise InputError(
+                f"an operator runs on one of the meshes 0 to {len(strategy.meshes) - 1}, but one is "
+                f"to run where there is no mesh, on {config.mesh}; name a mesh of the list"
+            )
+        axes = strategy.meshes[config.mesh].axes
+        if len(config.dims) != len(axes):
+            raise InputError(
+                f"an operator names one dim per axis of its mesh, but on {axes} {config.dims} does "
+                'not; write "" for axes that do not split it'
+            )
+    lengths = {len(mesh.axes) for mesh in strategy.meshes}
+    for parameter in dict.fromkeys(strategy.parameters):
+        if not {len(parameter.rest), len(parameter.optimizer)} <= lengths:
+            raise InputError(
+                "a layout has one placement per mesh axis, but a parameter lies as "
+                f"{parameter.rest} and {parameter.optimizer} on meshes of {sorted(lengths)} axes; "
+                f"write {REPLICATE} for axes that hold copies"
+            )
+    pieces = strategy.pipeline.num_microbatches
+    if pieces > MOST_MICROBATCHES:
+        raise InputError(
+            f"a step has at most {MOST_MICROBATCHES:,} microbatches, but num_microbatches is "
+            f"{pieces:,}; make microbatches of more samples"
+        )
+    if not 0 <= strategy.optimizer_states <= MOST_STATES:
+        raise InputError(
+            f"an optimizer keeps 0 to {MOST_STATES} tensors per parameter, but optimizer_states is "
+            f"{strategy.optimizer_states}; AdamW keeps 2"
+        )
+
+
+def _check_mesh(number: int, mesh: Mesh) -> None:
+    if len(mesh.axes) > MOST_AXES or any(size < 1 for size in mesh.sizes):
+        raise InputError(
+            f"a mesh has at most {MOST_AXES} axes of size 1 or more, but mesh {number} has sizes "
+            f"{mesh.sizes[:MOST_NAMED]}; the sizes multiply to its number of devices"
+        )
+    if not 0 <= min(mesh.devices) <= max(mesh.devices) < MOST_DEVICES:
+        raise InputError(
+            f"devices are numbered from 0 to {MOST_DEVICES - 1:,}, but mesh {number} has "
+            f"{min(mesh.devices)} to {max(mesh.devices)}; use numbers of the cluster's devices"
+        )
+
+
+def check_against(strategy: Strategy, graph: OperatorGraph) -> None:
+    """Check that a strategy, legal by itself, names what its graph has."""
+    for name, found, count in (
+        ("operator", len(strategy.configs), len(graph.operators)),
+        ("parameter", len(strategy.parameters), len(graph.parameters)),
+    ):
+        if found != count:
+            raise InputError(
+                f"a strategy has one config per {name}, but there are {found} for {count} of them; "
+                "plan this model again"
+            )
+    _check_layouts(strategy, graph)
+    known = set(graph.parameters)
+    buckets = [index for bucket in strategy.gradient_sync.buckets for index in bucket]
+    if not known.issuperset(buckets) or len(set(buckets)) != len(buckets):
+        wrong = sorted({one for one in buckets if one not in known or buckets.count(one) > 1})
+        raise InputError(
+            "the gradient buckets must name parameters, each once, but "
+            f"{wrong[:MOST_NAMED]} are not parameters or named twice; take them out"
+        )
+    for name, chosen, count, what in (
+        ("recompute", strategy.recompute, len(graph.blocks), "blocks"),
+        ("recompute_operators", strategy.recompute_operators, len(graph.operators), "operators"),
+        ("segment_starts", strategy.segment_starts, len(graph.operators), "operators"),
+        ("reshard_again", strategy.reshard_again, len(graph.tensors), "tensors"),
+    ):
+        outside = [index for index in chosen if not 0 <= index < count]
+        if outside:
+            raise InputError(
+                f"{name} names {what} outside 0..{count - 1}: {outside[:MOST_NAMED]}; take them out"
+            )
+
+
+def _check_layouts(strategy: Strategy, graph: OperatorGraph) -> None:
+    """Check that every parameter can lie as it is to lie, on the mesh of its first use."""
+    known: set[object] = set()
+    for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
+        spec, readers = graph.tensors[tensor], graph.consumers[tensor]
+        home = min([strategy.configs[one].mesh for one in readers], default=-1)
+        key = (spec.shape, home, config.rest, config.optimizer)
+        if key in known:
+            continue
+        known.add(key)
+        for layout in dict.fromkeys((config.rest, config.optimizer)):
+            _check_layout(spec.name, spec.shape, layout)
+            if home >= 0:
+                _check_shards(spec.name, spec.shape, layout, strategy.meshes[home])
+
+
+def _check_layout(name: str, shape: tuple[int, ...], layout: Layout) -> None:
+    for placement in layout:
+        if placement in (REPLICATE, FLAT) or 0 <= shard_dim(placement) < len(shape):
+            continue
+        what = "a term of a sum" if placement == PARTIAL else f"split along {shard_dim(placement)}"
+        raise InputError(
+            f"a parameter lies whole ({REPLICATE}), flat ({FLAT}) or split along one of its dims, "
+            f"but {name} of shape {shape} cannot lie as {layout}: {what}; choose a dim from 0 to "
+            f"{len(shape) - 1}"
+        )
+
+
+def _check_shards(name: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> None:
+    if len(layout) != len(mesh.axes):
+        raise InputError(
+            f"a layout has one placement per axis of its mesh, but {name} lies as {layout} on the "
+            f"axes {mesh.axes}; write {REPLICATE} for axes that hold copies"
+        )
+    try:
+        local_shape(shape, layout, mesh.sizes)
+    except ValueError as error:
+        raise InputError(
+            f"all shards of a parameter are equal, but {name} lies as {layout} on axes of sizes "
+            f"{mesh.sizes}, and {error}; split another dim, or lay it flat ({FLAT})"
+        ) from None
+
+
+def divisors(size: int) -> tuple[int, ...]:
+    """Return what divides a size, ascending; at most that of ``MOST_MICROBATCHES``."""
+    return tuple([one for one in range(1, min(size, MOST_MICROBATCHES) + 1) if size % one == 0])
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Write some numbers as people list them, the middle left out where they are many."""
+    texts = [f"{value:,}" for value in values]
+    if len(texts) > MOST_NAMED:
+        texts = [*texts[: MOST_NAMED - 1], "...", texts[-1]]
+    return ", ".join(texts)

@@ -1,0 +1,193 @@
+"""One check of legality between every strategy and everything that uses it.
+
+Wherever a strategy comes from, a file, a search, another program: what passes here can be lowered,
+and what is lowered trains as one process does. A value that no device owns or a gradient that nobody
+sums cannot come about, since layouts follow from the rules of operators; what is left to check is
+that the rules offer every split, that sizes divide, that partial sums are there where they are to
+pass, and that data flows to later meshes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import PARTIAL
+from shardwright.core.legality import check_against, check_alone, divisors, numbers
+from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
+from shardwright.errors import InputError
+from shardwright.planner.space.configs import is_choice, placements
+from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples
+
+
+def check_strategy(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
+    """Raise InputError, with rule, values and remedy, where a strategy cannot be meant for a graph.
+
+    Linear in operators; cheap beside lowering.
+    """
+    check_alone(strategy)
+    check_against(strategy, graph)
+    check_pipeline(strategy, samples)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    _check_pieces(graph, strategy, samples, iterations)
+    _check_splits(graph, strategy, samples, iterations)
+    trained = depend_on_parameters(graph)
+    where = meshes_of_operators(graph, strategy.configs, trained)
+    _check_sums(graph, strategy, samples, iterations, where)
+
+
+def check_pipeline(strategy: Strategy, samples: Samples) -> None:
+    """Check what microbatches and schedule forbid."""
+    pipeline = strategy.pipeline
+    if pipeline.num_microbatches == 1:
+        return
+    if samples.blocker:
+        raise InputError(
+            f"more than one microbatch is impossible: {samples.blocker}; plan with one"
+        )
+    is_alone = len(strategy.meshes) == 1 and pipeline.schedule == "1f1b"
+    if not is_alone and any(config.keeps for config in strategy.parameters):
+        raise InputError(
+            "parameters are kept from forward to backward only where one microbatch is under way at "
+            f"a time, but there are {len(strategy.meshes)} stages in {pipeline.schedule} order; "
+            "gather them again (keeps=False)"
+        )
+
+
+def _check_pieces(
+    graph: OperatorGraph, strategy: Strategy, samples: Samples, iterations: Sequence[Iteration]
+) -> None:
+    """Check that microbatches cut whatever carries samples into equal pieces."""
+    pieces, common = strategy.pipeline.num_microbatches, 0
+    if pieces == 1:
+        return
+    for index, sample in enumerate(samples.operator_dim):
+        if sample:
+            common = math.gcd(common, iterations[index].dim(sample).size)
+    for tensor, dim in enumerate(samples.tensor_dim):
+        if dim >= 0:
+            common = math.gcd(common, graph.tensors[tensor].shape[dim])
+    if common % pieces:
+        raise InputError(
+            f"all microbatches are of one size, but {common:,} samples do not divide into "
+            f"{pieces:,}; num_microbatches may be {numbers(divisors(common))}"
+        )
+
+
+def _check_splits(
+    graph: OperatorGraph, strategy: Strategy, samples: Samples, iterations: Sequence[Iteration]
+) -> None:
+    """Check that the rule of every operator offers its split."""
+    pieces, known = strategy.pipeline.num_microbatches, set[object]()
+    for index, config in enumerate(strategy.configs):
+        iteration, sample = iterations[index], samples.operator_dim[index]
+        key = (id(iteration), config, sample)
+        if key in known:
+            continue
+        mesh = strategy.meshes[config.mesh]
+        if not is_choice(iteration, config.dims, mesh.sizes, sample, pieces):
+            operator = graph.operators[index]
+            raise InputError(
+                f"an operator is split as its rule offers, but {operator.name} ({operator.kind}) "
+                f"{_fault(iteration, config, mesh, sample, pieces)}"
+            )
+        known.add(key)
+
+
+def _fault(
+    iteration: Iteration, config: OperatorConfig, mesh: Mesh, sample: str, pieces: int
+) -> str:
+    """Say why a split is none that the rule offers, and what to do."""
+    names = [dim.name for dim in iteration.dims]
+    offered = ", ".join(map(repr, [*names, PLUS] if iteration.linear else names)) or "none"
+    cut: dict[str, int] = {}
+    for axis, size, name in zip(mesh.axes, mesh.sizes, config.dims, strict=True):
+        if name not in ("", PLUS, *names) or (name == PLUS and not iteration.linear):
+            return f'has no dim {name[:40]!r} for axis {axis!r}; its dims are {offered}, or ""'
+        if size == 1 and name:
+            return f'is split over axis {axis!r}, which has one device; write "" there'
+        cut[name] = cut.get(name, 1) * size
+    for name in [name for name in cut if name not in ("", PLUS)]:
+        dim = iteration.dim(name)
+        size = dim.size // pieces if name == sample else dim.size
+        if size % cut[name]:
+            each = f" in each of {pieces} microbatches" if name == sample and pieces > 1 else ""
+            return (
+                f"has {size:,} along {name!r}{each}, which do not divide into {cut[name]:,}; split "
+                f"it into {numbers(divisors(size))}"
+            )
+        if dim.most and cut[name] > dim.most:
+            return (
+                f"splits along {name!r} into at most {dim.most:,} pieces, since smaller ones are "
+                f"shorter than their halos, not {cut[name]:,}; split it into fewer"
+            )
+    return f"does not split as {config.dims}; its dims are {offered}"
+
+
+def depend_on_parameters(graph: OperatorGraph) -> list[bool]:
+    """Say of every operator whether what it makes depends on parameters."""
+    known = [tensor.role == "parameter" for tensor in graph.tensors]
+    result: list[bool] = []
+    for operator in graph.operators:
+        result.append(any(known[tensor] for tensor in operator.inputs))
+        for tensor in operator.outputs:
+            known[tensor] = result[-1]
+    return result
+
+
+def meshes_of_operators(
+    graph: OperatorGraph, configs: Sequence[OperatorConfig], trained: Sequence[bool]
+) -> list[set[int]]:
+    """Say on which meshes each operator runs: work without parameters is repeated, not sent.
+
+    Raises InputError where data would flow to an earlier mesh.
+    """
+    where: list[set[int]] = [set() for _ in graph.operators]
+    for index in reversed(range(len(where))):
+        outputs = graph.operators[index].outputs
+        readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
+        meshes = {mesh for reader in readers for mesh in where[reader]}
+        own = configs[index].mesh
+        where[index] = {own} if trained[index] or not meshes else meshes
+        if trained[index] and any(mesh < own for mesh in meshes):
+            raise InputError(
+                f"data must flow to later meshes, but operator {graph.operators[index].name} on "
+                f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
+            )
+    return where
+
+
+def _check_sums(
+    graph: OperatorGraph,
+    strategy: Strategy,
+    samples: Samples,
+    iterations: Sequence[Iteration],
+    where: Sequence[set[int]],
+) -> None:
+    """Check that partial sums come in where they are to pass: nothing else turns into one."""
+    for index, config in enumerate(strategy.configs):
+        if PLUS not in config.dims:
+            continue
+        operator, iteration = graph.operators[index], iterations[index]
+        axes = [axis for axis, name in enumerate(config.dims) if name == PLUS]
+        for position in iteration.linear:
+            tensor = operator.inputs[position]
+            producer = graph.tensors[tensor].producer
+            wanted = iteration.inputs[position]
+            is_cut = producer in samples.prologue and index not in samples.prologue
+            if producer >= 0 and not (is_cut and samples.operator_dim[index] in wanted):
+                made = strategy.configs[producer]
+                place = graph.operators[producer].outputs.index(tensor)
+                layout = placements(iterations[producer], made.dims).outputs[place].value
+                same = made.mesh == config.mesh and where[index] <= where[producer]
+                if same and all(layout[axis] == PARTIAL for axis in axes):
+                    continue
+            names = [strategy.meshes[config.mesh].axes[axis] for axis in axes]
+            raise InputError(
+                f"partial sums pass through an operator ({PLUS!r}) where they are made on the same "
+                f"mesh, but {graph.tensors[tensor].name} comes to {operator.name} as none over "
+                f'axis {", ".join(names)}; write "" there, so that it arrives summed'
+            )

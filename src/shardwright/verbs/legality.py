@@ -1,0 +1,20 @@
+"""Between a plan, wherever it comes from, and everything that uses it."""
+
+from __future__ import annotations
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.plan import Plan
+from shardwright.errors import InputError, PlanMismatch
+from shardwright.files.planfile import AGAIN, check_fits
+from shardwright.planner.space import check_strategy, find_samples
+
+
+def check_plan(plan: Plan, graph: OperatorGraph, cluster: Cluster | None = None) -> None:
+    """Raise PlanMismatch unless a plan was made for this graph and cluster, and its strategy is
+    legal."""
+    check_fits(plan, graph, cluster)
+    try:
+        check_strategy(graph, plan.strategy, find_samples(graph))
+    except InputError as error:
+        raise PlanMismatch(f"the plan does not fit its model: {error}; or {AGAIN}") from error
