@@ -23,7 +23,7 @@ from shardwright.planner.search import Goal, Limits, Training, grown, room, some
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
-from shardwright.verbs.subject import Batch, capture
+from shardwright.verbs.subject import Batch, capture, own_batch_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -232,12 +232,10 @@ def _devices(question: Question, watch: Watch) -> Relaxation | None:
 
 def _batch(question: Question, watch: Watch) -> Relaxation | None:
     """Find the largest divisor of the global batch that fits, if the smallest does."""
-    from shardwright.verbs.subject import DEFAULT_BATCH
-
     request = question.request
-    whole = request.global_batch or DEFAULT_BATCH
-    if question.batch is not None and request.global_batch is None:
+    if request.global_batch is None and not isinstance(question.model, str):
         return None  # an example batch says how large it is
+    whole = request.global_batch or own_batch_size(str(question.model))
     sizes = [size for size in range(1, whole) if whole % size == 0]
 
     def fits(size: int) -> Plan | None:
