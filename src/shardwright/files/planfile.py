@@ -233,6 +233,11 @@ def _check_strategy(strategy: Strategy) -> None:
             )
     if not 0 <= strategy.optimizer_states <= 64:
         raise ValueError("content.strategy.optimizer_states: expected 0 to 64")
+    if not 0 <= strategy.max_norm < math.inf or (strategy.max_norm and not strategy.clips):
+        raise ValueError(
+            f"content.strategy.max_norm: expected a finite number of at least 0, and 0 where clips is "
+            f"false, not {strategy.max_norm}; plan again with --clip, or set clips to true"
+        )
 
 
 def _check_cluster(cluster: Cluster) -> None:
