@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import shardwright
+from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
@@ -21,6 +23,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.rehearsal import MemoryWorld, rehearse
 from tests import zoo
+from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
 ADAM = partial(torch.optim.AdamW, lr=1e-2)
@@ -193,3 +196,26 @@ def test_a_model_that_runs_other_operators_on_a_small_batch_is_refused() -> None
     with pytest.raises(InputError, match="drop_last=True"):
         executor.evaluate({"x": batch["x"][:3]})
     assert torch.isfinite(executor.step(batch))
+
+
+def built(plan: Plan) -> list[float]:
+    """Train by ``shardwright.build`` on this rank; return what ``plainly`` does."""
+    module, batch = zoo.mlp()
+    executor = shardwright.build(plan, module, optimizer=ADAM, batch=batch)
+    losses: list[float] = []
+    for size in SIZES:
+        losses.append(float(executor.evaluate(of_size(batch, size))))
+        losses += [float(executor.step(one)) for one in (of_size(batch, size), batch)]
+    executor.close()
+    return losses
+
+
+@pytest.mark.ranks
+def test_ranks_of_their_own_take_batches_of_other_sizes() -> None:
+    module, batch = zoo.mlp()
+    plan = shardwright.plan(
+        module, "1x2xV100", batch=batch, precision="float64", seed_plan="megatron:2x1"
+    ).best
+    expected, _ = plainly(zoo.mlp, SIZES)
+    for losses in run_ranks(2, built, plan):
+        assert losses == pytest.approx(expected, rel=1e-9)

@@ -20,6 +20,7 @@ from shardwright.core.plan import Plan
 from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search import Goal, Limits, Training, grown, room, some_plan
+from shardwright.planner.space import find_samples
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
@@ -60,10 +61,13 @@ def relaxed(question: Question, refused: NoPlan, watch: Watch) -> NoPlan:
         problem = f"{refused.problem}, of those looked at before the search was stopped"
         return NoPlan(problem, remedy=f"give it more time, or {refused.remedy}")
     found = tuple(_relaxations(question, watch))
-    if not found:
-        remedy = "no single change of memory, devices, batch or precision that was tried helps"
-        return NoPlan(refused.problem, remedy=refused.remedy if watch.stop() else remedy)
-    return NoPlan(refused.problem, remedy=relaxations_text(found), relaxations=found)
+    if not found and watch.stop():
+        return NoPlan(refused.problem, remedy=refused.remedy)
+    remedy = "no single change of memory, devices, batch or precision that was tried helps"
+    remedy = relaxations_text(found) if found else remedy
+    if blocker := find_samples(question.graph).blocker:
+        remedy += f"; microbatches need less memory, but this model allows only one: {blocker}"
+    return NoPlan(refused.problem, remedy=remedy, relaxations=found)
 
 
 def _relaxations(question: Question, watch: Watch) -> Iterator[Relaxation]:

@@ -89,10 +89,8 @@ class _Analysis:
             sample = names.pop()
             if self._claim_sums(index, states):
                 if not self._cut_free(index, iteration, sample):
-                    self.blocker = self.blocker or (
-                        f"operator {operator.name} ({operator.kind}) reads, sample by sample, what "
-                        "is made of parameters for the whole batch"
-                    )
+                    what = "reads, sample by sample, what is made of parameters for the whole batch"
+                    self._block(index, what)
                 self._label(index, iteration, sample)
                 return sample
         elif not names:
@@ -107,14 +105,17 @@ class _Analysis:
                 return ""
         self._mark(index, State.WHOLE)
         if any(self.trained[tensor] for tensor in operator.inputs):
-            self.blocker = self.blocker or (
-                f"operator {operator.name} ({operator.kind}) mixes samples of the batch"
-            )
+            self._block(index, "mixes samples of the batch")
             return ""
         for tensor in operator.outputs:
             self.wanted_whole.add(tensor)
             self._label_whole(tensor)
         return ""
+
+    def _block(self, index: int, what: str) -> None:
+        operator = self.graph.operators[index]
+        where = f", in {operator.module}" if operator.module else ""
+        self.blocker = self.blocker or f"operator {operator.name} ({operator.kind}{where}) {what}"
 
     def _label_whole(self, tensor: int) -> None:
         """A tensor at hand as a whole can be cut along its first dim if that is as long as the batch.
