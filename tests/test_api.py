@@ -10,8 +10,9 @@ import torch
 
 import shardwright
 from shardwright import api
+from shardwright.api import read_frontier
 from shardwright.core.plan import Plan
-from shardwright.errors import InputError, PlanMismatch
+from shardwright.errors import InputError, PlanMismatch, ShardwrightError
 from shardwright.files.planfile import read_plan, write_plan
 from shardwright.verbs.request import Job, Request, Watch
 from tests.zoo import mlp
@@ -91,6 +92,68 @@ def test_a_built_executor_trains_like_plain_pytorch() -> None:
     assert ours == pytest.approx(theirs, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed_plan", ["", "megatron:2x1"])
+def test_a_plan_holds_the_norm_that_it_clips_to(seed_plan: str, tmp_path: Path) -> None:
+    module, batch = mlp()
+    cluster = "1x2xV100" if seed_plan else "1x1xV100"
+    frontier = shardwright.plan(
+        module, cluster, batch=batch, precision="float64", clip=0.5, seed_plan=seed_plan
+    )
+    write_plan(tmp_path / "plan.json", frontier)
+    for plan in read_frontier(tmp_path / "plan.json").plans:
+        assert (plan.strategy.clips, plan.strategy.max_norm) == (True, 0.5)
+    if seed_plan:
+        return
+    executor = shardwright.build(frontier, module, optimizer=ADAM, batch=batch)
+    plain, _ = mlp()
+    plain(**batch).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+    executor.step(batch)
+    torch.testing.assert_close(executor.gradient_norm, norm)
+    executor.close()
+
+
+@pytest.mark.parametrize("wrong", ["-1.0", "0.5"])
+def test_a_plan_file_with_a_norm_that_cannot_be_is_refused(wrong: str, tmp_path: Path) -> None:
+    path = write_plan(tmp_path / "plan.json", single_device_plan())
+    text = path.read_text()
+    assert '"max_norm": 0.0' in text
+    path.write_text(text.replace('"max_norm": 0.0', f'"max_norm": {wrong}'))
+    with pytest.raises(ShardwrightError, match="max_norm"):
+        read_plan(path)
+
+
+def test_a_plan_says_in_what_gradients_add_up() -> None:
+    module, batch = mlp(width=64, depth=6)
+    plans = {
+        how: shardwright.plan(
+            module, "1x2xA100", batch=batch, precision="bfloat16", accumulation=how,
+            seed_plan="megatron:2x1",
+        ).best
+        for how in ("float32", "own")
+    }  # fmt: skip
+    assert {how: plan.strategy.accumulation for how, plan in plans.items()} == {
+        "float32": "float32", "own": "own",
+    }  # fmt: skip
+
+
+def test_a_built_executor_takes_the_short_last_batch_of_a_data_set() -> None:
+    module, batch = mlp()
+    plain, _ = mlp()
+    data = torch.utils.data.TensorDataset(batch["x"].repeat(3, 1)[:20], batch["y"].repeat(3)[:20])
+    optimizer = ADAM(plain.parameters())
+    executor = shardwright.build(single_device_plan(), module, optimizer=ADAM, batch=batch)
+    for x, y in torch.utils.data.DataLoader(data, batch_size=8):  # 8, 8 and 4
+        evaluated = float(executor.evaluate((x, y)))
+        found = float(executor.step({"x": x, "y": y}))
+        optimizer.zero_grad()
+        loss = plain(x, y)
+        loss.backward()
+        optimizer.step()
+        assert [evaluated, found] == pytest.approx([float(loss.detach())] * 2, rel=1e-12)
+    executor.close()
+
+
 def test_a_plan_is_not_built_for_another_model() -> None:
     other, batch = mlp(width=32)
     with pytest.raises(PlanMismatch, match="plan again"):
@@ -144,6 +207,10 @@ def test_a_module_needs_an_example_batch() -> None:
         (lambda: Request(global_batch=0), "global batch must be between"),
         (lambda: Request(memory_limit="12").memory_bytes, "has no unit"),
         (lambda: Request(memory_limit=float("nan")).memory_bytes, "must be positive"),
+        (lambda: Request(clip=-1.0), "finite and not negative"),
+        (lambda: Request(clip=float("inf")), "finite and not negative"),
+        (lambda: Request(accumulation="bfloat16"), "accumulation must be one of float32, own"),
+        (lambda: Job(model="m", clip=float("nan")), "must be finite"),
         (lambda: Job(model="m", steps=0), "at least one step"),
         (lambda: Job(model="m", learning_rate=float("inf")), "must be finite"),
         (lambda: Job(model="m", resume=True), "--checkpoint-dir"),

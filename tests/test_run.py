@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -10,7 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from shardwright.runtime.capture import load_model
+from shardwright.runtime.train import build_seeded
 from tests.command import shardwright, start
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -76,6 +80,34 @@ def test_a_resumed_run_continues_bit_for_bit(planned: Path) -> None:
     rest = finish(*words, "-n", "6", "--checkpoint-dir", "ck", "--resume", folder=planned)
     assert rest["first_step"] == 3
     assert first["losses"] + rest["losses"] == whole["losses"]  # type: ignore[operator]
+
+
+def test_a_run_clips_to_the_plans_norm_and_reports_it(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "copy"))
+    finish(
+        "plan", "net.py:build", "-c", "1x2xV100", "--seed-plan", "megatron:2x1", "--clip", "0.05",
+        "--precision", "float32", "-o", "clipped.json", folder=folder,
+    )  # fmt: skip
+    done = finish("run", "clipped.json", "net.py:build", "-n", "2", "--lr", "0", folder=folder)
+    assert done["gradient_norms"] == pytest.approx(norms(folder, 2), rel=1e-5)
+    for words, says in (
+        (("plan.json", "net.py:build", "--clip", "1"), "this one does not clip at 1.0"),
+        (("clipped.json", "net.py:build", "--clip", "0"), "needs a norm above 0"),
+    ):
+        refused = shardwright("run", *words, "-n", "1", folder=folder)
+        assert refused.returncode == 2, refused.stderr
+        assert says in " ".join(refused.stderr.split())
+
+
+def norms(folder: Path, steps: int) -> list[float]:
+    """Return the gradient's norm of each of the first batches, by plain PyTorch."""
+    source = load_model(f"{folder}/net.py:build")
+    module, found = build_seeded(source), list[float]()
+    for batch in itertools.islice(source.batches(8), steps):
+        module.zero_grad()
+        module(**batch).backward()
+        found.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.05)))
+    return found
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:

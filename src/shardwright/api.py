@@ -78,6 +78,8 @@ def plan(
     seed: int = 0,
     measure: str = "auto",
     batch_norm: str = "local",
+    clip: float = 0.0,
+    accumulation: str = "float32",
     recompute: str = "auto",
     seed_plan: str = "",
     mode: str = "min-time",
@@ -94,6 +96,8 @@ def plan(
 
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
     with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
+    ``clip`` is the largest global norm of the gradients, held in the plan (0: not clipped).
+    ``accumulation="own"`` adds gradients of microbatches up in the parameters' dtype, for less memory.
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
     that a step may take. ``seconds`` end the search with the best so far; ``method="mcmc"`` draws
@@ -114,6 +118,8 @@ def plan(
         seed=seed,
         measure=measure,
         batch_norm=batch_norm,
+        clip=clip,
+        accumulation=accumulation,
         recompute=recompute,
         seed_plan=seed_plan,
         mode=mode,

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.graph import KEPT_AS
 from shardwright.core.program import Kind, Program
-from shardwright.core.strategy import Accumulation
+from shardwright.core.strategy import Accumulation, Precision
 from shardwright.planner.lower import check, lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.scaling import Scaling
 from tests import zoo
 
 pytestmark = pytest.mark.torch
@@ -35,9 +37,9 @@ class Weighed(nn.Module):
         return (x * self.weight).sum()
 
 
-def small_after_large() -> tuple[nn.Module, dict[str, Tensor]]:
-    """Return a batch of which bfloat16 loses all but the first sample's share, one by one."""
-    x = torch.full((COUNT, 8), 2.0**-8)
+def small_after_large(small: float) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a batch of which half precision loses all but the first sample's share, one by one."""
+    x = torch.full((COUNT, 8), small)
     x[0] = 1.0
     return Weighed(), {"x": x}
 
@@ -46,7 +48,7 @@ def trained(captured: Captured, program: Program, module: nn.Module, batch: dict
     """Return every rank's masters after one step, by the value that they are."""
 
     def train(world: MemoryWorld) -> list[Tensor]:
-        options = RunOptions(seed=5, world=world)
+        options = RunOptions(seed=5, world=world, scaling=Scaling(scale=1.0))
         mine = copy.deepcopy(module)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
         executor.step(batch)
@@ -56,14 +58,18 @@ def trained(captured: Captured, program: Program, module: nn.Module, batch: dict
     return rehearse(train, len(program.strategy.devices))
 
 
-@pytest.mark.parametrize(("how", "total"), [("float32", 1 + (COUNT - 1) / 256), ("own", 1.0)])
-@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("how", ["float32", "own"])
+@pytest.mark.parametrize(
+    ("precision", "tensor"), [("bfloat16", 1), ("bfloat16", 2), ("float16", 2), ("fp8", 1)]
+)
 def test_small_gradients_after_a_large_one_are_not_lost(
-    how: Accumulation, total: float, tensor: int
+    how: Accumulation, precision: Precision, tensor: int
 ) -> None:
-    module, batch = small_after_large()
-    captured = capture(module, batch, precision="bfloat16")
-    seed = Seed(tensor=tensor, num_microbatches=COUNT, precision="bfloat16")
+    small = 2.0**-12 if precision == "float16" else 2.0**-8
+    total = 1 + (COUNT - 1) * small if how == "float32" else 1.0
+    module, batch = small_after_large(small)
+    captured = capture(module, batch, precision=KEPT_AS.get(precision, precision))
+    seed = Seed(tensor=tensor, num_microbatches=COUNT, precision=precision)
     strategy = replace(seed_strategy(captured.graph, seed), accumulation=how)
     program = lower(captured.graph, strategy)
     found, _ = trained(captured, program, module, batch)

@@ -64,3 +64,13 @@ def test_a_missed_deadline_is_answered_with_the_step_that_can_be_had(model: str)
 def test_a_named_strategy_that_is_too_large_is_answered_with_the_free_search(model: str) -> None:
     refused = refusal(model, seed_plan="megatron:2x1", memory_limit="150 KiB")
     assert any(one.option == "without --seed-plan" for one in refused.relaxations)
+
+
+def test_what_stops_microbatches_is_named_with_its_place(tmp_path: Path) -> None:
+    mixing = WIDE.replace("self.up(x)", "self.up(x).cumsum(0)")
+    assert mixing != WIDE
+    (tmp_path / "mixing.py").write_text(mixing)
+    with pytest.raises(NoPlan) as refused:
+        api.plan(f"{tmp_path / 'mixing.py'}:build", "1x1xV100", global_batch=4, memory_limit="8 KiB")
+    assert "this model allows only one" in str(refused.value)
+    assert "(aten.cumsum.default) mixes samples of the batch" in str(refused.value)

@@ -95,6 +95,17 @@ NumProposals = Annotated[
 BatchNorm = Annotated[
     str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
 ]
+Clip = Annotated[
+    float, typer.Option("--clip", min=0.0, help="Largest gradient norm, held in the plan; 0: none.")
+]
+Accumulation = Annotated[
+    str,
+    typer.Option(
+        "--accumulation",
+        help="In mixed precision, what gradients of microbatches add up in: float32, or own (half "
+        "the memory).",
+    ),
+]
 Recompute = Annotated[
     str,
     typer.Option(

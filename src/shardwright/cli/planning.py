@@ -10,9 +10,11 @@ import typer
 from shardwright.cli.app import app
 from shardwright.cli.options import (
     MODEL_HELP,
+    Accumulation,
     Bandwidth,
     Batch,
     BatchNorm,
+    Clip,
     Cluster,
     Deadline,
     Json,
@@ -62,6 +64,8 @@ def plan(
     optimizer: Optimizer = "adamw",
     precision: Precision = "auto",
     batch_norm: BatchNorm = "local",
+    clip: Clip = 0.0,
+    accumulation: Accumulation = "float32",
     recompute: Recompute = "auto",
     output: Outputs = None,
     spacing: Spacing = None,
@@ -104,26 +108,12 @@ def plan(
     from shardwright import api, voice
 
     request = api.Request(
-        global_batch=global_batch,
-        seq=seq,
-        memory_limit=memory_limit,
-        optimizer=optimizer,
-        precision=precision,
-        seed=seed,
-        measure=measure,
-        batch_norm=batch_norm,
-        recompute=recompute,
-        outputs=tuple(output or ()),
-        seed_plan=seed_plan,
-        mode=mode,
-        deadline=deadline,
-        method=method,
-        seconds=seconds,
-        proposals=proposals,
-        spacing=spacing,
-        trials=tries,
-        costs=costs,
-    )
+        global_batch=global_batch, seq=seq, memory_limit=memory_limit, optimizer=optimizer,
+        precision=precision, seed=seed, measure=measure, batch_norm=batch_norm, clip=clip,
+        accumulation=accumulation, recompute=recompute, outputs=tuple(output or ()),
+        seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
+        proposals=proposals, spacing=spacing, trials=tries, costs=costs,
+    )  # fmt: skip
     with speaker.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
     voice.show_unruled(speaker, study.origin.unruled, model)

@@ -17,8 +17,9 @@ def run(
     steps: Steps = 100,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", min=0.0)] = 1e-3,
     clip: Annotated[
-        float, typer.Option("--clip", min=0.0, help="Largest gradient norm, 0 for none.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--clip", min=0.0, help="Largest gradient norm; the plan's by default."),
+    ] = None,
     checkpoint_dir: Annotated[
         str, typer.Option("--checkpoint-dir", help="Where checkpoints go.")
     ] = "",

@@ -6,6 +6,7 @@ rules of operators is checked by ``planner.space.legal``, which begins with thes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from shardwright.core.graph import OperatorGraph
@@ -68,6 +69,11 @@ def check_alone(strategy: Strategy) -> None:
         raise InputError(
             f"an optimizer keeps 0 to {MOST_STATES} tensors per parameter, but optimizer_states is "
             f"{strategy.optimizer_states}; AdamW keeps 2"
+        )
+    if not 0 <= strategy.max_norm < math.inf or (strategy.max_norm and not strategy.clips):
+        raise InputError(
+            "the largest gradient norm is a finite number of at least 0, and 0 where clips is false, "
+            f"but max_norm is {strategy.max_norm}; plan again with --clip, or set clips to true"
         )
 
 

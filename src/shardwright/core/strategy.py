@@ -135,7 +135,8 @@ class Strategy:
     ``precision`` float16 also scales the loss; fp8 and fp8-row are bfloat16 with products in 8 bits
     (``core.float8``).
     ``optimizer_states`` counts the tensors which the optimizer keeps per parameter (AdamW 2),
-    ``clips`` whether the gradient is clipped by its global norm before the update.
+    ``clips`` whether the gradient is clipped by its global norm before the update, ``max_norm`` to what
+    (0: whoever runs it says so).
     ``accumulation``: the dtype in which gradients of several microbatches add up where parameters have
     a narrower one, ``own`` for the parameters'; it costs memory only, since they travel in their own.
     ``label`` is what people call it ("data parallel x 2, ZeRO-1").
@@ -154,6 +155,7 @@ class Strategy:
     batch_norm: Literal["local", "synchronised"] = "local"
     optimizer_states: int = 2
     clips: bool = False
+    max_norm: float = 0.0
     accumulation: Accumulation = "float32"
     label: str = ""
 

@@ -8,6 +8,7 @@ global batch, and devices split each piece further.
 from __future__ import annotations
 
 import atexit
+import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.float8 import FLOAT8
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
@@ -25,26 +25,21 @@ from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
-from shardwright.runtime.float8 import check_device
 from shardwright.runtime.interpreter import (
     Action,
-    Clock,
     Compiled,
     Compiler,
-    Machine,
     needed_forward,
 )
 from shardwright.runtime.loss import LossSum, told_early
-from shardwright.runtime.messages import Groups
-from shardwright.runtime.parameters import Parameters
-from shardwright.runtime.randomness import RandomSource
+from shardwright.runtime.machine import machine_of, resized
 from shardwright.runtime.scaling import Scaling, scaler_of
-from shardwright.runtime.segment import Site
 from shardwright.runtime.status import StatusFile
-from shardwright.runtime.store import Store
-from shardwright.runtime.update import check_optimizer, clip
+from shardwright.runtime.update import bound_of, check_optimizer, clip
 from shardwright.runtime.world import TorchWorld, World
 
+# Captures and lowers the model for a batch of another size, by the same plan.
+Resize = Callable[[Mapping[str, Tensor]], tuple[Captured, Program]]
 # Receives named parameters (this rank's master shards), returns an optimizer over them.
 OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
@@ -54,7 +49,8 @@ class RunOptions:
     """How to run a Program.
 
     ``device``: torch device of this rank, the CPU where it is None. ``seed`` of dropout.
-    ``max_norm``: bound of the global gradient norm, for plans that clip. ``check_finite`` raises
+    ``max_norm``: bound of the global gradient norm, for plans that clip (None: the plan's own).
+    ``check_finite`` raises
     before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
     rules where the plan is for float16, else none. ``timeout``: seconds a collective may take.
     ``world``: the ranks, ``torch.distributed`` where it is None.
@@ -75,6 +71,12 @@ class Executor:
     ``optimizer`` makes the optimizer from this rank's named master shards;
     ``functools.partial(torch.optim.AdamW, lr=1e-3)`` will do. Learning-rate schedulers attach to
     ``executor.optimizer``. The process group must be initialised where there are several ranks.
+    ``resize`` makes the Program of batches with another number of samples, which are refused
+    without it.
+
+    After a step of a plan that clips, ``gradient_norm`` is the global norm before clipping, as
+    ``torch.nn.utils.clip_grad_norm_`` returns it: equal on all ranks (0-d, float64), infinite where
+    a scaled loss overflowed. It is None for other plans.
     """
 
     def __init__(
@@ -85,35 +87,50 @@ class Executor:
         *,
         optimizer: OptimizerFactory,
         options: RunOptions | None = None,
+        resize: Resize | None = None,
     ) -> None:
         keep_freed_memory()
         self.captured, self.program, self.options = captured, program, options or RunOptions()
         self.world = self.options.world or TorchWorld(self.options.timeout)
         self.rank = self.world.rank
-        self.machine = _machine(captured, program, module, self.options, self.world)
+        self.machine = machine_of(
+            captured, program, module, self.world, self.options.device, self.options.seed
+        )
         self.optimizer = optimizer(self.machine.parameters.named())
         self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
         self.status = StatusFile(self.rank)
-        self._check_clipping()
+        self._max_norm = bound_of(program, self.options.max_norm)
         check_optimizer(self.optimizer, self.machine)
-        compiler = Compiler(self.machine, self._special, training=True)
-        mine = [
-            index
-            for index in range(program.num_instructions)
-            if int(program.group[index]) in self.machine.sites
-        ]
-        self._inputs = inputs.compile_inputs(captured, program, self.machine.sites)
         self.outputs: dict[str, Tensor] = {}
+        self.gradient_norm: Tensor | None = None
         self._wanted: list[Output] = []
-        self.loss = LossSum(self.machine)
-        compiled = compiler.compile(mine, self._lasting())
-        self._training = told_early(compiled, compiler, self.loss)
-        self._evaluation: Compiled | None = None
         self._skips: bool | None = None
         self._closed = False
-        self.status.explain({index: program.describe(index) for index in mine}, self.stage)
+        self._resize = resize
+        self._sizes: dict[int, Executor] = {}  # for batches of other sizes
+        self._running = self
+        self._compile()
+        self._explain()
         self.world.watch(self._whereabouts)
         atexit.register(_close_at_exit, weakref.ref(self))
+
+    def _compile(self) -> None:
+        """Prepare to run the Program."""
+        compiler = Compiler(self.machine, self._special, training=True)
+        compiled = compiler.compile(self._mine(), self._lasting())
+        self._inputs = inputs.compile_inputs(self.captured, self.program, self.machine.sites)
+        self.loss = LossSum(self.machine)
+        self._training = told_early(compiled, compiler, self.loss)
+        self._evaluation: Compiled | None = None
+
+    def _mine(self) -> list[int]:
+        """Return this rank's instructions."""
+        groups, sites = self.program.group.tolist(), self.machine.sites
+        return [index for index, group in enumerate(groups) if group in sites]
+
+    def _explain(self) -> None:
+        texts = {index: self.program.describe(index) for index in self._mine()}
+        self.status.explain(texts, self.stage)
 
     @property
     def steps(self) -> int:
@@ -136,8 +153,12 @@ class Executor:
         """Train on one global batch and return its loss, equal on all ranks (0-d, float64).
 
         The named ``outputs`` of the plan are put together in ``self.outputs``, as forward made them
-        before the update; all ranks must ask for the same.
+        before the update; all ranks must ask for the same. A batch may have another number of
+        samples than planned, such as the last of a data set: its loss and gradient are those of
+        plain PyTorch on it.
         """
+        if (other := self._sized(batch)) is not None:
+            return self._through(other, lambda: other.step(batch, outputs))
         self._wanted = results.choose(self.program, outputs)
         loss = self._run(self._training, batch, self._walk)
         self.machine.clock.step += 1
@@ -146,8 +167,10 @@ class Executor:
     def evaluate(self, batch: inputs.Batch, outputs: Sequence[str] = ()) -> Tensor:
         """Return the loss of one global batch, without dropout and with running statistics.
 
-        ``outputs`` are as in ``step``.
+        ``outputs`` are as in ``step``, and so are batches of other sizes.
         """
+        if (other := self._sized(batch)) is not None:
+            return self._through(other, lambda: other.evaluate(batch, outputs))
         self._wanted = results.choose(self.program, outputs)
         if self._evaluation is None:
             compiler = Compiler(self.machine, self._special, training=False)
@@ -156,6 +179,37 @@ class Executor:
             mine = [i for i in needed if int(self.program.group[i]) in self.machine.sites]
             self._evaluation = compiler.compile(mine, goal)
         return self._run(self._evaluation, batch, self._walk)
+
+    def _sized(self, batch: inputs.Batch) -> Executor | None:
+        """Return what runs a batch of another size than planned, made at the first of its size; None
+        where this does."""
+        if self._resize is None or self._closed:
+            return None
+        tensors = inputs.named(batch, self.captured)
+        size = inputs.other_size(tensors, self.captured)
+        if size is None:
+            return None
+        if size not in self._sizes:
+            other = copy.copy(self)
+            other.captured, other.program = self._resize(tensors)
+            other.machine = resized(self.machine, other.captured, other.program)
+            other._resize, other._running, other._sizes = None, other, {}
+            other._compile()
+            self._sizes[size] = other
+        return self._sizes[size]
+
+    def _through(self, other: Executor, run: Callable[[], Tensor]) -> Tensor:
+        """Run one batch by another executor of the same state."""
+        other.optimizer, self._running = self.optimizer, other
+        other._explain()
+        try:
+            loss = run()
+        finally:
+            self._running = self
+            self._explain()
+        self.outputs, self.gradient_norm = other.outputs, other.gradient_norm
+        self.loss.interrupted = other.loss.interrupted
+        return loss
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
         """Take a few training steps on one batch while measuring every instruction and the memory."""
@@ -227,7 +281,7 @@ class Executor:
 
     def _whereabouts(self) -> str:
         index = int(self.status.words[1]) - 1
-        return self.program.describe(index) if index >= 0 else "between instructions"
+        return self._running.program.describe(index) if index >= 0 else "between instructions"
 
     # -- loss ----------------------------------------------------------------------------------
 
@@ -246,14 +300,6 @@ class Executor:
         self._wanted = []
 
     # -- clipping and update -------------------------------------------------------------------
-
-    def _check_clipping(self) -> None:
-        clips = self.program.strategy.clips
-        if clips != (self.options.max_norm is not None):
-            raise InputError(
-                f"max_norm and the plan must agree, but max_norm is {self.options.max_norm} and "
-                f"the plan {'clips' if clips else 'does not clip'}; plan again with the same option"
-            )
 
     def _special(self, kind: Kind, mesh: int) -> Action:
         store, values = self.machine.store, self.program.values
@@ -298,8 +344,13 @@ class Executor:
     def _clip(self, pairs: Sequence[tuple[int, bool]]) -> None:
         """Look at all gradients: scale them by their norm where that is asked for."""
         self._before_update()
-        if self.options.max_norm is not None and not self._skips:
-            clip(self.machine, pairs, self.options.max_norm)
+        if self._max_norm is None:
+            return
+        if self._skips:
+            device = next(iter(self.machine.sites.values())).device
+            self.gradient_norm = torch.full((), torch.inf, dtype=torch.float64, device=device)
+        else:
+            self.gradient_norm = clip(self.machine, pairs, self._max_norm)
 
     def _update(self, pairs: Sequence[tuple[nn.Parameter, int]]) -> None:
         self._before_update()
@@ -364,6 +415,7 @@ class Executor:
         if not self._closed:
             self._closed = True
             self._training = self._evaluation = Compiled((), {})
+            self._sizes.clear()
             self.machine.groups.close()
 
 
@@ -379,38 +431,4 @@ def _is_exhaustion(error: Exception) -> bool:
     words = ("can't allocate memory", "not enough memory")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
         word in str(error) for word in words
-    )
-
-
-def _machine(
-    captured: Captured, program: Program, module: nn.Module, options: RunOptions, world: World
-) -> Machine:
-    devices = program.strategy.devices
-    if len(devices) != world.size:
-        raise InputError(
-            f"the plan is for {len(devices)} ranks but {world.size} were started; start "
-            f"{len(devices)} (torchrun --nproc-per-node, or the launcher's count)"
-        )
-    place = torch.device(options.device or "cpu")
-    if program.strategy.precision in FLOAT8:
-        check_device(place)
-    source = RandomSource(place, options.seed)
-    mine = devices[world.rank]
-    sites = {
-        index: Site(mesh=mesh, coordinate=mesh.coordinate(mine), device=place, source=source)
-        for index, mesh in enumerate(program.meshes)
-        if mine in mesh.devices
-    }
-    rank_of = {device: number for number, device in enumerate(devices)}
-    return Machine(
-        captured=captured,
-        program=program,
-        device=mine,
-        rank_of=rank_of,
-        sites=sites,
-        store=Store(program, place),
-        parameters=Parameters(captured, program, module, sites),
-        world=world,
-        groups=Groups(program, rank_of, world),
-        clock=Clock(),
     )

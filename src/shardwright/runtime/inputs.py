@@ -114,9 +114,28 @@ def fill(
         store.data[store.slot(cut.value, cut.microbatch)] = shard
 
 
+def named(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
+    """Return a batch by the names of its entries."""
+    if isinstance(batch, Mapping):
+        return batch
+    return dict(zip(captured.batch_names, batch, strict=False))
+
+
+def other_size(batch: Mapping[str, Tensor], captured: Captured) -> int | None:
+    """Return how many samples a batch has, where that is all in which it differs from the planned."""
+    specs = [captured.graph.tensors[index] for index in captured.graph.inputs]
+    pairs = [(spec.shape, tuple(batch[spec.name].shape)) for spec in specs if spec.name in batch]
+    changed = {(one[:1], two[:1]) for one, two in pairs if one != two}
+    if len(pairs) < len(specs) or len(changed) != 1:
+        return None
+    ((planned,), (given,)) = next(iter(changed))
+    alike = all(one[1:] == two[1:] for one, two in pairs)
+    together = all(one != two for one, two in pairs if one[:1] == (planned,))
+    return given if alike and together and given > 0 else None
+
+
 def _checked(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
-    if not isinstance(batch, Mapping):
-        batch = dict(zip(captured.batch_names, batch, strict=False))
+    batch = named(batch, captured)
     for index in captured.graph.inputs:
         spec = captured.graph.tensors[index]
         tensor = batch.get(spec.name)
@@ -128,6 +147,7 @@ def _checked(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
         if tuple(tensor.shape) != spec.shape:
             raise InputError(
                 f"batch entry {spec.name!r} must have the global shape {spec.shape} that the plan "
-                f"was made for, not {tuple(tensor.shape)}; pass the global batch, or plan again"
+                f"was made for, not {tuple(tensor.shape)}; pass the global batch, or plan again "
+                "(an executor of shardwright.build takes another number of samples, too)"
             )
     return batch

@@ -10,7 +10,7 @@ cut into flat shards is a row, padded with zeros; the padding travels too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -239,13 +239,20 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 class Groups:
-    """The groups and links of a Program, made in the same order on every rank."""
+    """The groups and links of a Program, made in the same order on every rank; of another Program's
+    ``known`` ones, those that fit are used and the others added to them."""
 
-    def __init__(self, program: Program, rank_of: dict[int, int], world: World) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rank_of: Mapping[int, int],
+        world: World,
+        known: Groups | None = None,
+    ) -> None:
         self._rank_of = rank_of
         self._world = world
-        self._groups: dict[tuple[int, ...], Group] = {}
-        self._links: dict[tuple[int, int, Channel], Link] = {}
+        self._groups: dict[tuple[int, ...], Group] = known._groups if known else {}
+        self._links: dict[tuple[int, int, Channel], Link] = known._links if known else {}
         if world.size == 1:
             return
         for item, message in enumerate(program.messages):

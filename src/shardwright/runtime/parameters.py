@@ -68,12 +68,54 @@ def is_whole(value: Value) -> bool:
     return not any(is_split(placement) for placement in value.layout)
 
 
+class _Lent:
+    """The lasting tensors of a rank by what they are, not by value index."""
+
+    def __init__(self, lender: Parameters) -> None:
+        values, tensors = lender.program.values, lender.captured.graph.tensors
+        self._tensors = {
+            _said(tensors[values[index].tensor].name, values[index]): (lender.leaf[index], raw)
+            for index, raw in lender.raw.items()
+            if values[index].role == "buffer" or values[index].resident
+        }
+        self._masters = {
+            (master.name, values[master.value].mesh): master.parameter for master in lender.masters
+        }
+
+    def tensors(self, name: str, value: Value) -> tuple[Tensor, Tensor]:
+        """Return a value's leaf and its memory."""
+        if _said(name, value) not in self._tensors:
+            raise InputError(
+                f"a model's state must lie alike at every batch size, but {name!r} as {value.layout} "
+                "does not; leave out batches of other sizes (drop_last=True)"
+            )
+        return self._tensors[_said(name, value)]
+
+    def master(self, name: str, mesh: int) -> nn.Parameter:
+        """Return what the optimizer updates."""
+        return self._masters[name, mesh]
+
+
+def _said(name: str, value: Value) -> tuple[object, ...]:
+    return name, value.role, value.mesh, value.layout, value.dtype
+
+
 class Parameters:
-    """The lasting tensors of one rank, by value index."""
+    """The lasting tensors of one rank, by value index.
+
+    With a ``lender``, of the same model and plan at another batch size, they are its own: what one
+    of both updates, the other sees.
+    """
 
     def __init__(
-        self, captured: Captured, program: Program, module: nn.Module, sites: Mapping[int, Site]
+        self,
+        captured: Captured,
+        program: Program,
+        module: nn.Module,
+        sites: Mapping[int, Site],
+        lender: Parameters | None = None,
     ) -> None:
+        self._lent = _Lent(lender) if lender else None
         self.captured = captured
         self.program = program
         self.module = module
@@ -100,6 +142,9 @@ class Parameters:
     def _place_parameter(self, index: int, value: Value) -> None:
         spec = self.captured.graph.tensors[value.tensor]
         site, dtype = self.sites[value.mesh], DTYPES[value.dtype]
+        if value.resident and self._lent:
+            self.leaf[index], self.raw[index] = self._lent.tensors(spec.name, value)
+            return
         if value.resident:
             whole = seen_as(self.module.get_parameter(spec.name).detach(), spec.shape)
             tensor = self._local(whole, value, site)
@@ -124,6 +169,9 @@ class Parameters:
         else:
             whole = self.module.get_buffer(spec.name)
             self.buffers[index] = spec.name
+            if self._lent:
+                self.leaf[index], self.raw[index] = self._lent.tensors(spec.name, value)
+                return
         self.leaf[index] = self._local(whole.detach(), value, self.sites[value.mesh])
         self.raw[index] = self.leaf[index]
 
@@ -154,7 +202,11 @@ class Parameters:
                 if not isinstance(parameter, nn.Parameter) or value.gradient < 0:
                     raise InputError(f"parameter {tensors[value.tensor].name!r} has no gradient")
                 name = tensors[value.tensor].name
-                parameter = self._as_in_module(parameter, value.tensor)
+                parameter = (
+                    self._lent.master(name, value.mesh)
+                    if self._lent
+                    else self._as_in_module(parameter, value.tensor)
+                )
                 self.masters.append(
                     Master(name=name, value=index, gradient=value.gradient, parameter=parameter)
                 )

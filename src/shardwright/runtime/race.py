@@ -136,9 +136,12 @@ def _agreed(wish: bool) -> bool:
 
 class PlainData:
     """What users have without a plan: torch's DistributedDataParallel, each rank on its equal share
-    of the global batch."""
+    of the global batch, its gradients clipped to ``max_norm`` where that is not 0."""
 
-    def __init__(self, module: nn.Module, optimizer: OptimizerFactory) -> None:
+    def __init__(
+        self, module: nn.Module, optimizer: OptimizerFactory, max_norm: float = 0.0
+    ) -> None:
+        self.max_norm = max_norm
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.module = module if self.ranks == 1 else DistributedDataParallel(module)
@@ -157,6 +160,8 @@ class PlainData:
         out = self.module(**mine)
         loss = out if isinstance(out, Tensor) else out.loss
         loss.backward()
+        if self.max_norm:
+            nn.utils.clip_grad_norm_(self.module.parameters(), self.max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()

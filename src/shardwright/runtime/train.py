@@ -32,11 +32,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step as it went."""
+    """One training step as it went. ``gradient_norm`` is that before clipping, None without it."""
 
     number: int
     loss: float
     seconds: float
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,9 @@ def train(
         batch = next(data)
         start = time.perf_counter()
         loss = float(executor.step(batch))
-        if tell(Step(number=number + 1, loss=loss, seconds=time.perf_counter() - start)):
+        seconds, norm = time.perf_counter() - start, executor.gradient_norm
+        norm = None if norm is None else float(norm)
+        if tell(Step(number=number + 1, loss=loss, seconds=seconds, gradient_norm=norm)):
             INTERRUPTION.requested = True  # all ranks agree on it in the next step
         last = executor.interrupted or number + 1 == options.steps
         if options.checkpoint_dir and (last or (number + 1) % options.checkpoint_every == 0):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from shardwright.core.layout import is_split
+from shardwright.core.program import Program
 from shardwright.errors import InputError
 from shardwright.runtime.interpreter import Machine
 
@@ -30,8 +32,26 @@ def check_optimizer(optimizer: torch.optim.Optimizer, machine: Machine) -> None:
         )
 
 
-def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -> None:
-    """Scale all gradients as ``torch.nn.utils.clip_grad_norm_`` would on the whole model.
+def bound_of(program: Program, asked: float | None) -> float | None:
+    """Return what to clip the gradient's norm to, None where the plan does not clip."""
+    clips = program.strategy.clips
+    bound = program.strategy.max_norm or None if asked is None else asked
+    if clips != (bound is not None):
+        remedy = (
+            "give RunOptions(max_norm=...)" if clips else "plan again with clip=, or leave it out"
+        )
+        raise InputError(
+            f"max_norm and the plan must agree, but max_norm is {asked} and the plan "
+            f"{'clips, to no norm of its own' if clips else 'does not clip'}; {remedy}"
+        )
+    if bound is not None and not bound > 0:
+        raise InputError(f"max_norm must be more than 0, not {bound}; plan without clipping")
+    return bound
+
+
+def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -> Tensor:
+    """Scale all gradients as ``torch.nn.utils.clip_grad_norm_`` would on the whole model, and return
+    their norm before that (0-d, float64).
 
     ``pairs``: the slot of each gradient, and whether this rank counts it in sums over the world.
     """
@@ -42,7 +62,8 @@ def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -
     for norm in torch._foreach_norm([g for g in found if g is not None]) if found else []:
         square += norm.double().square()
     machine.world.all_reduce(square).wait()
-    factor = max_norm / (square.sqrt() + 1e-6)
+    norm = square.sqrt()
+    factor = max_norm / (norm + 1e-6)
     factor = factor.clamp(max=1.0)
     for slot, _ in pairs:
         gradient = data[slot]
@@ -50,3 +71,4 @@ def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -
             scale = factor.to(gradient.dtype)
             data[slot] = gradient.mul_(scale) if owned[slot] else gradient * scale
             owned[slot] = True
+    return norm

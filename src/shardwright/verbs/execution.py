@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.plan import Plan
 from shardwright.planner.lower import lower
+from shardwright.planner.space.resize import resize
 from shardwright.verbs.legality import check_plan
 from shardwright.verbs.subject import Batch, capture
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from shardwright.core.program import Program
+    from shardwright.runtime.capture import Captured
     from shardwright.runtime.executor import Executor, RunOptions
 
 
@@ -25,18 +28,31 @@ def build_executor(
     options: RunOptions | None = None,
 ) -> Executor:
     """Join the world and make the executor; see ``api.build``."""
+    from shardwright.runtime.capture.prepare import named_batch
     from shardwright.runtime.executor import Executor
     from shardwright.runtime.launch import join_world
 
     join_world(device=str((options and options.device) or "cpu"))
-    captured = capture(
-        model,
-        batch,
-        global_batch=plan.global_batch,
-        precision=plan.strategy.precision,
-        batch_norm=plan.strategy.batch_norm,
-        outputs=plan.outputs,
-    )
+    strategy = plan.strategy
+
+    def captured_with(example: Batch, global_batch: int | None) -> Captured:
+        return capture(
+            model,
+            example,
+            global_batch=global_batch,
+            precision=strategy.precision,
+            batch_norm=strategy.batch_norm,
+            outputs=plan.outputs,
+        )
+
+    captured = captured_with(batch, plan.global_batch)
     check_plan(plan, captured.graph)
-    program = lower(captured.graph, plan.strategy)
-    return Executor(captured, program, model, optimizer=optimizer, options=options)
+    example = named_batch(model, batch)
+
+    def resized(other: Mapping[str, Tensor]) -> tuple[Captured, Program]:
+        given = {name: other[name] for name in captured.batch_names}
+        again = captured_with({**example, **given}, None)
+        return again, lower(again.graph, resize(captured.graph, again.graph, strategy))
+
+    program = lower(captured.graph, strategy)
+    return Executor(captured, program, model, optimizer=optimizer, options=options, resize=resized)

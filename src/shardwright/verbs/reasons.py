@@ -122,5 +122,7 @@ def training_of(strategy: Strategy) -> Training:
         precision=strategy.precision,
         optimizer_states=strategy.optimizer_states,
         clips=strategy.clips,
+        max_norm=strategy.max_norm,
+        accumulation=strategy.accumulation,
         batch_norm=strategy.batch_norm,
     )

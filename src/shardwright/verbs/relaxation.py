@@ -20,10 +20,11 @@ from shardwright.core.plan import Plan
 from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
 from shardwright.planner.search import Goal, Limits, Training, grown, room, some_plan
+from shardwright.planner.space import find_samples
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
-from shardwright.verbs.subject import Batch, capture
+from shardwright.verbs.subject import Batch, capture, own_batch_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,10 +61,13 @@ def relaxed(question: Question, refused: NoPlan, watch: Watch) -> NoPlan:
         problem = f"{refused.problem}, of those looked at before the search was stopped"
         return NoPlan(problem, remedy=f"give it more time, or {refused.remedy}")
     found = tuple(_relaxations(question, watch))
-    if not found:
-        remedy = "no single change of memory, devices, batch or precision that was tried helps"
-        return NoPlan(refused.problem, remedy=refused.remedy if watch.stop() else remedy)
-    return NoPlan(refused.problem, remedy=relaxations_text(found), relaxations=found)
+    if not found and watch.stop():
+        return NoPlan(refused.problem, remedy=refused.remedy)
+    remedy = "no single change of memory, devices, batch or precision that was tried helps"
+    remedy = relaxations_text(found) if found else remedy
+    if blocker := find_samples(question.graph).blocker:
+        remedy += f"; microbatches need less memory, but this model allows only one: {blocker}"
+    return NoPlan(refused.problem, remedy=remedy, relaxations=found)
 
 
 def _relaxations(question: Question, watch: Watch) -> Iterator[Relaxation]:
@@ -232,12 +236,10 @@ def _devices(question: Question, watch: Watch) -> Relaxation | None:
 
 def _batch(question: Question, watch: Watch) -> Relaxation | None:
     """Find the largest divisor of the global batch that fits, if the smallest does."""
-    from shardwright.verbs.subject import DEFAULT_BATCH
-
     request = question.request
-    whole = request.global_batch or DEFAULT_BATCH
-    if question.batch is not None and request.global_batch is None:
+    if request.global_batch is None and not isinstance(question.model, str):
         return None  # an example batch says how large it is
+    whole = request.global_batch or own_batch_size(str(question.model))
     sizes = [size for size in range(1, whole) if whole % size == 0]
 
     def fits(size: int) -> Plan | None:

@@ -13,6 +13,7 @@ from shardwright.files.units import Quantity, read_quantity
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "fp8-row", "float64")
 BATCH_NORMS = ("local", "synchronised")
+ACCUMULATIONS = ("float32", "own")
 RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
 MEASURES = ("auto", "never", "always")
 METHODS = ("exact", "mcmc")
@@ -31,8 +32,10 @@ class Request:
     is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
     device multiplies in it faster than in float32, else float32; ``float16`` is mixed too and scales
     the loss; ``fp8`` is bfloat16 with linear maps multiplied in 8-bit floats, scaled by tensor or
-    (``fp8-row``) by row. ``clips``: gradients will be
-    clipped by their global norm. ``batch_norm``: statistics over each device's samples (``local``)
+    (``fp8-row``) by row. ``clip``: the largest
+    global norm of the gradients, which are scaled down to it (0: not clipped). ``accumulation``: in
+    mixed precision, what gradients of several microbatches add up in: ``float32``, or ``own``, the
+    parameters' dtype, for half the memory. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
@@ -54,7 +57,8 @@ class Request:
     precision: str = "auto"
     seed: int = 0
     measure: str = "auto"
-    clips: bool = False
+    clip: float = 0.0
+    accumulation: str = "float32"
     batch_norm: str = "local"
     recompute: str = "auto"
     seed_plan: str = ""
@@ -73,6 +77,12 @@ class Request:
         _one_of("precision", self.precision, ("auto", *PRECISIONS))
         _one_of("measure", self.measure, MEASURES)
         _one_of("batch norm", self.batch_norm, BATCH_NORMS)
+        _one_of("accumulation", self.accumulation, ACCUMULATIONS)
+        if not 0 <= self.clip < math.inf:
+            raise InputError(
+                f"a gradient norm to clip at must be finite and not negative, not {self.clip}; give "
+                "0 to clip nothing"
+            )
         from shardwright.planner.search import MODES  # all of the search, which profiles do without
 
         _one_of("mode", self.mode, MODES)
@@ -122,13 +132,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to train. ``clip`` is the largest gradient norm (0: none)."""
+    """What to train. ``clip`` is the largest gradient norm (None: the plan's)."""
 
     model: str
     steps: int = 100
     learning_rate: float = 1e-3
     optimizer: str = ""
-    clip: float = 0.0
+    clip: float | None = None
     checkpoint_dir: str = ""
     checkpoint_every: int = 100
     resume: bool = False
@@ -137,7 +147,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.checkpoint_every < 1:
             raise InputError("training needs at least one step, and checkpoints at least one apart")
-        if not (0 <= self.learning_rate < math.inf and 0 <= self.clip < math.inf):
+        if not (0 <= self.learning_rate < math.inf and 0 <= (self.clip or 0.0) < math.inf):
             raise InputError("learning rate and clip must be finite and not negative")
         if self.optimizer:
             _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))

@@ -79,7 +79,8 @@ class TrainingRun:
 
     ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
-    ``held_out`` are losses on batches not trained on.
+    ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
+    step (none where the plan does not clip).
     """
 
     losses: tuple[float, ...]
@@ -90,6 +91,7 @@ class TrainingRun:
     held_out: tuple[float, ...] = ()
     checkpoint: str = ""
     is_complete: bool = True
+    gradient_norms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

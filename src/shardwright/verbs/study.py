@@ -217,7 +217,7 @@ def _entry(question: Question, solver: _Solver) -> Entry | None:
     """Return what is to be tried on this machine; None where nothing is."""
     request, model = question.request, question.model
     searches = request.method == "exact" and request.mode == "min-time" and not solver.wanted
-    if not question.is_local or not searches or request.measure == "never" or request.clips:
+    if not question.is_local or not searches or request.measure == "never":
         return None
     if question.cluster.num_devices < 2 or not isinstance(model, str):
         return None
@@ -240,7 +240,9 @@ def _training(request: Request) -> Training:
     return Training(
         precision=request.precision,  # type: ignore[arg-type]  # checked by Request
         optimizer_states=OPTIMIZER_STATES[request.optimizer],
-        clips=request.clips,
+        clips=request.clip > 0,
+        max_norm=request.clip,
+        accumulation=request.accumulation,  # type: ignore[arg-type]  # checked by Request
         batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
         recompute=request.recompute,  # type: ignore[arg-type]  # checked by Request
     )

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from shardwright.runtime.capture import Captured
 
-DEFAULT_BATCH = 16
 Batch = Mapping[str, Any] | tuple[Any, ...]
 
 
@@ -35,7 +34,8 @@ def capture(
 ) -> Captured:
     """Capture a model, by name or as a module with an example batch, at the global batch size.
 
-    ``precision`` auto keeps the model's own dtypes.
+    ``precision`` auto keeps the model's own dtypes. Without ``global_batch`` the example's own size
+    counts, of a model by name the default of the function that makes its batch.
     """
     from shardwright.runtime.capture import capture as capture_module
     from shardwright.runtime.capture import load_model
@@ -44,7 +44,7 @@ def capture(
     own = None if precision == "auto" else KEPT_AS.get(precision, precision)
     if isinstance(model, str):
         source = load_model(model)
-        size = global_batch or DEFAULT_BATCH
+        size = global_batch or source.own_batch_size()
         # Batches of one sample are special to export; a few samples stand for all.
         example = source.example(max(2, min(size, 4)), seq)
         name = source.name if model.startswith("hf:") else ""
@@ -67,6 +67,13 @@ def capture(
         batch_norm=over,
         outputs=outputs,
     )
+
+
+def own_batch_size(model: str) -> int:
+    """Return the samples of a step of a model by name where nobody says how many."""
+    from shardwright.runtime.capture import load_model
+
+    return load_model(model).own_batch_size()
 
 
 def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.core.plan import Plan
+from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin, read_plan_file, write_plan
@@ -60,10 +61,7 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
             f"the plan needs {len(devices)} devices, but this machine has {num_local_devices()}; "
             "plan for this machine (--cluster local), or start ranks on its hosts with torchrun"
         )
-    if job.clip and not plan.strategy.clips:
-        raise InputError(
-            "the plan does not clip gradients; leave out --clip, or plan with clipping"
-        )
+    _check_clip(plan.strategy, job.clip)
     watch.tell("starting ranks", 0.0)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error
     with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
@@ -79,6 +77,20 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
         with following(folder, watch):
             (end, *_) = launch(train_rank, len(devices), (task,), backend=task.backend)
         return _outcome(end, read_events(folder / "events"))
+
+
+def _check_clip(strategy: Strategy, asked: float | None) -> None:
+    """Refuse a norm that the plan cannot clip at, and a plan that clips without one."""
+    if asked and not strategy.clips:
+        raise InputError(
+            f"clipping costs a message, so a plan must have it, but this one does not clip at {asked}; "
+            "plan again with --clip, or leave out --clip"
+        )
+    if strategy.clips and not (strategy.max_norm if asked is None else asked):
+        raise InputError(
+            f"the plan clips gradients and needs a norm above 0, not {asked or 0}; give --clip, or "
+            "plan again without clipping"
+        )
 
 
 def train_rank(task: Task) -> LoopEnd:
@@ -121,6 +133,8 @@ def train_rank(task: Task) -> LoopEnd:
                 "seconds": step.seconds,
                 "tokens": tokens,
             }
+            if step.gradient_norm is not None:
+                event["gradient_norm"] = step.gradient_norm
             events.write(json.dumps(event) + "\n")
             events.flush()
         return (folder / "stop").exists()
@@ -150,6 +164,9 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
     timeline = end.timeline
     run = TrainingRun(
         losses=tuple(event["loss"] for event in events),
+        gradient_norms=tuple(
+            event["gradient_norm"] for event in events if "gradient_norm" in event
+        ),
         first_step=end.first_step,
         step_seconds=typical,
         tokens_per_second=tokens / typical if typical else 0.0,

@@ -257,7 +257,8 @@ def race_plans(
     ]
     steps: list[Callable[..., object]] = [executor.step for executor in executors]
     if task.with_torch:
-        steps.append(PlainData(build_seeded(source), optimizer).step)
+        max_norm = plans[0].strategy.max_norm
+        steps.append(PlainData(build_seeded(source), optimizer, max_norm).step)
     stream = source.batches(plans[0].global_batch, task.seq)
     batches = list(itertools.islice(stream, MOST_STEPS))
     is_first = executors[0].rank == 0

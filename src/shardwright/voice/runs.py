@@ -49,6 +49,7 @@ def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
         complete=run.is_complete,
         first_step=run.first_step,
         losses=run.losses,
+        gradient_norms=run.gradient_norms,
         step_seconds=run.step_seconds,
         tokens_per_second=run.tokens_per_second,
         peak_bytes=run.peak_bytes,

@@ -74,6 +74,8 @@ class Voice:
 
             def step(event: dict[str, float]) -> None:
                 text = f"loss {event['loss']:.4f}  {seconds_text(event['seconds'])}/step"
+                if "gradient_norm" in event:
+                    text += f"  gradient norm {event['gradient_norm']:.3g}"
                 if event.get("tokens"):
                     text += f"  {count_text(event['tokens'] / event['seconds'])} tokens/s"
                 bar.update(task, description=text, completed=event["step"])

@@ -10,6 +10,7 @@ import pytest
 from shardwright.errors import InputError
 from shardwright.runtime.capture import capture, load_model
 from shardwright.runtime.capture.tasks import KNOWN_CONFIGS
+from shardwright.verbs import subject
 
 pytestmark = pytest.mark.torch
 
@@ -32,6 +33,15 @@ def alone():
 
 def alone_batch(batch_size):
     return {"x": torch.zeros(batch_size, 4)}
+
+def usual(batch_size=6):
+    return Model(), {"x": torch.zeros(batch_size, 4)}
+
+def open():
+    return Model()
+
+def open_batch(batch_size=None, seq=3):
+    return {"x": torch.zeros(batch_size or 10, 4)}
 
 def broken():
     raise KeyError("no such thing")
@@ -154,3 +164,14 @@ def test_a_config_that_is_large_or_deep_is_one_message(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(InputError, match="not readable JSON"):
         load_model(f"hf:{path}")
+
+
+@pytest.mark.parametrize(
+    ("factory", "size"), [("pair", 2), ("alone", 16), ("usual", 6), ("open", 10)]
+)
+def test_without_a_global_batch_the_factorys_own_default_counts(
+    file: Path, factory: str, size: int
+) -> None:
+    assert load_model(f"{file}:{factory}").own_batch_size() == size
+    graph = subject.capture(f"{file}:{factory}").graph
+    assert {graph.tensors[index].shape[0] for index in graph.inputs} == {size}

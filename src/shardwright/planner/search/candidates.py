@@ -364,6 +364,8 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         batch_norm=training.batch_norm,
         optimizer_states=training.optimizer_states,
         clips=training.clips,
+        max_norm=training.max_norm,
+        accumulation=training.accumulation,
         label=describe(problem, arrangement, candidate.assignments),
     )
     return in_modes(problem, strategy, problem.chosen_modes(candidate.assignments))

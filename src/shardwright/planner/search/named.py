@@ -223,6 +223,8 @@ def _trained(context: Context, made: Strategy) -> Strategy:
         batch_norm=training.batch_norm,
         optimizer_states=training.optimizer_states,
         clips=training.clips,
+        max_norm=training.max_norm,
+        accumulation=training.accumulation,
     )
 
 

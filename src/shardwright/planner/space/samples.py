@@ -88,6 +88,9 @@ class _Analysis:
         if len(names) == 1 and "" not in names:
             sample = names.pop()
             if self._claim_sums(index, states):
+                if not self._cut_free(index, iteration, sample):
+                    what = "reads, sample by sample, what is made of parameters for the whole batch"
+                    self._block(index, what)
                 self._label(index, iteration, sample)
                 return sample
         elif not names:
@@ -102,14 +105,17 @@ class _Analysis:
                 return ""
         self._mark(index, State.WHOLE)
         if any(self.trained[tensor] for tensor in operator.inputs):
-            self.blocker = self.blocker or (
-                f"operator {operator.name} ({operator.kind}) mixes samples of the batch"
-            )
+            self._block(index, "mixes samples of the batch")
             return ""
         for tensor in operator.outputs:
             self.wanted_whole.add(tensor)
             self._label_whole(tensor)
         return ""
+
+    def _block(self, index: int, what: str) -> None:
+        operator = self.graph.operators[index]
+        where = f", in {operator.module}" if operator.module else ""
+        self.blocker = self.blocker or f"operator {operator.name} ({operator.kind}{where}) {what}"
 
     def _label_whole(self, tensor: int) -> None:
         """A tensor at hand as a whole can be cut along its first dim if that is as long as the batch.
@@ -120,6 +126,50 @@ class _Analysis:
         shape = self.graph.tensors[tensor].shape
         if shape and shape[0] == self.batch:
             self.state[tensor], self.dim[tensor] = State.SPLIT, 0
+
+    def _cut_free(self, index: int, iteration: Iteration, sample: str) -> bool:
+        """Cut along the samples what was made of parameters alone, one row per sample (the first step of
+        a recurrence that starts from zeros); false where it cannot be.
+
+        What depends on no parameters either is made once, and read piece by piece.
+        """
+        cut: dict[int, int] = {}
+        names: dict[int, str] = {}
+        pending = self._read_along(index, iteration, sample)
+        while pending:
+            tensor, dim = pending.pop()
+            if cut.setdefault(tensor, dim) != dim:
+                return False
+            producer = self.graph.tensors[tensor].producer
+            if producer < 0:
+                return False  # a parameter
+            made = iterate(self.graph, producer)
+            outputs = self.graph.operators[producer].outputs
+            name = made.outputs[outputs.index(tensor)][dim]
+            if not name or names.setdefault(producer, name) != name:
+                return False
+            if any(name not in those for those in made.outputs):
+                return False
+            places = zip(outputs, [those.index(name) for those in made.outputs], strict=True)
+            pending += [place for place in places if place[0] not in cut]
+            pending += [p for p in self._read_along(producer, made, name) if p[0] not in cut]
+        readers = {reader for tensor in cut for reader in self.graph.consumers[tensor]}
+        if any(reader < index and reader not in names for reader in readers):
+            return False  # it was read whole, too
+        for tensor, dim in cut.items():
+            self.state[tensor], self.dim[tensor] = State.SPLIT, dim
+        for producer, name in names.items():
+            self.operator_dim[producer] = name
+        return True
+
+    def _read_along(self, index: int, iteration: Iteration, name: str) -> list[tuple[int, int]]:
+        """Return (tensor, dim) of what an operator reads along a dim that depends on parameters only."""
+        pairs = zip(self.graph.operators[index].inputs, iteration.inputs, strict=True)
+        return [
+            (tensor, names.index(name))
+            for tensor, names in pairs
+            if name in names and self.state[tensor] is State.FREE and self.trained[tensor]
+        ]
 
     def _repeats_for_batch(self, index: int, iteration: Iteration, states: list[State]) -> str:
         """Return the dim along which something without samples is repeated once for each, or ""."""

@@ -3,7 +3,7 @@
 A factory is a function without required arguments that returns ``(module, batch)``, batch being a
 mapping by forward's argument names. It may also return only the module; then a function
 ``<factory>_batch`` beside it, or ``example_batch``, makes the batch. Factory and batch function may
-take ``batch_size`` and ``seq`` if they like. ``training_data(batch_size, seq, start)`` beside it yields
+take ``batch_size`` and ``seq`` if they like; without a global batch its default counts. ``training_data(batch_size, seq, start)`` beside it yields
 batches to train on, ``held_out_data`` batches to evaluate on. Nothing is downloaded.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import InputError
 from shardwright.runtime.capture.huggingface import hugging_face
-from shardwright.runtime.capture.source import ModelSource
+from shardwright.runtime.capture.source import USUAL_BATCH, ModelSource
 
 
 def load_model(spec: str) -> ModelSource:
@@ -55,6 +55,7 @@ def load_model(spec: str) -> ModelSource:
         partial(_batch, spec, factory, batches),
         None if data is None else partial(_data, spec, data),
         None if kept is None else partial(_data, spec, kept),
+        partial(_own_batch_size, spec, factory, batches),
     )
 
 
@@ -130,7 +131,40 @@ def _batch(
     seq: int | None,
 ) -> dict[str, Tensor]:
     """Make the batch and bring it to the batch size asked for."""
-    options = {"batch_size": batch_size, "seq": seq}
+    made = _made(spec, factory, batches, {"batch_size": batch_size, "seq": seq})
+    sizes = [tensor.shape[0] for tensor in made.values() if tensor.dim()]
+    return {
+        name: resize(tensor, batch_size) if tensor.dim() and tensor.shape[0] == sizes[0] else tensor
+        for name, tensor in made.items()
+    }
+
+
+def _own_batch_size(
+    spec: str, factory: Callable[..., Any], batches: Callable[..., Any] | None
+) -> int:
+    """Return the default of ``batch_size``, or where there is none the size of the batch that is made
+    without one."""
+    try:
+        parameter = inspect.signature(batches or factory).parameters.get("batch_size")
+    except (TypeError, ValueError):  # such as a callable written in C
+        parameter = None
+    default = parameter.default if parameter is not None else None
+    if default is inspect.Parameter.empty:
+        return USUAL_BATCH
+    if isinstance(default, int) and default > 0:
+        return default
+    made = _made(spec, factory, batches, {})
+    sizes = [tensor.shape[0] for tensor in made.values() if tensor.dim()]
+    return (sizes or [0])[0] or USUAL_BATCH
+
+
+def _made(
+    spec: str,
+    factory: Callable[..., Any],
+    batches: Callable[..., Any] | None,
+    options: dict[str, Any],
+) -> Mapping[str, Tensor]:
+    """Call the user's function for a batch and check what it makes."""
     if batches is not None:
         made = _call(spec, batches, options)
     else:
@@ -142,11 +176,7 @@ def _batch(
             f"example_batch(batch_size) beside it, the batch being a dict of tensors by the names of "
             f"forward's arguments"
         )
-    sizes = [tensor.shape[0] for tensor in made.values() if tensor.dim()]
-    return {
-        name: resize(tensor, batch_size) if tensor.dim() and tensor.shape[0] == sizes[0] else tensor
-        for name, tensor in made.items()
-    }
+    return made
 
 
 def _data(

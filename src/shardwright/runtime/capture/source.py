@@ -12,6 +12,12 @@ from torch import Tensor, nn
 from shardwright.errors import InputError
 
 HELD_OUT_BATCHES = 8
+# Samples of a batch where neither the user nor the model's own function says how many.
+USUAL_BATCH = 16
+
+
+def _usual_batch() -> int:
+    return USUAL_BATCH
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,8 @@ class ModelSource:
     """A model that can be built and fed.
 
     ``make_module`` builds it under whatever device is current. ``make_batch`` takes batch size and
-    sequence length (None: the model's own choice) and makes an example batch.
+    sequence length (None: the model's own choice) and makes an example batch. ``own_batch_size``
+    says how many samples it has where nobody asks for a number.
     """
 
     name: str
@@ -27,6 +34,7 @@ class ModelSource:
     make_batch: Callable[[int, int | None], dict[str, Tensor]]
     make_batches: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
     make_held_out: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
+    own_batch_size: Callable[[], int] = _usual_batch
 
     def build(self, device: str = "meta") -> nn.Module:
         """Build the module; on ``meta`` without storage, or on the CPU where it resists that."""

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from shardwright.runtime.capture import operators
+from shardwright.runtime.capture.alone import MADE_ALONE, made_alone
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -187,6 +188,8 @@ class Translator:
             target is not aten.contiguous.default or not args[0].meta.is_contiguous()
         ):
             return None, args, kwargs  # values never change, and reshape takes any strides
+        if target in MADE_ALONE:
+            return made_alone(target, args, kwargs)
         if target in RESHAPES or target in CASTS:
             with torch.no_grad():
                 metas = map_values(args, lambda value: value.meta)
@@ -284,6 +287,8 @@ class Translator:
             return self.recorder.emit(aten.full_like.default, before, args[0])
         if name == "zero_":
             return self.recorder.emit(aten.zeros_like.default, before)
+        if name == "bernoulli_" and not (args or kwargs):
+            args = [0.5]  # the default of the in-place form; the other has none
         renamed = {"normal_": "normal_functional"}.get(name, name[:-1])
         packet = getattr(aten, renamed, None)
         twin = getattr(packet, overload, None) or getattr(packet, "p", None)

@@ -17,7 +17,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
-from shardwright.core.strategy import MIXED, Mesh, Precision, Recomputation
+from shardwright.core.strategy import MIXED, Accumulation, Mesh, Precision, Recomputation
 from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.collective import halo_seconds
@@ -58,6 +58,8 @@ class Training:
     precision: Precision = "float32"
     optimizer_states: int = 2
     clips: bool = False
+    max_norm: float = 0.0
+    accumulation: Accumulation = "float32"
     batch_norm: Literal["local", "synchronised"] = "local"
     recompute: Recomputation | Literal["auto"] = "auto"
 
@@ -276,7 +278,8 @@ class Context:
 
     def sum_dtype(self, dtype: str, num_microbatches: int) -> str:
         """Return the dtype in which gradients of so many microbatches of a parameter add up."""
-        return self.master_dtype(dtype) if num_microbatches > 1 else dtype
+        adds_wide = num_microbatches > 1 and self.training.accumulation == "float32"
+        return self.master_dtype(dtype) if adds_wide else dtype
 
     def update_seconds(self, num_bytes: float) -> float:
         """Return the seconds of the optimizer on a master parameter of so many bytes."""

@@ -1,8 +1,10 @@
-"""Operators that make tensors. Fills can be made in pieces, sequences and random draws cannot."""
+"""Operators that make tensors. Fills can be made in pieces, and so can draws that follow a tensor: each
+piece draws its own, as dropout does. Sequences and draws of a given shape cannot."""
 
 from __future__ import annotations
 
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.pointwise import pointwise
 from shardwright.planner.space.rules.signature import (
     Rule,
     Signature,
@@ -34,8 +36,14 @@ RULES: dict[str, Rule] = {
         """
         arange.default arange.start arange.start_step linspace.default scalar_tensor.default
         eye.default eye.m rand.default randn.default randint.default randint.low randperm.default
-        rand_like.default randn_like.default randint_like.default bernoulli.default bernoulli.p
-        bernoulli.Tensor multinomial.default normal_functional.default
+        multinomial.default
+        """,
+    ),
+    **family(
+        pointwise,
+        """
+        rand_like.default randn_like.default randint_like.default randint_like.low_dtype
+        bernoulli.default bernoulli.p bernoulli.Tensor normal_functional.default
         """,
     ),
 }

@@ -80,7 +80,12 @@ def index(call: Signature) -> Iteration:
 
 
 def index_put(call: Signature) -> Iteration:
-    """Place by tensors ``x[i, j] = values``: dims behind the indexed ones split."""
+    """Place by tensors ``x[i, j] = values``: dims behind the indexed ones split.
+
+    Where one mask of the leading dims says where, all dims split.
+    """
+    if call.dtypes[1] == "bool":
+        return _masked(call)
     at, free, full = _indexed(call)
     if at != tuple(range(len(at))):
         raise NotUnderstood("an index in the middle")
@@ -94,6 +99,19 @@ def index_put(call: Signature) -> Iteration:
     is_sum = call.attribute("accumulate") is True and values == whole_values
     linear = (0, call.position("values")) if is_sum else ()
     return space(call, [free, *inputs], [free], linear=linear)
+
+
+def _masked(call: Signature) -> Iteration:
+    """``x[mask] = values``, as many values as dims behind the mask: the same at every place of it."""
+    if call.names[1:] != ("indices.0", "values"):
+        raise NotUnderstood("more than one mask")
+    full, mask, values = call.inputs
+    names = numbered(len(full))
+    behind = full[len(mask) :]
+    if mask != full[: len(mask)] or len(values) > len(behind):
+        raise NotUnderstood("a value for every place, as many as the mask is true")
+    given = broadcast(values, names[len(mask) :], behind)
+    return space(call, [names, names[: len(mask)], given], [names])
 
 
 def _indexed(call: Signature) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
     Names,
     NotUnderstood,
@@ -63,7 +64,12 @@ def recurrent(call: Signature) -> Iteration:
     return space(call, inputs, outputs)
 
 
+_CELL = "input b _, hx b _, w_ih _ _, w_hh _ _, b_ih _, b_hh _ -> b _"
+_LSTM_CELL = _CELL.replace("hx b _", "hx.0 b _, hx.1 b _") + ", b _"
+
 RULES: dict[str, Rule] = {
     "aten.scaled_dot_product_attention.default": attention,
     **family(recurrent, "lstm.input gru.input rnn_tanh.input rnn_relu.input"),
+    **family(equation(_CELL), "gru_cell.default rnn_tanh_cell.default rnn_relu_cell.default"),
+    "aten.lstm_cell.default": equation(_LSTM_CELL),
 }

@@ -20,6 +20,7 @@ EXAMPLES = {
     **every("randint.low", call(2, 5, [4, 6])),
     **every("rand_like.default randn_like.default bernoulli.default", call(U(4, 6))),
     **every("randint_like.default", call(K(4, 6), 5)),
+    **every("randint_like.low_dtype", call(K(4, 6), 2, 5)),
     **every("bernoulli.Tensor", call(K(4, 6), K(6))),
     **every("bernoulli.p", call(K(4, 6), 0.5)),
     **every("multinomial.default", call(U(4, 6), 2)),

@@ -51,6 +51,11 @@ EXAMPLES = {
         call(F(6, 4), [L(0, 2, 3)], F(4)),
         call(F(4, 6), [None, L(0, 1)], F(2)),
         call(F(6, 6, 4), [I(8), I(8)], F(1, 4), True),
+        call(F(4, 6, 8), [B(4, 6)], F(8)),
+        call(F(4, 6, 8), [B(4)], F()),
+        call(F(4, 6), [B(4, 6)], F()),
+        call(F(4, 6), [B(4, 6)], F(), True),
+        call(F(4, 6, 8), [B(4)], F(6, 1)),
     ),
     **every("one_hot.default", call(I(4, 6), 5), call(I(4, 6))),
 }

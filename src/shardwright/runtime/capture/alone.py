@@ -1,0 +1,24 @@
+"""Tensors that are made after another one's dtype and device, made without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.runtime.capture.record import aten
+
+# What takes another tensor only for its dtype and device, and what needs none.
+MADE_ALONE = {
+    aten.new_zeros.default: aten.zeros.default,
+    aten.new_ones.default: aten.ones.default,
+    aten.new_full.default: aten.full.default,
+    aten.new_empty.default: aten.empty.memory_format,
+}
+
+
+def made_alone(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a call that makes the same tensor without another: an initial state, or a mask to draw,
+    depends neither on the batch nor on parameters."""
+    lender, *rest = args
+    dtype = kwargs.get("dtype") or lender.meta.dtype
+    device = kwargs.get("device") or lender.meta.device
+    return MADE_ALONE[target], rest, {"dtype": dtype, "device": device}
