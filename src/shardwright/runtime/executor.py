@@ -25,6 +25,7 @@ from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.capture.hooks import with_modules_of
 from shardwright.runtime.float8 import check_device
 from shardwright.runtime.interpreter import (
     Action,
@@ -87,6 +88,7 @@ class Executor:
         options: RunOptions | None = None,
     ) -> None:
         keep_freed_memory()
+        captured = with_modules_of(captured, module)
         self.captured, self.program, self.options = captured, program, options or RunOptions()
         self.world = self.options.world or TorchWorld(self.options.timeout)
         self.rank = self.world.rank

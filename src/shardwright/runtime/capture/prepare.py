@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.record import Unsupported
 
 
 class LossOnly(nn.Module):
@@ -280,38 +279,6 @@ def eager_paths() -> Iterator[None]:
         nn.Module.to = convert  # type: ignore[method-assign]
         for module, value in zip(asking, before, strict=True):
             setattr(module, name, value)
-
-
-# Functions whose written backward is the derivative of their forward, which autograd finds as well.
-PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
-
-
-class _NoContext:
-    """Stands for the context of a function whose backward is not used."""
-
-    def save_for_backward(self, *_: Tensor) -> None:
-        """Keep nothing."""
-
-
-@contextlib.contextmanager
-def no_custom_gradients() -> Iterator[None]:
-    """Refuse ``torch.autograd.Function``: export would keep its forward and lose its backward."""
-
-    original = torch.autograd.Function.__dict__["apply"]
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # The wrapper torch itself puts around a custom operator: export keeps it whole.
-        if cls.__name__.startswith("GeneratedBackwardFor_"):
-            return original.__func__(cls, *args, **kwargs)
-        if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
-            return cls.forward(_NoContext(), *args, **kwargs)  # type: ignore[attr-defined]
-        raise Unsupported(f"the custom gradient of {cls.__name__}")
-
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original
 
 
 def first_line(error: BaseException) -> str:
