@@ -307,6 +307,12 @@ class Once(nn.Module):
         return x + self.bias
 
 
+def test_an_opaque_module_is_seen_in_the_precision_of_the_plan() -> None:
+    module, batch = made(partial(Stack, partial(Keeping, "counter")))()
+    graph = capture(module, batch, precision="float32").graph
+    assert {tensor.dtype for tensor in graph.tensors} == {"float32"}
+
+
 def test_what_only_the_first_call_does_is_not_done_again() -> None:
     assert opaque(assert_trains_as_plain(made(partial(Stack, Once)))) == ["Once"]
 

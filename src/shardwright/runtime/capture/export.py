@@ -88,6 +88,7 @@ def capture(
         outputs=tuple(dict.fromkeys(outputs)),
         name=name or type(module).__name__,
         synchronised=batch_norm == "synchronised",
+        dtype=dtype,
         copied=lambda: fake_copy(mode, module, dtype),
     )
     with quiet(), eager_masks(prepared.tensors), untouched_numbers():
@@ -124,6 +125,7 @@ class _Job:
     outputs: tuple[str, ...]
     name: str
     synchronised: bool
+    dtype: torch.dtype | None
     copied: Callable[[], nn.Module]
 
     @cached_property
@@ -149,7 +151,7 @@ class _Job:
     def seen(self) -> Observation | None:
         """What a run shows of the model, None where it cannot be run here."""
         try:
-            return observe(self.module, self.named)
+            return observe(self.module, self.named, self.dtype)
         except Unsupported:
             pass
         twin = self.copied().train()

@@ -64,16 +64,19 @@ class Observation:
     keeps: frozenset[str]
 
 
-def observe(module: nn.Module, batch: Mapping[str, Any]) -> Observation:
-    """Run a copy of the model for real, again where the first run changed its attributes.
+def observe(
+    module: nn.Module, batch: Mapping[str, Any], dtype: torch.dtype | None = None
+) -> Observation:
+    """Run a copy of the model for real, floating tensors as ``dtype`` where it is given.
 
     Raises Unsupported where the model is too large for that, CaptureError where it does not run.
     """
-    return watch_runs(real_copy(module).train(), {name: _real(one) for name, one in batch.items()})
+    twin = real_copy(module).to(dtype).train()
+    return watch_runs(twin, {name: _real(value, dtype) for name, value in batch.items()})
 
 
 def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
-    """Run a module that is ours on a batch, and see what it does."""
+    """Run a module that is ours on a batch, again where the first run changed its attributes."""
     before = fingerprint(twin)
     values = {name: tensor.detach().clone() for name, tensor in _tensors(twin)}
     watch = _Watch(twin)
@@ -131,13 +134,15 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _real(value: Any) -> Any:
+def _real(value: Any, dtype: torch.dtype | None) -> Any:
     """Return a batch tensor's own copy: a forward may ask it for a gradient."""
     if not isinstance(value, Tensor):
         return value
+    chosen = dtype if dtype is not None and value.is_floating_point() else value.dtype
     if value.is_meta:
-        return torch.zeros(value.shape, dtype=value.dtype)
-    return value.detach().cpu().clone().requires_grad_(value.requires_grad)
+        return torch.zeros(value.shape, dtype=chosen)
+    copied = value.detach().to(device="cpu", dtype=chosen, copy=True)
+    return copied.requires_grad_(value.requires_grad)
 
 
 def _like(tensor: Tensor) -> Tensor:
