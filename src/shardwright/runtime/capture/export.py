@@ -39,6 +39,7 @@ from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.prepare import (
     Batch,
     LossOnly,
+    check_modules,
     eager_masks,
     eager_paths,
     fake_batch,
@@ -78,6 +79,7 @@ def capture(
     """
     named = named_batch(module, batch)
     dtype = floating(precision)
+    check_modules(module)
     check_hooks(module)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     prepared = fake_batch(mode, named, global_batch, dtype)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture.assemble import Captured
 from shardwright.runtime.capture.keeping import State, put_state, take_state
-from shardwright.runtime.capture.observe import Observation, Site, is_inside, tensors_of
+from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
 from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.record import Slot
 
@@ -192,8 +192,7 @@ def opaque_modules(
         with _replaced(twin, sorted(paths), seen) as is_done:
             if is_done:
                 yield tuple(sorted(paths))
-        parents = {path.rpartition(".")[0] for path in paths}
-        parents = {path if path in seen.sites else path.rpartition(".")[0] for path in parents}
+        parents = {called(path.rpartition(".")[0], seen.sites) for path in paths}
         if "" in parents:
             return
         paths = _outermost(parents)

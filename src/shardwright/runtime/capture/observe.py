@@ -33,7 +33,9 @@ from shardwright.runtime.capture.keeping import (
     python_numbers,
     untouched_numbers,
 )
+from shardwright.runtime.capture.prepare import model_line
 from shardwright.runtime.capture.record import Unsupported
+from shardwright.runtime.capture.source import maker_of
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 500_000_000
@@ -97,7 +99,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         reasons += again.carried(changed)
     whole: dict[str, str] = {}
     for path, reason in reasons:
-        whole.setdefault(path, reason)
+        whole.setdefault(called(path, watch.sites), reason)
     return Observation(
         sites=watch.sites,
         output=first,
@@ -111,19 +113,30 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     )
 
 
+def called(path: str, sites: Mapping[str, Site]) -> str:
+    """Return the path itself or the next around it that was called with what can be passed on."""
+    while path and path not in sites:
+        path = path.rpartition(".")[0]
+    return path
+
+
 def is_inside(path: str, other: str) -> bool:
     """Whether a module's path is another's or lies below it."""
     return not other or path == other or path.startswith(f"{other}.")
 
 
 def real_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with storage: the module's own values, or small noise for meta."""
+    """Return a copy on the CPU with storage: the module's own values; for one on the meta device
+    those it would have been built with, or small noise where it is not known how it was built."""
     if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_REAL_MODEL:
         raise Unsupported("the model is too large to be run once on this machine")
-    twin = copy.deepcopy(module)
-    if not any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers())):
-        return twin.cpu()
-    twin = twin.to_empty(device="cpu")
+    if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        return copy.deepcopy(module).cpu()
+    make = maker_of(module)
+    if make is not None:
+        with torch.random.fork_rng():
+            return make()
+    twin = copy.deepcopy(module).to_empty(device="cpu")
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
             tensor.normal_(0, 0.02) if tensor.is_floating_point() else tensor.zero_()
@@ -192,10 +205,11 @@ class _Watch:
         except CaptureError:
             raise
         except Exception as error:
+            place = f" at {line}" if (line := model_line(error)) else ""
             raise CaptureError(
                 f"a model must run on its example batch, but {type(self.module).__name__} failed "
-                f"with {type(error).__name__}: {error}; check the model and the batch's shapes and "
-                "dtypes"
+                f"with {type(error).__name__}{place}: {error}; check the model and the batch's "
+                "shapes and dtypes"
             ) from error
         finally:
             for handle in handles:
@@ -229,15 +243,23 @@ class _Watch:
             def leave(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
                 self._look()
                 self._frames.pop()
-                if path not in self.sites:
-                    asking = enumerate(tensors_of((args, kwargs)))
-                    self.sites[path] = Site(asking=frozenset(n for n, t in asking if _asks(t)))
-                site = self.sites[path]
-                site.arguments.append(pytree.tree_map_only(Tensor, _like, (args, kwargs)))
-                site.results.append(pytree.tree_map_only(Tensor, _like, result))
+                self._record(path, (args, kwargs), result)
 
             yield child.register_forward_pre_hook(enter, with_kwargs=True)
             yield child.register_forward_hook(leave, with_kwargs=True)
+
+    def _record(self, path: str, given: Any, result: Any) -> None:
+        try:
+            arguments, results = (
+                pytree.tree_map_only(Tensor, _like, tree) for tree in (given, result)
+            )
+        except Exception:  # noqa: BLE001 - a packed sequence cannot hold anything but real tensors
+            return  # so this module cannot be called by itself; one around it may be
+        if path not in self.sites:
+            tensors = enumerate(tensors_of(given))
+            self.sites[path] = Site(asking=frozenset(place for place, t in tensors if _asks(t)))
+        self.sites[path].arguments.append(arguments)
+        self.sites[path].results.append(results)
 
     def _look(self) -> None:
         """Say what has happened since the last look: the innermost running module did it."""
