@@ -124,3 +124,22 @@ def test_packed_sequences_are_captured_in_the_module_around_them() -> None:
     batch = {"x": torch.randn(4, 6, 4).double(), "lengths": torch.tensor([6, 5, 4, 2])}
     captured = check(Packed().double(), batch)
     assert [operator.kind for operator in captured.graph.operators] == ["opaque.Packed"]
+
+
+class Cached(nn.Module):
+    """Makes a table at the first call, and looks up more than there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(4, 4), None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.places is None:
+            self.places = torch.arange(4.0)
+        return (self.table(tokens) + self.places).square().mean()
+
+
+def test_a_model_that_cannot_be_watched_is_captured_with_a_note() -> None:
+    graph = capture(Cached(), {"tokens": torch.full((8, 2), 9)}).graph
+    assert any("forward changes places" in note and "IndexError" in note for note in graph.notes)
+    assert not any(operator.kind.startswith("opaque") for operator in graph.operators)

@@ -9,7 +9,7 @@ modules opaque.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -156,13 +156,26 @@ class _Job:
             return observe(self.module, self.named, self.dtype)
         except Unsupported:
             pass
-        twin = self.copied().train()
-        mode = next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined]
         try:
-            with mode:
-                return watch_runs(twin, {**self.batch.tensors, **self.batch.constants})
+            return self.seen_without_values
         except CaptureError:  # without values this may have any reason
             return None
+
+    @cached_property
+    def seen_without_values(self) -> Observation:
+        """What a run of a fake copy shows: cheap, but not what depends on values."""
+        mode = next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined]
+        twin = self.copied().train()
+        with mode:
+            return watch_runs(twin, {**self.batch.tensors, **self.batch.constants})
+
+    def is_harmless(self) -> bool:
+        """Whether what forward changes in Python is sure to be without influence on later calls."""
+        try:
+            seen = self.seen_without_values
+        except CaptureError:
+            return False
+        return seen.is_sure and not seen.whole
 
 
 def _export_watched(job: _Job) -> Captured:
@@ -173,8 +186,16 @@ def _export_watched(job: _Job) -> Captured:
         captured = _export(job)
     if numbers == python_numbers() and not changed:
         return captured
-    if job.seen is not None and not job.seen.whole:
-        return captured
+    try:
+        if job.is_harmless() or (job.seen is not None and not job.seen.whole):
+            return captured
+    except CaptureError as error:
+        if numbers != python_numbers():
+            raise
+        names = ", ".join(sorted({f"{path}.{name}".lstrip(".") for path, name in changed})[:3])
+        note = f"forward changes {names}, and whether that matters to later steps is not known"
+        graph = replace(captured.graph, notes=(*captured.graph.notes, f"{note} ({error})"))
+        return replace(captured, graph=graph)
     raise _Frozen
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.gradients import (
@@ -57,6 +58,7 @@ class Observation:
 
     ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
     all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
+    ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
     """
 
     sites: dict[str, Site]
@@ -64,6 +66,7 @@ class Observation:
     whole: dict[str, str]
     differentiates: frozenset[str]
     keeps: frozenset[str]
+    is_sure: bool = True
 
 
 def observe(
@@ -81,7 +84,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     """Run a module that is ours on a batch, again where the first run changed its attributes."""
     before = fingerprint(twin)
     values = {name: tensor.detach().clone() for name, tensor in _tensors(twin)}
-    watch = _Watch(twin)
+    watch, is_sure = _Watch(twin), True
     first = watch.run(batch)
     changed = changes(before, fingerprint(twin))
     reasons = list(watch.reasons)
@@ -94,7 +97,10 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         warm = fingerprint(twin)
         second = again.run(batch)
         moving = changes(warm, fingerprint(twin))
-        if _same(first, second):  # what only the first call changed is a cache
+        same = _same(first, second)
+        if same is None:  # without values, unless both calls did the same things
+            same, is_sure = True, watch.stream == again.stream
+        if same:  # what only the first call changed is a cache
             changed = [one for one in changed if one in set(moving)]
         reasons += again.carried(changed)
     whole: dict[str, str] = {}
@@ -110,6 +116,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         },
         differentiates=frozenset(watch.differentiating),
         keeps=frozenset(path for path, _ in changed),
+        is_sure=is_sure,
     )
 
 
@@ -167,11 +174,32 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any) -> bool | None:
+    """Whether two results have equal values, None for tensors without values."""
     pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
     if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
-        return True  # without values nothing else can be said
+        return None
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+class _Stream(TorchDispatchMode):
+    """Notes the operators of a run and the shapes of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # asks for a device; answers are remembered
+            return result
+        shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
+        numbers = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _NUMBERS)]
+        self.noted.append((str(func), numbers, shapes))
+        return result
+
+
+_NUMBERS = (bool, int, float)
 
 
 class _Watch:
@@ -183,6 +211,7 @@ class _Watch:
         self.reasons: list[tuple[str, str]] = []
         self.differentiating: set[str] = set()
         self.attributes = list(attributes)
+        self.stream: list[Any] = []
         self._touched: dict[Attribute, list[tuple[str, ...]]] = {}
         self._written: set[Attribute] = set()
         self._carried: set[Attribute] = set()
@@ -201,7 +230,12 @@ class _Watch:
                 self._looked_up(),
             ):
                 self._numbers = python_numbers()
-                return self.module(**batch)
+                if not any(isinstance(one, FakeTensor) for one in batch.values()):
+                    return self.module(**batch)
+                with _Stream() as stream:
+                    result = self.module(**batch)
+                self.stream = stream.noted
+                return result
         except CaptureError:
             raise
         except Exception as error:
@@ -301,7 +335,9 @@ class _Watch:
         originals = {path: type(self.module.get_submodule(path)) for path in names}
         try:
             for path, original in originals.items():
-                members = {name: self._property((path, name)) for name in names[path]}
+                members: dict[str, Any] = {"__module__": original.__module__}
+                members["__qualname__"] = original.__qualname__  # models look classes up by name
+                members |= {name: self._property((path, name)) for name in names[path]}
                 seen = type(original.__name__, (original,), members)
                 self.module.get_submodule(path).__class__ = seen
             yield
