@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.record import Unsupported
 
 
 class LossOnly(nn.Module):
@@ -287,6 +288,8 @@ def first_line(error: BaseException) -> str:
     """Return what an error says first, and the line of the model that it comes from."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    if isinstance(error, Unsupported):
+        text = str(error)
     place = model_line(error)
     return f"{text}, at {place}" if place else text
 
