@@ -43,7 +43,8 @@ def run(
         checkpoint_every=checkpoint_every,
         resume=resume,
     )
-    voice.show_unruled(speaker, api.read_origin(plan).unruled, model)
+    notes = api.read_frontier(plan, pick).best.notes
+    voice.show_unruled(speaker, api.read_origin(plan).unruled, model, notes)
     with speaker.training(steps) as watch:
         done = api.run(plan, job, watch, pick=pick)
     voice.show_training(speaker, done, job)

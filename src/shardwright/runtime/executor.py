@@ -25,6 +25,7 @@ from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
+from shardwright.runtime.capture.hooks import with_modules_of
 from shardwright.runtime.interpreter import (
     Action,
     Compiled,
@@ -90,6 +91,7 @@ class Executor:
         resize: Resize | None = None,
     ) -> None:
         keep_freed_memory()
+        captured = with_modules_of(captured, module)
         self.captured, self.program, self.options = captured, program, options or RunOptions()
         self.world = self.options.world or TorchWorld(self.options.timeout)
         self.rank = self.world.rank

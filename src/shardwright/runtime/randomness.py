@@ -8,15 +8,19 @@ splits draws the same under every plan with as many microbatches. The rule:
     place = blake2b-64(repr((operator, coordinate)))
     seed of the generator = splitmix64(place + splitmix64(seed) + step * 2**20 + microbatch + 1)
 
-where microbatch counts from 0, and is -1 for what runs once per step.
+where microbatch counts from 0, and is -1 for what runs once per step. An opaque module finds the
+generators of Python and NumPy seeded by the same number (NumPy's by its lowest 32 bits).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 _MASK = (1 << 64) - 1
@@ -54,7 +58,11 @@ class RandomSource:
 
     def reseed(self, place: int) -> None:
         """Seed the generator for one operator; ``place`` is its ``place_seed``."""
-        self._generator.manual_seed(splitmix64(place + self.moment))
+        self._generator.manual_seed(self.number(place))
+
+    def number(self, place: int) -> int:
+        """Return the seed of an operator at this moment."""
+        return splitmix64(place + self.moment)
 
     def state(self) -> torch.Tensor:
         """Return the generator's state, to be put back after the step."""
@@ -68,6 +76,19 @@ class RandomSource:
 def reseed(source: RandomSource, place: int) -> None:
     """Call ``RandomSource.reseed``: graphs can only name module-level functions."""
     source.reseed(place)
+
+
+@contextlib.contextmanager
+def python_seeded(number: int) -> Iterator[None]:
+    """Seed the random numbers of Python and NumPy for a while; the user's own are not ours to move."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def is_random(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

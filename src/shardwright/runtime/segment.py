@@ -25,7 +25,13 @@ from shardwright.runtime.float8 import SCALED
 from shardwright.runtime.halos import average_inside
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
-from shardwright.runtime.randomness import RandomSource, is_random, place_seed, reseed
+from shardwright.runtime.randomness import (
+    RandomSource,
+    is_random,
+    place_seed,
+    python_seeded,
+    reseed,
+)
 
 # Arguments that tell an operator it is training, and what they are when it is not.
 INFERENCE = {"train": False, "training": False, "dropout_p": 0.0, "dropout": 0.0}
@@ -193,7 +199,7 @@ class _Builder:
     def _first_on(self, axes: tuple[int, ...]) -> bool:
         return all(self.site.coordinate[axis] == 0 for axis in axes)
 
-    def _reseed(self, call: Call) -> None:
+    def _reseed(self, call: Call) -> int:
         if self.randomness is None:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
                 self.randomness = self.graph.get_attr("randomness")
@@ -203,21 +209,28 @@ class _Builder:
         )
         place = place_seed(call.operator, coordinate)
         self.graph.call_function(reseed, (self.randomness, place))
+        return place
 
     def _opaque(self, call: Call, target: Any, tensors: list[fx.Node]) -> fx.Node:
         """Call a module as a whole: graphs can name functions only, so it is held beside them.
 
         It is always seeded, so that its replicas, and recomputation, draw the same numbers.
         """
-        self._reseed(call)
+        place = self._reseed(call)
         name = f"opaque_{call.operator}"
         self.held[name] = target
-        arguments = (self.graph.get_attr(name), tensors, self.mode.training, self.mode.writes)
+        mode = (self.mode.training, self.mode.writes and self.mode.training)
+        drawn = (self.randomness, place)
+        arguments = (self.graph.get_attr(name), tensors, drawn, mode)
         return self.graph.call_function(_run_opaque, arguments)
 
 
-def _run_opaque(target: Opaque, tensors: list[Tensor], training: bool, writes: bool) -> Any:
-    return target(tensors, training, writes and training)
+def _run_opaque(
+    target: Opaque, tensors: list[Tensor], drawn: tuple[RandomSource, int], mode: tuple[bool, bool]
+) -> Any:
+    source, place = drawn
+    with python_seeded(source.number(place)):
+        return target(tensors, *mode)
 
 
 def _item(results: Any, position: int) -> Any:

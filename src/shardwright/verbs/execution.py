@@ -28,6 +28,7 @@ def build_executor(
     options: RunOptions | None = None,
 ) -> Executor:
     """Join the world and make the executor; see ``api.build``."""
+    from shardwright.runtime.capture.hooks import with_modules_of
     from shardwright.runtime.capture.prepare import named_batch
     from shardwright.runtime.executor import Executor
     from shardwright.runtime.launch import join_world
@@ -51,7 +52,7 @@ def build_executor(
 
     def resized(other: Mapping[str, Tensor]) -> tuple[Captured, Program]:
         given = {name: other[name] for name in captured.batch_names}
-        again = captured_with({**example, **given}, None)
+        again = with_modules_of(captured_with({**example, **given}, None), model)
         return again, lower(again.graph, resize(captured.graph, again.graph, strategy))
 
     program = lower(captured.graph, strategy)

@@ -56,9 +56,12 @@ def show_rules(voice: Voice, found: RuleChecks) -> None:
         voice.next("correct the rule in planner/space/rules; docs/guides/add-an-operator.md")
 
 
-def show_unruled(voice: Voice, rows: Sequence[Unruled], model: str) -> None:
-    """Say, before anything runs, what of a model no rule splits, and what it costs."""
-    voice.say(*unruled_lines([(one.kind, one.count, one.share) for one in rows], model))
+def show_unruled(
+    voice: Voice, rows: Sequence[Unruled], model: str, notes: Sequence[str] = ()
+) -> None:
+    """Say, before anything runs, what of a model no rule splits, what it costs, and the plan's notes."""
+    lines = unruled_lines([(one.kind, one.count, one.share) for one in rows], model)
+    voice.say(*lines, *(Text(f"Note: {note}", style="dim") for note in notes))
 
 
 def show_proposals(voice: Voice, found: Sequence[Proposal]) -> None:

@@ -1,6 +1,6 @@
 """Capture a module with its loss as an operator graph that can also be executed.
 
-The module is never run and never touched: a copy with fake parameters (shapes without storage) goes
+The module is never touched: a copy with fake parameters (shapes without storage) goes
 through ``torch.export`` into its training IR at the global batch size, so an 8B model built on the
 meta device and a live one are captured alike. Where export fails, ``hooks`` makes the offending
 modules opaque.
@@ -8,8 +8,9 @@ modules opaque.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -27,10 +28,18 @@ from shardwright.runtime.capture.assemble import (
     live_records,
 )
 from shardwright.runtime.capture.fused import seen_as, take_apart
-from shardwright.runtime.capture.hooks import call_whole, observe, opaque_modules
+from shardwright.runtime.capture.gradients import check_hooks, no_custom_gradients
+from shardwright.runtime.capture.hooks import call_whole, opaque_modules
+from shardwright.runtime.capture.keeping import (
+    changes_in,
+    python_numbers,
+    untouched_numbers,
+)
+from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.prepare import (
     Batch,
     LossOnly,
+    check_modules,
     eager_masks,
     eager_paths,
     fake_batch,
@@ -39,7 +48,6 @@ from shardwright.runtime.capture.prepare import (
     first_line,
     floating,
     named_batch,
-    no_custom_gradients,
     quiet,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
@@ -71,40 +79,124 @@ def capture(
     """
     named = named_batch(module, batch)
     dtype = floating(precision)
+    check_modules(module)
+    check_hooks(module)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     prepared = fake_batch(mode, named, global_batch, dtype)
-    twin = fake_copy(mode, module, dtype)
-    wrapper = LossOnly(twin, prepared.tensors, prepared.constants, tuple(dict.fromkeys(outputs)))
-    if not module.training:
-        wrapper.train()
-    synchronised = batch_norm == "synchronised"
-    job = _Job(module, twin, wrapper, prepared, name or type(module).__name__, synchronised)
-    with quiet(), eager_masks(prepared.tensors):
+    job = _Job(
+        module=module,
+        named=named,
+        batch=prepared,
+        outputs=tuple(dict.fromkeys(outputs)),
+        name=name or type(module).__name__,
+        synchronised=batch_norm == "synchronised",
+        dtype=dtype,
+        copied=lambda: fake_copy(mode, module, dtype),
+    )
+    with quiet(), eager_masks(prepared.tensors), untouched_numbers():
         try:
-            return _export(job)
+            return _export_watched(job)
         except CaptureError:
             raise
+        except _Frozen:
+            return _fall_back(job, "")
         except Exception as error:  # noqa: BLE001 - whatever export cannot do, module-level capture may
             reason = first_line(error)
         with eager_paths():
             try:
-                return _export(job)
+                return _export_watched(job)
             except CaptureError:
                 raise
+            except _Frozen:
+                return _fall_back(job, "")
             except Exception:  # noqa: BLE001 - what was wrong at first is what the user should hear
-                return _fall_back(job, named, reason)
+                return _fall_back(job, reason)
 
 
-@dataclass(frozen=True)
+class _Frozen(Exception):
+    """A graph was made, but it holds what Python decided while it was traced."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Job:
-    """One capture: the user's module, its fake copy, the copy wrapped, the batch."""
+    """One capture: the user's module, its batch, and how to make a fake copy."""
 
     module: nn.Module
-    twin: nn.Module
-    wrapper: LossOnly
+    named: dict[str, Any]
     batch: Batch
+    outputs: tuple[str, ...]
     name: str
     synchronised: bool
+    dtype: torch.dtype | None
+    copied: Callable[[], nn.Module]
+
+    @cached_property
+    def twin(self) -> nn.Module:
+        """The fake copy."""
+        return self.wrapper.module
+
+    @cached_property
+    def wrapper(self) -> LossOnly:
+        """The fake copy, wrapped, in training mode."""
+        batch = self.batch
+        wrapper = LossOnly(self.copied(), batch.tensors, batch.constants, self.outputs)
+        if not self.module.training:
+            wrapper.train()
+        return wrapper
+
+    def renew(self) -> None:
+        """Forget the fake copy: tracing has changed what it holds in Python."""
+        for name in ("twin", "wrapper"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def seen(self) -> Observation | None:
+        """What a run shows of the model, None where it cannot be run here."""
+        try:
+            return observe(self.module, self.named, self.dtype)
+        except Unsupported:
+            pass
+        try:
+            return self.seen_without_values
+        except CaptureError:  # without values this may have any reason
+            return None
+
+    @cached_property
+    def seen_without_values(self) -> Observation:
+        """What a run of a fake copy shows: cheap, but not what depends on values."""
+        mode = next(iter(self.batch.tensors.values())).fake_mode  # type: ignore[attr-defined]
+        twin = self.copied().train()
+        with mode:
+            return watch_runs(twin, {**self.batch.tensors, **self.batch.constants})
+
+    def is_harmless(self) -> bool:
+        """Whether what forward changes in Python is sure to be without influence on later calls."""
+        try:
+            seen = self.seen_without_values
+        except CaptureError:
+            return False
+        return seen.is_sure and not seen.whole
+
+
+def _export_watched(job: _Job) -> Captured:
+    """Export, and refuse a graph of a module that changes what it holds, or draws, in Python."""
+    job.renew()
+    numbers = python_numbers()
+    with changes_in(job.twin) as changed:
+        captured = _export(job)
+    if numbers == python_numbers() and not changed:
+        return captured
+    try:
+        if job.is_harmless() or (job.seen is not None and not job.seen.whole):
+            return captured
+    except CaptureError as error:
+        if numbers != python_numbers():
+            raise
+        names = ", ".join(sorted({f"{path}.{name}".lstrip(".") for path, name in changed})[:3])
+        note = f"forward changes {names}, and whether that matters to later steps is not known"
+        graph = replace(captured.graph, notes=(*captured.graph.notes, f"{note} ({error})"))
+        return replace(captured, graph=graph)
+    raise _Frozen
 
 
 def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
@@ -254,17 +346,21 @@ def _known_dtype(name: str, dtype: torch.dtype) -> str:
 # -- fall-back ----------------------------------------------------------------------------------------
 
 
-def _fall_back(job: _Job, named: dict[str, Any], reason: str) -> Captured:
-    """Capture with opaque modules where export fails, or the whole model as one."""
-    note = f"export failed ({reason})"
-    for _ in opaque_modules(job.module, job.twin, named, _attempt):
-        try:
-            return _export(job, (note,))
-        except CaptureError:
-            raise
-        except Exception:  # noqa: BLE001 - the next round makes larger modules opaque
-            continue
-    return _capture_whole(job, named, note)
+def _fall_back(job: _Job, reason: str) -> Captured:
+    """Capture with opaque modules where export fails or freezes, or the whole model as one."""
+    notes = (f"export failed ({reason})",) if reason else ()
+    job.renew()
+    if job.seen is not None:
+        for _ in opaque_modules(job.twin, job.seen, _attempt):
+            try:
+                with changes_in(job.twin):
+                    return _export(job, notes)
+            except CaptureError:
+                raise
+            except Exception:  # noqa: BLE001 - the next round makes larger modules opaque
+                continue
+    job.renew()
+    return _capture_whole(job, notes)
 
 
 def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -279,28 +375,24 @@ def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     translator.walk(program.graph_module, entries)
 
 
-def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
+def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
     """Capture the model as one opaque operator of the batch, its parameters and its buffers."""
-    if job.wrapper.outputs:
+    seen = job.seen
+    if job.outputs:
+        why = (*notes, *({} if seen is None else seen.whole).values())
         raise CaptureError(
-            f"outputs besides the loss need a model that can be captured in parts, but {note}; "
-            "remove what stops export, or ask for no outputs"
+            f"outputs besides the loss need a model that can be captured in parts, but "
+            f"{'; '.join(why)}; remove what stops export, or ask for no outputs"
         )
     recorder = Recorder()
     entries = _Entries(job, recorder)
     names = list(dict.fromkeys(group[0] for group in tied_names(job.twin).values()))
     batch_names = tuple(job.batch.tensors)
-    try:
-        _, output = observe(job.module, named)
-        dtype = find_loss(output).dtype
-    except Unsupported:
+    if seen is None:
         dtype = next(parameter.dtype for parameter in job.twin.parameters())
-    call = call_whole(
-        job.wrapper,
-        [PREFIX + name for name in names],
-        tuple(job.wrapper.names),
-        type(job.module).__name__,
-    )
+    else:
+        dtype = find_loss(seen.output).dtype
+    call = call_whole(job.wrapper, [PREFIX + name for name in names], job.named, seen)
     batch = [entries.input(name).value for name in batch_names]
     state = [entries.owned(name).value for name in names]
     meta = torch.empty((), dtype=dtype, device="meta", requires_grad=True)
@@ -311,7 +403,7 @@ def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
         records=recorder.records,
         entries=entries.ordered(),
         results=Results(loss),
-        notes=(note, call.note),
+        notes=(*notes, call.note),
         batch_names=batch_names,
     )
 

@@ -8,11 +8,11 @@ on the example batch, with hooks; a model on the meta device is filled with smal
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,52 +20,108 @@ from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from shardwright.errors import CaptureError
-from shardwright.runtime.capture.record import Slot, Unsupported
-
-# A real run of a model on the meta device allocates it: not beyond this many elements.
-LARGEST_REAL_MODEL = 500_000_000
+from shardwright.runtime.capture.assemble import Captured
+from shardwright.runtime.capture.keeping import State, put_state, take_state
+from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
+from shardwright.runtime.capture.prepare import LossOnly
+from shardwright.runtime.capture.record import Slot
 
 _operators = library.Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Opaque:
     """A module as a pure function. Its tensors are: those in ``arguments``, then its state.
 
-    ``arguments`` is (args, kwargs) with a slot per tensor. ``note`` tells the user about it.
+    ``path`` is the module's in the model; a whole model is wrapped. ``arguments`` is (args, kwargs)
+    with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
+    it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
+    inside. ``keeps``: a call changes what it holds in Python.
     """
 
     kind: str
+    path: str
     module: nn.Module
     state: tuple[str, ...]
     arguments: tuple[Any, ...]
     note: str
+    asking: frozenset[int] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    differentiates: bool = False
+    keeps: bool = False
+    _last: list[State] = field(default_factory=list[State])
+
+    def of(self, model: nn.Module) -> Opaque:
+        """Return the same call of a model's own module, which keeps its own state."""
+        if isinstance(self.module, LossOnly):
+            old = self.module
+            own: nn.Module = LossOnly(model, old.names.values(), old.constants, old.outputs)
+        else:
+            own = model.get_submodule(self.path)
+        return replace(self, module=own, _last=[])
 
     def __call__(
         self, tensors: list[Tensor], training: bool = True, writes: bool = True
     ) -> Tensor | list[Tensor]:
-        """Run the module on tensors; buffers among its state are updated in place if it ``writes``."""
+        """Run the module on tensors; buffers among its state are updated in place if it ``writes``.
+
+        A run in training that does not write repeats the last one that did, from what the module
+        kept in Python before it; one in evaluation leaves no trace.
+        """
         split = len(tensors) - len(self.state)
-        args, kwargs = pytree.tree_map_only(Slot, lambda slot: tensors[slot.index], self.arguments)
-        state = dict(zip(self.state, tensors[split:], strict=True))
-        if not writes:
-            for name, _ in self.module.named_buffers():
-                state[name] = state[name].clone()
-        if self.module.training != training:
-            self.module.train(training)
-        result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
+        given = [self._given(place, tensor) for place, tensor in enumerate(tensors[:split])]
+        args, kwargs = pytree.tree_map_only(Slot, lambda slot: given[slot.index], self.arguments)
+        held = dict(zip(self.state, tensors[split:], strict=True))
+        buffers = {name for name, _ in self.module.named_buffers()}
+        state = {
+            name: tensor.clone() if name in buffers and not writes else tensor
+            for name, tensor in held.items()
+        }
+        grad = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
+        with grad, self._mode(training), self._memory(training, writes):
+            result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
+        if writes:  # a buffer may have been given another tensor instead of being written into
+            for name in buffers & held.keys():
+                if state[name] is not held[name]:
+                    with torch.no_grad():
+                        held[name].copy_(state[name])
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         return leaves[0] if len(leaves) == 1 else leaves
 
+    def _given(self, place: int, tensor: Tensor) -> Tensor:
+        """Return an argument that may be asked for gradients without a trace outside."""
+        if tensor.requires_grad:
+            return tensor
+        return tensor.detach().requires_grad_(place in self.asking)
 
-@dataclass
-class Site:
-    """What was seen of one module in the real run: arguments and results of each call."""
+    @contextlib.contextmanager
+    def _mode(self, training: bool) -> Iterator[None]:
+        before = [(child, child.training) for child in self.module.modules()]
+        for path, child in self.module.named_modules():
+            child.training = training and path not in self.frozen
+        try:
+            yield
+        finally:
+            for child, mode in before:
+                child.training = mode
 
-    arguments: list[Any] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
+    @contextlib.contextmanager
+    def _memory(self, training: bool, writes: bool) -> Iterator[None]:
+        if not self.keeps:
+            yield
+            return
+        now = take_state(self.module)
+        if writes:
+            self._last[:] = [now]
+            yield
+            return
+        if training and self._last:
+            put_state(self.module, self._last[0])
+        try:
+            yield
+        finally:
+            put_state(self.module, now)
 
 
 @dataclass(frozen=True)
@@ -98,73 +154,17 @@ def opaque_call(key: str, tensors: list[Tensor]) -> tuple[Opaque, list[Tensor]]:
 
 def _results(stub: _Stub, tensors: list[Tensor]) -> list[Tensor]:
     """Make empty results of the shapes seen, dim 0 scaled as that of the first input is."""
-    seen = _tensors(stub.site.arguments[0])
+    seen = tensors_of(stub.site.arguments[0])
     scale = 1.0
     if seen and seen[0].dim() and tensors[0].dim():
         scale = tensors[0].shape[0] / max(seen[0].shape[0], 1)
     made: list[Tensor] = []
-    for result in _tensors(stub.site.results[0]):
+    for result in tensors_of(stub.site.results[0]):
         shape = list(result.shape)
         if shape and scale != 1.0 and result.shape[0] * scale == int(result.shape[0] * scale):
             shape[0] = int(result.shape[0] * scale)
         made.append(torch.empty(shape, dtype=result.dtype, device=tensors[0].device))
     return made
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-# -- the real run ------------------------------------------------------------------------------------
-
-
-def real_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU with storage: the module's own values, or small noise for meta."""
-    if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_REAL_MODEL:
-        raise Unsupported("the model is too large to be run once on this machine")
-    twin = copy.deepcopy(module)
-    if not any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers())):
-        return twin.cpu()
-    twin = twin.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in (*twin.parameters(), *twin.buffers()):
-            tensor.normal_(0, 0.02) if tensor.is_floating_point() else tensor.zero_()
-    return twin
-
-
-def observe(module: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Site], Any]:
-    """Run the model once for real. Returns what each submodule got and gave, and the output."""
-    twin = real_copy(module).train()
-    sites: dict[str, Site] = {}
-    for path, child in twin.named_modules():
-
-        def keep(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
-            site = sites.setdefault(path, Site())
-            site.arguments.append(pytree.tree_map_only(Tensor, _like, (args, kwargs)))
-            site.results.append(pytree.tree_map_only(Tensor, _like, result))
-
-        child.register_forward_hook(keep, with_kwargs=True)
-    real = {
-        name: torch.zeros(value.shape, dtype=value.dtype)
-        if isinstance(value, Tensor) and value.is_meta
-        else value.cpu()
-        if isinstance(value, Tensor)
-        else value
-        for name, value in batch.items()
-    }
-    with torch.random.fork_rng():
-        try:
-            output = twin(**real)
-        except Exception as error:
-            raise CaptureError(
-                f"a model must run on its example batch, but {type(module).__name__} failed with "
-                f"{type(error).__name__}: {error}; check the model and the batch's shapes and dtypes"
-            ) from error
-    return sites, output
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
 # -- making modules opaque -----------------------------------------------------------------------------
@@ -173,33 +173,46 @@ Attempt = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 def opaque_modules(
-    module: nn.Module, twin: nn.Module, batch: Mapping[str, Any], attempt: Attempt
+    twin: nn.Module, seen: Observation, attempt: Attempt
 ) -> Iterator[tuple[str, ...]]:
     """Yield with more and more of ``twin`` replaced by opaque operators, smallest culprits first.
 
-    ``attempt`` raises where a module with given arguments cannot be captured. Replacements are
+    First those alone that an observed run says must stay whole, then also those that cannot be
+    captured: ``attempt`` raises where a module with given arguments cannot be. Replacements are
     undone when the generator goes on. Yields the paths; ends before the whole model would be opaque.
     """
-    try:
-        sites, _ = observe(module, batch)
-    except Unsupported:
+    if "" in seen.whole:
         return
-    paths = set(_culprits(twin, "", sites, attempt)) - {""}
+    if seen.whole:
+        with _replaced(twin, sorted(seen.whole), seen) as is_done:
+            if is_done:
+                yield tuple(sorted(seen.whole))
+    paths = _outermost({*seen.whole, *_culprits(twin, "", seen.sites, attempt)} - {""})
     while paths:
-        keys = [_replace(twin, path, sites[path]) for path in sorted(paths)]
-        try:
-            if all(keys):
+        with _replaced(twin, sorted(paths), seen) as is_done:
+            if is_done:
                 yield tuple(sorted(paths))
-        finally:
-            for path in paths:
-                vars(twin.get_submodule(path)).pop("forward", None)
-            for key in keys:
-                _stubs.pop(key, None)
-        parents = {path.rpartition(".")[0] for path in paths}
-        parents = {path if path in sites else path.rpartition(".")[0] for path in parents}
+        parents = {called(path.rpartition(".")[0], seen.sites) for path in paths}
         if "" in parents:
             return
-        paths = {p for p in parents if not any(p.startswith(f"{q}.") for q in parents)}
+        paths = _outermost(parents)
+
+
+def _outermost(paths: set[str]) -> set[str]:
+    return {p for p in paths if not any(p != q and is_inside(p, q) for q in paths)}
+
+
+@contextlib.contextmanager
+def _replaced(twin: nn.Module, paths: Sequence[str], seen: Observation) -> Iterator[bool]:
+    """Let modules be opaque for a while; yields whether all of them can be."""
+    keys = [_replace(twin, path, seen) for path in paths]
+    try:
+        yield all(keys)
+    finally:
+        for path in paths:
+            vars(twin.get_submodule(path)).pop("forward", None)
+        for key in keys:
+            _stubs.pop(key, None)
 
 
 def _culprits(twin: nn.Module, path: str, sites: Mapping[str, Site], attempt: Attempt) -> list[str]:
@@ -235,23 +248,27 @@ def _suspects(
     return []
 
 
-def _replace(twin: nn.Module, path: str, site: Site) -> str:
+def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
     """Let a module's forward call the opaque operator; returns its key, "" when it cannot."""
-    child = twin.get_submodule(path)
+    child, site = twin.get_submodule(path), seen.sites[path]
     leaves, spec = pytree.tree_flatten(site.results[0])
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
         return ""
     numbers = itertools.count()
     arguments = pytree.tree_map_only(Tensor, lambda _: Slot(next(numbers)), site.arguments[0])
-    state = (*dict(child.named_parameters()), *dict(child.named_buffers()))
     if next(numbers) == 0:
         return ""
     call = Opaque(
         kind=f"opaque.{type(child).__name__}",
+        path=path,
         module=child,
-        state=state,
+        state=(*dict(child.named_parameters()), *dict(child.named_buffers())),
         arguments=arguments,
-        note=f"module {path} ({type(child).__name__}) is one opaque operator and runs replicated",
+        note=_note(f"module {path} ({type(child).__name__})", path, seen),
+        asking=site.asking,
+        frozen=_frozen(child),
+        differentiates=path in seen.differentiates,
+        keeps=any(is_inside(one, path) for one in seen.keeps),
     )
     key = f"{path}#{next(_keys)}"
     _stubs[key] = _Stub(call, site)
@@ -259,22 +276,52 @@ def _replace(twin: nn.Module, path: str, site: Site) -> str:
     def forward(*args: Any, **kwargs: Any) -> Any:
         # Looked up now: while tracing, export has put its own tensors in their place.
         state = [operator.attrgetter(name)(child) for name in call.state]
-        tensors = [*_tensors((args, kwargs)), *state]
+        tensors = [*tensors_of((args, kwargs)), *state]
         return pytree.tree_unflatten(torch.ops.shardwright.opaque(tensors, key), spec)
 
     vars(child)["forward"] = forward
     return key
 
 
+def _note(what: str, path: str, seen: Observation | None) -> str:
+    """Say that something is opaque, and why where a run has shown it."""
+    reasons = {} if seen is None else seen.whole
+    why = [reason for one, reason in reasons.items() if is_inside(one, path)]
+    return f"{what} is one opaque operator and runs replicated" + "".join(
+        f": {reason}" for reason in dict.fromkeys(why)
+    )
+
+
+def _frozen(module: nn.Module) -> frozenset[str]:
+    return frozenset(path for path, child in module.named_modules() if not child.training)
+
+
 def call_whole(
-    wrapper: nn.Module, state: list[str], batch_names: tuple[str, ...], title: str
+    wrapper: LossOnly, state: list[str], batch: Mapping[str, Any], seen: Observation | None
 ) -> Opaque:
     """Return the whole wrapped model, with its loss, as one call on the batch, then ``state``."""
-    arguments = ((), {name: Slot(index) for index, name in enumerate(batch_names)})
+    arguments = ((), {name: Slot(index) for index, name in enumerate(wrapper.names)})
+    title = type(wrapper.module).__name__
+    given = [batch[name] for name in wrapper.names.values()]
     return Opaque(
         kind=f"opaque.{title}",
+        path="",
         module=wrapper,
         state=tuple(state),
         arguments=arguments,
-        note=f"the whole model ({title}) is one opaque operator and runs replicated",
+        note=_note(f"the whole model ({title})", "", seen),
+        asking=frozenset(place for place, one in enumerate(given) if one.requires_grad),
+        frozen=_frozen(wrapper),
+        # What could not be watched may do anything.
+        differentiates=seen is None or bool(seen.differentiates),
+        keeps=seen is None or bool(seen.keeps),
     )
+
+
+def with_modules_of(captured: Captured, model: nn.Module) -> Captured:
+    """Return a captured model whose opaque operators run the submodules of ``model``."""
+    calls = [
+        replace(call, target=call.target.of(model)) if isinstance(call.target, Opaque) else call
+        for call in captured.calls
+    ]
+    return replace(captured, calls=tuple(calls))

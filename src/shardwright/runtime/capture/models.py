@@ -170,7 +170,15 @@ def _made(
     else:
         made = _call(spec, factory, options)
         made = made[1] if isinstance(made, tuple) and len(made) > 1 else None
-    if not isinstance(made, Mapping) or not all(isinstance(v, Tensor) for v in made.values()):
+    if isinstance(made, Mapping):
+        others = [f"{k} ({type(v).__name__})" for k, v in made.items() if not isinstance(v, Tensor)]
+        if others:
+            raise InputError(
+                f"model {spec!r}: the example batch must hold tensors only, but it has "
+                f"{', '.join(others)}; give the tensors inside by names of their own, and put them "
+                "together in the forward of a wrapper"
+            )
+    else:
         raise InputError(
             f"model {spec!r}: no example batch; return (module, batch) from the factory, or define "
             f"example_batch(batch_size) beside it, the batch being a dict of tensors by the names of "

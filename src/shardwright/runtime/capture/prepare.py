@@ -9,9 +9,11 @@ import inspect
 import io
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -282,38 +284,43 @@ def eager_paths() -> Iterator[None]:
             setattr(module, name, value)
 
 
-# Functions whose written backward is the derivative of their forward, which autograd finds as well.
-PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
-
-
-class _NoContext:
-    """Stands for the context of a function whose backward is not used."""
-
-    def save_for_backward(self, *_: Tensor) -> None:
-        """Keep nothing."""
-
-
-@contextlib.contextmanager
-def no_custom_gradients() -> Iterator[None]:
-    """Refuse ``torch.autograd.Function``: export would keep its forward and lose its backward."""
-
-    original = torch.autograd.Function.__dict__["apply"]
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # The wrapper torch itself puts around a custom operator: export keeps it whole.
-        if cls.__name__.startswith("GeneratedBackwardFor_"):
-            return original.__func__(cls, *args, **kwargs)
-        if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
-            return cls.forward(_NoContext(), *args, **kwargs)  # type: ignore[attr-defined]
-        raise Unsupported(f"the custom gradient of {cls.__name__}")
-
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original
-
-
 def first_line(error: BaseException) -> str:
+    """Return what an error says first, and the line of the model that it comes from."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    if isinstance(error, Unsupported):
+        text = str(error)
+    place = model_line(error)
+    return f"{text}, at {place}" if place else text
+
+
+def model_line(error: BaseException) -> str:
+    """Return file and line of the model's innermost frame, "" where there is none.
+
+    Packages that are installed are part of the model where a module of theirs runs.
+    """
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if not path.is_file() or any(path.is_relative_to(folder) for folder in _NOT_MODEL):
+            continue
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+        is_library = is_installed or path.is_relative_to(_LIBRARY)
+        if not is_library or (is_installed and isinstance(frame.f_locals.get("self"), nn.Module)):
+            found = f"{path.name}:{line}"
+    return found
+
+
+_NOT_MODEL = (Path(__file__).parents[2], Path(torch.__file__).parent)
+_LIBRARY = Path(traceback.__file__).parent
+
+
+def check_modules(module: nn.Module) -> None:
+    """Complain of modules that cannot be looked into."""
+    for path, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"a model must be made of Python modules, but {path or 'it'} is compiled by "
+                f"TorchScript ({child.original_name}); use the module from before torch.jit.script "
+                "or torch.jit.trace"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,15 @@ USUAL_BATCH = 16
 
 def _usual_batch() -> int:
     return USUAL_BATCH
+
+
+# How modules on the meta device would have been built with values.
+_makers: WeakKeyDictionary[nn.Module, Callable[[], nn.Module]] = WeakKeyDictionary()
+
+
+def maker_of(module: nn.Module) -> Callable[[], nn.Module] | None:
+    """Return what builds a module with values, where ``ModelSource`` built it without."""
+    return _makers.get(module)
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,11 @@ class ModelSource:
                 return self.make_module()
         try:
             with torch.device("meta"):
-                return self.make_module()
+                module = self.make_module()
         except InputError:
             return self.make_module()
+        _makers[module] = self.make_module
+        return module
 
     def example(self, batch_size: int, seq: int | None = None) -> dict[str, Tensor]:
         """Make a batch of ``batch_size`` samples (of ``seq`` tokens, where that applies)."""

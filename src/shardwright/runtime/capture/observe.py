@@ -1,0 +1,385 @@
+"""Run a model once, as Python does, and watch what goes in and out of every module.
+
+What an exported graph would lose or freeze is found here too, with the smallest module around it:
+gradients taken inside forward, random numbers of Python and NumPy, and attributes that carry something
+from one call to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.errors import CaptureError
+from shardwright.runtime.capture.gradients import (
+    Frame,
+    check_engine_call,
+    engine_calls,
+    smallest_around,
+)
+from shardwright.runtime.capture.keeping import (
+    Attribute,
+    attribute_state,
+    changes,
+    fingerprint,
+    python_numbers,
+    untouched_numbers,
+)
+from shardwright.runtime.capture.prepare import model_line
+from shardwright.runtime.capture.record import Unsupported
+from shardwright.runtime.capture.source import maker_of
+
+# A real run of a model on the meta device allocates it: not beyond this many elements.
+LARGEST_REAL_MODEL = 500_000_000
+
+
+@dataclass
+class Site:
+    """What was seen of one module: arguments and results of each call, and which of the tensors of
+    the first call asked for gradients although nothing trained lay behind them."""
+
+    arguments: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    asking: frozenset[int] = frozenset()
+
+
+@dataclass
+class Observation:
+    """What was seen of a model.
+
+    ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
+    all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
+    ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
+    """
+
+    sites: dict[str, Site]
+    output: Any
+    whole: dict[str, str]
+    differentiates: frozenset[str]
+    keeps: frozenset[str]
+    is_sure: bool = True
+
+
+def observe(
+    module: nn.Module, batch: Mapping[str, Any], dtype: torch.dtype | None = None
+) -> Observation:
+    """Run a copy of the model for real, floating tensors as ``dtype`` where it is given.
+
+    Raises Unsupported where the model is too large for that, CaptureError where it does not run.
+    """
+    twin = real_copy(module).to(dtype).train()
+    return watch_runs(twin, {name: _real(value, dtype) for name, value in batch.items()})
+
+
+def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
+    """Run a module that is ours on a batch, again where the first run changed its attributes."""
+    before = fingerprint(twin)
+    values = {name: tensor.detach().clone() for name, tensor in _tensors(twin)}
+    watch, is_sure = _Watch(twin), True
+    first = watch.run(batch)
+    changed = changes(before, fingerprint(twin))
+    reasons = list(watch.reasons)
+    if changed:
+        with torch.no_grad():
+            for name, tensor in _tensors(twin):
+                if name in values and values[name].shape == tensor.shape:
+                    tensor.copy_(values[name])
+        again = _Watch(twin, changed)
+        warm = fingerprint(twin)
+        second = again.run(batch)
+        moving = changes(warm, fingerprint(twin))
+        same = _same(first, second)
+        if same is None:  # without values, unless both calls did the same things
+            same, is_sure = True, watch.stream == again.stream
+        if same:  # what only the first call changed is a cache
+            changed = [one for one in changed if one in set(moving)]
+        reasons += again.carried(changed)
+    whole: dict[str, str] = {}
+    for path, reason in reasons:
+        whole.setdefault(called(path, watch.sites), reason)
+    return Observation(
+        sites=watch.sites,
+        output=first,
+        whole={
+            path: reason
+            for path, reason in whole.items()
+            if not any(path != other and is_inside(path, other) for other in whole)
+        },
+        differentiates=frozenset(watch.differentiating),
+        keeps=frozenset(path for path, _ in changed),
+        is_sure=is_sure,
+    )
+
+
+def called(path: str, sites: Mapping[str, Site]) -> str:
+    """Return the path itself or the next around it that was called with what can be passed on."""
+    while path and path not in sites:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def is_inside(path: str, other: str) -> bool:
+    """Whether a module's path is another's or lies below it."""
+    return not other or path == other or path.startswith(f"{other}.")
+
+
+def real_copy(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU with storage: the module's own values; for one on the meta device
+    those it would have been built with, or small noise where it is not known how it was built."""
+    if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_REAL_MODEL:
+        raise Unsupported("the model is too large to be run once on this machine")
+    if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        return copy.deepcopy(module).cpu()
+    make = maker_of(module)
+    if make is not None:
+        with torch.random.fork_rng():
+            return make()
+    twin = copy.deepcopy(module).to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*twin.parameters(), *twin.buffers()):
+            tensor.normal_(0, 0.02) if tensor.is_floating_point() else tensor.zero_()
+    return twin
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _real(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return a batch tensor's own copy: a forward may ask it for a gradient."""
+    if not isinstance(value, Tensor):
+        return value
+    chosen = dtype if dtype is not None and value.is_floating_point() else value.dtype
+    if value.is_meta:
+        return torch.zeros(value.shape, dtype=chosen)
+    copied = value.detach().to(device="cpu", dtype=chosen, copy=True)
+    return copied.requires_grad_(value.requires_grad)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested arguments, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _same(one: Any, other: Any) -> bool | None:
+    """Whether two results have equal values, None for tensors without values."""
+    pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
+    if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
+        return None
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+
+class _Stream(TorchDispatchMode):
+    """Notes the operators of a run and the shapes of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # asks for a device; answers are remembered
+            return result
+        shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
+        numbers = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _NUMBERS)]
+        self.noted.append((str(func), numbers, shapes))
+        return result
+
+
+_NUMBERS = (bool, int, float)
+
+
+class _Watch:
+    """Watches one run; ``attributes`` are looked at whenever a module begins or ends."""
+
+    def __init__(self, module: nn.Module, attributes: Iterable[Attribute] = ()) -> None:
+        self.module = module
+        self.sites: dict[str, Site] = {}
+        self.reasons: list[tuple[str, str]] = []
+        self.differentiating: set[str] = set()
+        self.attributes = list(attributes)
+        self.stream: list[Any] = []
+        self._touched: dict[Attribute, list[tuple[str, ...]]] = {}
+        self._written: set[Attribute] = set()
+        self._carried: set[Attribute] = set()
+        self._frames: list[Frame] = []
+        self._numbers: Any = None
+        self._states: dict[Attribute, Any] = {}
+
+    def run(self, batch: Mapping[str, Any]) -> Any:
+        """Run the module with every hook in place; random numbers are put back."""
+        handles = list(self._hooks())
+        try:
+            with (
+                torch.random.fork_rng(),
+                untouched_numbers(),
+                engine_calls(self._differentiate),
+                self._looked_up(),
+            ):
+                self._numbers = python_numbers()
+                if not any(isinstance(one, FakeTensor) for one in batch.values()):
+                    return self.module(**batch)
+                with _Stream() as stream:
+                    result = self.module(**batch)
+                self.stream = stream.noted
+                return result
+        except CaptureError:
+            raise
+        except Exception as error:
+            place = f" at {line}" if (line := model_line(error)) else ""
+            raise CaptureError(
+                f"a model must run on its example batch, but {type(self.module).__name__} failed "
+                f"with {type(error).__name__}{place}: {error}; check the model and the batch's "
+                "shapes and dtypes"
+            ) from error
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def carried(self, attributes: Sequence[Attribute]) -> list[tuple[str, str]]:
+        """Return the smallest modules around all uses of attributes that carry something on."""
+        found: list[tuple[str, str]] = []
+        for path, name in attributes:
+            if (path, name) in self._written - self._carried:
+                continue  # made anew by every call before it is read
+            uses = [*self._touched.get((path, name), ()), self._stack_of(path)]
+            found.append((_common(uses), f"it keeps {name} from one call to the next"))
+        return found
+
+    def _stack_of(self, path: str) -> tuple[str, ...]:
+        parts = path.split(".") if path else []
+        every = ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
+        return tuple(one for one in every if one in self.sites)
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def _hooks(self) -> Iterator[Any]:
+        for path, child in self.module.named_modules():
+
+            def enter(child: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+                self._look()
+                given = tuple(tensors_of((args, kwargs)))
+                self._frames.append(Frame(path, child, given))
+
+            def leave(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
+                self._look()
+                self._frames.pop()
+                self._record(path, (args, kwargs), result)
+
+            yield child.register_forward_pre_hook(enter, with_kwargs=True)
+            yield child.register_forward_hook(leave, with_kwargs=True)
+
+    def _record(self, path: str, given: Any, result: Any) -> None:
+        try:
+            arguments, results = (
+                pytree.tree_map_only(Tensor, _like, tree) for tree in (given, result)
+            )
+        except Exception:  # noqa: BLE001 - a packed sequence cannot hold anything but real tensors
+            return  # so this module cannot be called by itself; one around it may be
+        if path not in self.sites:
+            tensors = enumerate(tensors_of(given))
+            self.sites[path] = Site(asking=frozenset(place for place, t in tensors if _asks(t)))
+        self.sites[path].arguments.append(arguments)
+        self.sites[path].results.append(results)
+
+    def _look(self) -> None:
+        """Say what has happened since the last look: the innermost running module did it."""
+        numbers = python_numbers()
+        if numbers != self._numbers:
+            self._numbers = numbers
+            self._must_stay("it draws random numbers of Python or NumPy")
+        for path, name in self.attributes:
+            state = attribute_state(self.module.get_submodule(path), name)
+            if not bool(self._states.setdefault((path, name), state) == state):
+                self._states[path, name] = state
+                self._touch((path, name))
+
+    def _must_stay(self, reason: str) -> None:
+        if self._frames:
+            self.reasons.append((self._frames[-1].path, reason))
+
+    def _touch(self, key: Attribute) -> None:
+        stack = tuple(frame.path for frame in self._frames)
+        if stack:
+            self._touched.setdefault(key, []).append(stack)
+
+    def _differentiate(self, engine: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        check_engine_call(args, options)
+        if self._frames:
+            path = smallest_around(self._frames, args[4] if len(args) > 4 else ())
+            self.reasons.append((path, "it takes gradients inside forward"))
+            self.differentiating.update(frame.path for frame in self._frames)
+        return engine(*args, **options)
+
+    # -- reads and writes of attributes ------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _looked_up(self) -> Iterator[None]:
+        """Let reads and writes of the watched attributes pass through here."""
+        names: dict[str, list[str]] = {}
+        for path, name in self.attributes:
+            names.setdefault(path, []).append(name)
+        originals = {path: type(self.module.get_submodule(path)) for path in names}
+        try:
+            for path, original in originals.items():
+                members: dict[str, Any] = {"__module__": original.__module__}
+                members["__qualname__"] = original.__qualname__  # models look classes up by name
+                members |= {name: self._property((path, name)) for name in names[path]}
+                seen = type(original.__name__, (original,), members)
+                self.module.get_submodule(path).__class__ = seen
+            yield
+        finally:
+            for path, original in originals.items():
+                self.module.get_submodule(path).__class__ = original
+
+    def _property(self, key: Attribute) -> property:
+        name = key[1]
+
+        def read(child: nn.Module) -> Any:
+            self._touch(key)
+            if key not in self._written:
+                self._carried.add(key)
+            if name in vars(child):
+                return vars(child)[name]
+            for parent in type(child).__mro__[1:]:  # the class may hold a default
+                if name in vars(parent):
+                    return vars(parent)[name]
+            raise AttributeError(f"{type(child).__name__!r} has no attribute {name!r}")
+
+        def write(child: nn.Module, value: Any) -> None:
+            self._touch(key)
+            self._written.add(key)
+            vars(child)[name] = value
+
+        def remove(child: nn.Module) -> None:
+            self._touch(key)
+            del vars(child)[name]
+
+        return property(read, write, remove)
+
+
+def _asks(tensor: Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, nn.Parameter)
+
+
+def _common(stacks: Sequence[tuple[str, ...]]) -> str:
+    """Return the innermost module that is in all stacks of running modules."""
+    found = ""
+    for level in zip(*stacks, strict=False):
+        if len(set(level)) > 1:
+            break
+        found = level[0]
+    return found

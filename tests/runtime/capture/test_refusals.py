@@ -1,0 +1,145 @@
+"""What cannot be captured is refused for its own reason, with the line of the model."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from shardwright.errors import CaptureError, InputError
+from shardwright.runtime.capture import capture, load_model
+from tests.runtime.capture.test_export import check
+
+pytestmark = pytest.mark.torch
+
+FILE = """
+import torch
+from torch import nn
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("width", torch.tensor(2))
+    def forward(self, x):
+        return self.linear(x).reshape(-1, int(self.width)).sum(1).pow(2).mean()
+
+def pooled():
+    return Pooled(), {"x": torch.zeros(8, 4)}
+
+def nested():
+    return Pooled(), {"x": {"tokens": torch.zeros(8, 4)}, "scale": 3}
+"""
+
+
+def line_of(function: object, text: str) -> str:
+    """Return file and line where a text stands in a function."""
+    lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+    return (
+        f"{Path(__file__).name}:{first + next(n for n, line in enumerate(lines) if text in line)}"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pooled.py").write_text(FILE, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_model_built_without_values_is_run_with_those_it_is_built_with(folder: Path) -> None:
+    source = load_model(f"{folder}/pooled.py:pooled")
+    module = source.build()
+    assert module.get_buffer("width").is_meta
+    graph = capture(module, source.example(8)).graph
+    assert [operator.kind for operator in graph.operators] == ["opaque.Pooled"]
+
+
+def test_a_nested_batch_is_refused_by_the_names_of_what_is_nested(folder: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"tensors only, but it has x \(dict\), scale \(int\); give"
+    ):
+        load_model(f"{folder}/pooled.py:nested").example(8)
+
+
+def test_a_module_compiled_by_torchscript_is_refused_by_its_path() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
+    with pytest.raises(CaptureError, match=r"but 1 is compiled by TorchScript \(Linear\); use the"):
+        capture(model, {"input": torch.randn(8, 4)})
+
+
+class Branch(nn.Module):
+    """Asks for the value of what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.is_large(y):
+            y = y / 2
+        return y.square().mean()
+
+    def is_large(self, y: Tensor) -> bool:
+        return bool(y.square().sum() > 1)
+
+
+class Wrong(Branch):
+    """Does not run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(3, -1))
+
+
+def test_why_export_failed_is_said_with_the_line_of_the_model() -> None:
+    notes = capture(Branch(), {"x": torch.randn(8, 4)}).graph.notes
+    place = line_of(Branch.is_large, "return")
+    assert any("export failed" in note and note.endswith(f"at {place})") for note in notes)
+
+
+def test_a_model_that_does_not_run_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError, match="must run on its example batch") as caught:
+        capture(Wrong(), {"x": torch.randn(8, 4)})
+    assert f"RuntimeError at {line_of(Wrong.forward, 'return')}: shape" in str(caught.value)
+
+
+class Packed(nn.Module):
+    """A recurrent layer on a packed sequence, which holds real tensors only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.last = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True)
+        y, _ = pad_packed_sequence(self.cell(packed)[0], batch_first=True)
+        return self.last(y).square().mean()
+
+
+def test_packed_sequences_are_captured_in_the_module_around_them() -> None:
+    batch = {"x": torch.randn(4, 6, 4).double(), "lengths": torch.tensor([6, 5, 4, 2])}
+    captured = check(Packed().double(), batch)
+    assert [operator.kind for operator in captured.graph.operators] == ["opaque.Packed"]
+
+
+class Cached(nn.Module):
+    """Makes a table at the first call, and looks up more than there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(4, 4), None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.places is None:
+            self.places = torch.arange(4.0)
+        return (self.table(tokens) + self.places).square().mean()
+
+
+def test_a_model_that_cannot_be_watched_is_captured_with_a_note() -> None:
+    graph = capture(Cached(), {"tokens": torch.full((8, 2), 9)}).graph
+    assert any("forward changes places" in note and "IndexError" in note for note in graph.notes)
+    assert not any(operator.kind.startswith("opaque") for operator in graph.operators)
