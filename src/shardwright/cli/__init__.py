@@ -2,7 +2,8 @@
 
 Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every
 command prints tables for people or, with ``--json``, one object with stable keys. Exit codes: 0
-good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input.
+good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input, 143
+ended by SIGTERM.
 """
 
 from __future__ import annotations

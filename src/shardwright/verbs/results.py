@@ -79,7 +79,7 @@ class TrainingRun:
 
     ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
-    ``held_out`` are losses on batches not trained on.
+    ``held_out`` are losses on batches not trained on. ``is_terminated``: SIGTERM ended it early.
     """
 
     losses: tuple[float, ...]
@@ -90,6 +90,7 @@ class TrainingRun:
     held_out: tuple[float, ...] = ()
     checkpoint: str = ""
     is_complete: bool = True
+    is_terminated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

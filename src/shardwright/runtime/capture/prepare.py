@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.record import Unsupported
+from shardwright.runtime.scratch import drop_compiler_folder
 
 
 class LossOnly(nn.Module):
@@ -227,6 +228,7 @@ def quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+            drop_compiler_folder()
 
 
 @contextlib.contextmanager
