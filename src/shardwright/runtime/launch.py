@@ -38,7 +38,8 @@ import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.allocator import keep_freed_memory
-from shardwright.runtime.lifeline import die_with_launcher, die_with_parent
+from shardwright.runtime.endings import prepare_ending
+from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
 
@@ -86,9 +87,8 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
     ends with the interpreter, if not before.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    prepare_ending()
     if size > 1 and not dist.is_initialized():
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            die_with_parent()
         store = os.environ.get(STORE_FILE)
         dist.init_process_group(
             "nccl" if device.startswith("cuda") else "gloo",
@@ -98,6 +98,7 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
             timeout=timedelta(seconds=timeout),
         )
         atexit.register(_leave_world)
+        prepare_ending()
     return rank, size
 
 
