@@ -49,6 +49,7 @@ from shardwright.runtime.state import (
     settings_of,
 )
 from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
+from shardwright.runtime.validity import misfit
 
 PARTIAL = "step-*.tmp-*"  # as ``save`` names what is not whole yet
 KEPT = 2  # newest checkpoints that a save leaves in the directory
@@ -263,10 +264,31 @@ def _load_groups(machine: Machine, optimizer: torch.optim.Optimizer, content: Ma
     ):
         for key, value in settings_of(present, content.groups).items():
             found = book.lively(value, {})
+            if not _are_alike(group.get(key), found):
+                raise CheckpointError(
+                    f"an optimizer's settings must keep their kind, but {key!r} is "
+                    f"{group[key]!r:.80} here and {found!r:.80} in the checkpoint; make the "
+                    "optimizer that was saved, or load weights alone (load_weights)"
+                )
             if isinstance(group.get(key), Tensor):
                 group[key].fill_(found)
             else:
                 group[key] = found
+
+
+def _are_alike(here: Any, saved: Any) -> bool:
+    """Whether a saved setting may take the place of one: switches may be None, numbers may not."""
+    if isinstance(here, (list, tuple)):
+        return (
+            isinstance(saved, (list, tuple))
+            and len(here) == len(saved)
+            and all(map(_are_alike, here, saved))
+        )
+    if isinstance(here, bool):
+        return saved is None or isinstance(saved, bool)
+    if isinstance(here, (int, float, Tensor)):
+        return isinstance(saved, (int, float)) and not isinstance(saved, bool)
+    return True
 
 
 def _load_optimizer(
@@ -323,6 +345,7 @@ def open_checkpoint(root: Path, *, alone: bool = False) -> tuple[Path, Manifest]
     if not alone:
         names = names[rank() :: world_size()]
     mine = book.damaged_file(directory, {name: content.files[name] for name in names})
+    mine = mine or misfit(directory, content, names)
     damaged = [mine] if alone else together(lambda: mine)
     if any(damaged):
         raise book.damage_error(directory, next(filter(None, damaged)))
