@@ -13,8 +13,22 @@ if TYPE_CHECKING:
     from shardwright.core.plan import Plan
 
 
+def cleaned(text: str) -> str:
+    """Return text as a terminal may have it: whatever a file brings into a message or a table, its
+    escape codes, marks that turn the direction of writing, and half characters are shown, not done.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 class ShardwrightError(Exception):
     """Root of everything this package raises on purpose."""
+
+    def __str__(self) -> str:
+        return cleaned(super().__str__())
+
+
+class ShardwrightWarning(UserWarning):
+    """Something is left out, and the rest goes on without it."""
 
 
 class InputError(ShardwrightError, ValueError):
