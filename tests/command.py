@@ -44,12 +44,12 @@ def shardwright(*words: str, folder: Path) -> Done:
     return Done(words, code, out.getvalue(), err.getvalue())
 
 
-def start(*words: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a command in a fresh process."""
+def start(*words: str, folder: Path, start_new_session: bool = False) -> subprocess.Popen[str]:
+    """Start a command in a fresh process, the first of a process group if asked."""
     return subprocess.Popen(
         [sys.executable, "-m", "shardwright", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        env=os.environ | _variables(folder),
+        env=os.environ | _variables(folder), start_new_session=start_new_session,
     )  # fmt: skip
 
 

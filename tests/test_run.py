@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -136,8 +137,49 @@ def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:
     assert resumed["first_step"] == step
 
 
+def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck")
+    run = start(
+        *words, "-n", "1000000", "--checkpoint-every", "1000000", "--json",
+        folder=planned, start_new_session=True,
+    )  # fmt: skip
+    ranks: list[int] = []
+    deadline = time.monotonic() + 120
+    while len(ranks) < 2 and time.monotonic() < deadline:
+        assert run.poll() is None, run.communicate()[1]
+        time.sleep(0.1)
+        ranks = trained(run.pid)
+    run.terminate()  # as `timeout` does: first to the process, then to its whole group
+    os.killpg(run.pid, signal.SIGTERM)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM, err
+    assert not any(Path(f"/proc/{rank}/task").exists() for rank in ranks)
+    answer = json.loads(out)
+    losses, step = answer["losses"], len(answer["losses"])
+    assert Path(answer["checkpoint"]).name == f"step-{step:08d}"
+    resumed = finish(*words, "-n", str(step + 2), "--resume", folder=planned)
+    whole = finish(*words[:-2], "-n", str(step + 2), folder=planned)
+    assert losses + resumed["losses"] == whole["losses"]
+
+
+def trained(pid: int) -> list[int]:
+    """Return the ranks of a run that are about to train: they have mapped their status files."""
+    found: list[int] = []
+    for rank in descendants(pid):
+        with contextlib.suppress(OSError):
+            if ".status" in Path(f"/proc/{rank}/maps").read_text():
+                found.append(rank)
+    return found
+
+
 def youngest_descendant(pid: int) -> int:
     """Return the process started last among the children of children: the last rank."""
+    return max(descendants(pid))
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process and theirs."""
     found: list[int] = []
     pending = [pid]
     while pending:
@@ -146,7 +188,7 @@ def youngest_descendant(pid: int) -> int:
             numbers = [int(word) for word in file.read_text().split()]
             found += numbers
             pending += numbers
-    return max(found)
+    return found
 
 
 def test_comparing_reports_predicted_and_measured(planned: Path) -> None:

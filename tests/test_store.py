@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.core.costs import Record
-from shardwright.errors import StoreError
+from shardwright.errors import ShardwrightWarning, StoreError
 from shardwright.store import Store, default_path
 
 
@@ -185,3 +185,89 @@ def test_the_default_path_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("SHARDWRIGHT_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_path() == tmp_path / "shardwright" / "records.sqlite"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "count"),
+    [
+        (float("inf"), 0.0, 1), (1.0, float("nan"), 1), (1.0, float("inf"), 1), (1.0, -1.0, 1),
+        (1.0, 0.0, 2**63), (1.0, 0.0, 10**400),
+    ],
+)  # fmt: skip
+def test_numbers_that_the_file_cannot_hold_are_refused_and_nothing_is_written(
+    tmp_path: Path, seconds: float, spread: float, count: int
+):
+    bad = Record(key="k", seconds=seconds, spread=spread, count=count, environment="here")
+    with Store(tmp_path / "s") as store, pytest.raises(StoreError, match=r"'k' has .*again"):
+        store.put([record("good"), bad])
+    assert not (tmp_path / "s").exists()
+
+
+def spoiled(path: Path, script: str) -> Path:
+    with Store(path) as store:
+        store.put([record("k")])
+    with sqlite3.connect(path) as connection:
+        connection.executescript(script)
+    connection.close()
+    return path
+
+
+ENDLESS = """
+ALTER TABLE record RENAME TO away;
+CREATE VIEW record AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+SELECT i AS id, 'k' AS key, 'here' AS environment, 1.0 AS seconds, 0.0 AS spread, 1 AS count,
+'' AS measured_at FROM n;
+"""
+SHOUTING = """
+CREATE TRIGGER shout BEFORE INSERT ON record BEGIN
+SELECT RAISE(ABORT, '\x1b]0;owned\x07\x1b[31mred'); END;
+"""
+
+
+@pytest.mark.parametrize("script", [ENDLESS, SHOUTING])
+def test_views_and_triggers_are_refused_when_a_store_is_opened(tmp_path: Path, script: str):
+    path = spoiled(tmp_path / "s", script)
+    with pytest.raises(StoreError, match=r"tables and their indices only.*another path"):
+        Store(path).__enter__()
+
+
+def test_an_operation_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("shardwright.store.MOST_SECONDS", 0.2)
+    path = tmp_path / "s"
+    with Store(path) as store:
+        store.put([record("k")])
+        assert store._connection is not None
+        connection = store._connection
+        with pytest.raises(StoreError, match=r"more than 0\.2 s"), store._explained("read"):
+            connection.execute(
+                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+                "SELECT COUNT(*) FROM n"
+            ).fetchone()
+
+
+def found_and_put(path: Path, one: Record) -> list[Record]:
+    with Store(path) as store:
+        found = store.find(None, "here")
+        store.put([one])
+    return found
+
+
+def test_a_locked_store_is_done_without_and_that_is_said_once(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("shardwright.store.BUSY_SECONDS", 0.1)
+    path = spoiled(tmp_path / "s", "")
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.warns(ShardwrightWarning, match="going on without it") as said:
+        found = found_and_put(path, record("lost"))
+    assert found == found_and_put(path, record("lost")) == []
+    assert len(said) == 1
+    holder.close()
+    monkeypatch.setattr("shardwright.store._LOCKED", set())
+    with Store(path) as store:
+        assert store.find(None, "here") == [record("k")]
+
+
+def test_text_of_files_reaches_no_terminal_as_it_is():
+    text = str(StoreError("a\x1b[31mb\x07\u202ec\ud800\x9b\nd"))
+    assert text == "a\\x1b[31mb\\x07\\u202ec\\ud800\\x9b\nd"

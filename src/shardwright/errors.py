@@ -13,8 +13,33 @@ if TYPE_CHECKING:
     from shardwright.core.plan import Plan
 
 
+MOST_CHARACTERS = 1500  # of one line of a message
+
+
+def cleaned(text: str) -> str:
+    """Return text as a terminal may have it: whatever a file brings into a message or a table, its
+    escape codes, marks that turn the direction of writing, and half characters are shown, not done.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def shortened(line: str) -> str:
+    """Return a line with its middle left out where it is long: rule and remedy stay."""
+    if len(line) <= MOST_CHARACTERS:
+        return line
+    half = (MOST_CHARACTERS - len(" ... ")) // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
 class ShardwrightError(Exception):
     """Root of everything this package raises on purpose."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(shortened, cleaned(super().__str__()).split("\n")))
+
+
+class ShardwrightWarning(UserWarning):
+    """Something is left out, and the rest goes on without it."""
 
 
 class InputError(ShardwrightError, ValueError):

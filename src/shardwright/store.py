@@ -1,13 +1,17 @@
 """The memory: measurements in one SQLite file, safe under concurrent writers.
 
-Records are only ever added. Nothing is executed on reading; a file that cannot be read ends in a
-StoreError with a remedy, and is left as it is.
+Records are only ever added. Nothing is executed on reading: a file with views or triggers is
+refused, and every operation has a time limit. A file that cannot be read ends in a StoreError with a
+remedy, and is left as it is. One that somebody holds locked is done without, and that is said once.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +19,14 @@ from types import TracebackType
 from typing import Self
 
 from shardwright.core.costs import Record
-from shardwright.errors import StoreError
+from shardwright.errors import ShardwrightWarning, StoreError, cleaned
 
 SCHEMA_VERSION = 1
 # Written into the SQLite header, so that another program's database is not taken for a store.
 APPLICATION_ID = 0x5368_7264
-BUSY_SECONDS = 30.0
+BUSY_SECONDS = 10.0  # to wait for another writer, whose turns are milliseconds
+MOST_SECONDS = 60.0  # for one operation
+_LOOK_EVERY = 100_000  # instructions of SQLite's machine between two looks at the clock
 _CHUNK = 500
 
 _SCHEMA = """
@@ -35,6 +41,11 @@ CREATE TABLE IF NOT EXISTS record (
 );
 CREATE INDEX IF NOT EXISTS record_by_name ON record (environment, key);
 """
+# A view may run for ever, a trigger says what it likes.
+_FOREIGN = """
+SELECT type, name FROM sqlite_master
+WHERE type NOT IN ('table', 'index') OR (name = 'record' AND rootpage = 0)
+"""
 _COLUMNS = "key, seconds, spread, count, environment, measured_at"
 
 
@@ -48,16 +59,20 @@ def default_path() -> Path:
     return base / "shardwright" / "records.sqlite"
 
 
+_LOCKED: set[Path] = set()  # the files that this process goes on without
+
+
 class Store:
     """A record store, used as a context manager. The file is made when it is first written to."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = Path(path).expanduser() if path is not None else default_path()
         self._connection: sqlite3.Connection | None = None
+        self._deadline = math.inf
 
     def __enter__(self) -> Self:
         with self._explained("opened"):
-            if self.path.exists():
+            if self.path.exists() and self.path not in _LOCKED:
                 self._connect()
         return self
 
@@ -73,10 +88,8 @@ class Store:
 
     def put(self, records: Iterable[Record]) -> None:
         """Add records: all of them or, when something fails, none."""
-        rows = [
-            (r.key, r.seconds, r.spread, r.count, r.environment, r.measured_at) for r in records
-        ]
-        if not rows:
+        rows = [_row(record, self.path) for record in records]
+        if not rows or self.path in _LOCKED:
             return
         with self._explained("written"):
             connection = self._connection or self._create()
@@ -89,7 +102,7 @@ class Store:
     def find(self, keys: Sequence[str] | None, environment: str) -> list[Record]:
         """Return all records of an environment with these keys (None: any), oldest first."""
         with self._explained("read"):
-            if self._connection is None and self.path.exists():
+            if self._connection is None and self.path.exists() and self.path not in _LOCKED:
                 self._connect()
             if self._connection is None:
                 return []
@@ -107,6 +120,7 @@ class Store:
                 rows = self._connection.execute(query, (environment, *chunk))
                 found += [(row[0], _record(row[1:])) for row in rows]
             return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+        return []
 
     def environments(self) -> list[tuple[str, int]]:
         """Return every environment with its number of records."""
@@ -117,9 +131,11 @@ class Store:
                 "SELECT environment, COUNT(*) FROM record GROUP BY environment ORDER BY environment"
             )
             return [(str(name), int(count)) for name, count in self._connection.execute(query)]
+        return []
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _LOOK_EVERY)
         try:
             self._check(connection)
         except BaseException:
@@ -156,25 +172,55 @@ class Store:
                 f"{self.path}: the record store has version {version}, this Shardwright reads "
                 f"{SCHEMA_VERSION}; name another path in SHARDWRIGHT_STORE, or update Shardwright"
             )
+        foreign = connection.execute(_FOREIGN).fetchone()
+        if foreign is not None:
+            kind, name = (str(part)[:80] for part in foreign)
+            raise StoreError(
+                f"{self.path}: a record store has tables and their indices only, but this one has "
+                f"the {kind} {name!r}, which somebody else put there; move the file away to measure "
+                "anew, or name another path in SHARDWRIGHT_STORE"
+            )
         connection.execute("PRAGMA synchronous = NORMAL")
 
     @contextmanager
     def _explained(self, verb: str) -> Iterator[None]:
+        self._deadline = time.monotonic() + MOST_SECONDS
         try:
             yield
-        except (sqlite3.Error, OSError, UnicodeError, ValueError, TypeError) as error:
+        except (
+            sqlite3.Error,
+            OSError,
+            UnicodeError,
+            ArithmeticError,
+            ValueError,
+            TypeError,
+        ) as error:
             if isinstance(error, StoreError):
                 raise
-            reason = str(error)[:200] or type(error).__name__
+            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                self._go_without()
+                return
+            reason = cleaned(str(error))[:200] or type(error).__name__
             raise StoreError(
                 f"{self.path}: the record store cannot be {verb}: {reason}; {_remedy(error)}"
             ) from None
 
+    def _go_without(self) -> None:
+        if self.path not in _LOCKED:
+            _LOCKED.add(self.path)
+            warnings.warn(
+                f"{self.path}: another program has held the record store for {BUSY_SECONDS:g} s; "
+                "going on without it: what was measured is not known, and what is now is not kept. "
+                "End that program, or name another path in SHARDWRIGHT_STORE",
+                ShardwrightWarning,
+                stacklevel=4,
+            )
+
 
 def _remedy(error: Exception) -> str:
     text = str(error)
-    if isinstance(error, sqlite3.OperationalError) and "locked" in text:
-        return f"another program has held it for {BUSY_SECONDS:g} s: end that, or try again"
+    if "interrupted" in text:
+        return f"it took more than {MOST_SECONDS:g} s: name another path in SHARDWRIGHT_STORE"
     if "full" in text or "No space" in text or "disk I/O" in text:
         return "free space on its disk, or name another path in SHARDWRIGHT_STORE"
     if "readonly" in text or "unable to open" in text or isinstance(error, OSError):
@@ -184,10 +230,28 @@ def _remedy(error: Exception) -> str:
     )
 
 
+def _row(record: Record, path: Path) -> tuple[object, ...]:
+    """Return a record as the file has it. Raises StoreError for numbers that it cannot hold."""
+    numbers = record.seconds, record.spread
+    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not (
+        1 <= record.count < 2**63
+    ):
+        count = record.count if abs(record.count) < 2**63 else "2^63 or more"
+        raise StoreError(
+            f"{path}: a record has finite seconds and spread of 0 or more and a count of 64 bits, "
+            f"but {record.key[:80]!r} has {record.seconds}, {record.spread} and "
+            f"{count}; measure it again"
+        )
+    key, place, when = record.key, record.environment, record.measured_at
+    return key, *numbers, record.count, place, when
+
+
 def _record(row: tuple[object, ...]) -> Record:
     key, seconds, spread, count, environment, measured_at = row
     if not (isinstance(seconds, int | float) and isinstance(spread, int | float)):
         raise TypeError("a duration in it is not a number")
+    if not (math.isfinite(seconds) and math.isfinite(spread)):
+        raise ValueError("a duration in it is not finite")
     return Record(
         key=str(key),
         seconds=float(seconds),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -191,12 +193,74 @@ def test_each_mistake_gets_one_complaint_naming_file_key_value_and_remedy(text, 
     assert len(message) < 1500
 
 
+WHOLE = """
+name = "c"
+overlap_slowdown = 1.2
+software = "eager"
+notes = ["n"]
+[kind.mine]
+peak = { float32 = "30 TFLOP/s" }
+memory = "24 GiB"
+memory_bandwidth = "900 GB/s"
+backend = "cuda"
+launch = "5 us"
+[[switch]]
+name = "rack"
+uplink = "1600 Gbit/s"
+[[host]]
+name = "one"
+count = 2
+switch = "rack"
+uplink = "25 Gbit/s"
+price = "3 USD/h"
+[[host.device]]
+kind = "mine"
+count = 2
+link = "31 GB/s"
+[[host]]
+name = "two"
+preset = "AWS p5.48xlarge"
+"""
+OTHERS = """1 -1 0 2.5 1e400 nan true "" "x" "one" "rack" "-3 GiB" "5" "5 parsec" "1e99 GB/s" [] [1] {} {a=1}
+99999999999999999999 "\\u001b[31m" [[1],[2]] """.split()
+
+
+def test_every_refusal_names_file_place_and_remedy():
+    lines, refused = WHOLE.strip().splitlines(), 0
+    draw = random.Random(0)
+    for turn in range(600):
+        place = draw.randrange(len(lines))
+        key, equals, _ = lines[place].partition(" = ")
+        other = draw.choice([*OTHERS, '"' + "y" * 5000 + '"'])
+        changed = [
+            [], [lines[place]] * 2, [f"{key}{equals}{other}"], [f"{key}x{equals}{other}"],
+            [f"[{key}]"], [lines[place][: len(lines[place]) // 2]],
+        ][turn % 6]  # fmt: skip
+        text = "\n".join([*lines[:place], *changed, *lines[place + 1 :]])
+        message = refusal(text)
+        if message:
+            refused += 1
+            assert re.match(r"file: .+; \w.{5,}", message), message
+            assert len(message) < 1510, message
+            assert message.isprintable(), message
+    assert refused > 300
+
+
+def refusal(text: str) -> str:
+    """Return how a cluster file is refused, "" where it is not."""
+    try:
+        read_cluster(text, "file")
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize(
     "text",
     ["0xH100", "8x0xH100", "999999999x999999999xH100", "foo", "2x2xP40", "8x8xH1O0", "local", ""],
 )
 def test_bad_shorthands_are_refused(text):
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"; \w|; did|: name one"):
         parse_cluster(text)
 
 

@@ -86,6 +86,62 @@ def test_a_problem_without_a_limit_has_none(tmp_path):
     assert found.cost == min(by_hand(tree, choice)[0] for choice in every)
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3, 5, 8])
+def test_usages_near_the_end_of_64_bits_are_exact(tmp_path, limit):
+    tree = copy.deepcopy(SMALL)
+    many = 9 * 10**17 + 1  # no float; twelve of them are no integer of 64 bits
+    nodes = tree["problem"]["nodes"]
+    nodes["usages"] = [[many + one for one in row] for row in nodes["usages"]]
+    nodes["intervals"] += [[0, 9]] * 12
+    nodes["costs"] += [[1]] * 12
+    nodes["usages"] += [[many]] * 12
+    tree["problem"]["usage_limit"] = 15 * many + limit + 4  # three of the first are alive at once
+    tree["problem"]["edges"]["costs"][0] = [0, 9, 9, 0, 2, 7]
+    choices = [(*one, *[0] * 12) for one in itertools.product(range(2), range(3), [0], range(2))]
+    tried = [by_hand(tree, choice) for choice in choices]
+    problem = read_iopddl(written(tmp_path, tree))
+    assert [(problem.evaluate(one), problem.peak(one)) for one in choices] == tried
+    fitting = [cost for cost, peak in tried if peak <= tree["problem"]["usage_limit"]]
+    found = api.iopddl(written(tmp_path, tree), seconds=3)
+    assert found.fits == bool(fitting)
+    if fitting:
+        assert found.cost == min(fitting)
+
+
+def test_usages_that_no_float_can_add_up_are_refused(tmp_path):
+    tree = copy.deepcopy(SMALL)
+    tree["problem"]["nodes"]["usages"][0] = [1, 9 * 10**17]
+    tree["problem"]["usage_limit"] = 9 * 10**17
+    with pytest.raises(InputError, match=r"less than 2\^53.*divide all usages"):
+        api.iopddl(written(tmp_path, tree), seconds=3)
+
+
+@pytest.mark.parametrize(
+    "usages", [[[0, 0], [0, 2, 0], [9], [0, 0]], [[1, 0], [1, 1, 1], [0], [0, 1]]]
+)
+def test_a_limit_of_nothing_is_a_limit(tmp_path, usages):
+    tree = copy.deepcopy(SMALL)
+    tree["problem"]["nodes"]["usages"] = usages
+    tree["problem"]["usage_limit"] = 0
+    found = api.iopddl(written(tmp_path, tree), seconds=3)
+    every = itertools.product(range(2), range(3), range(1), range(2))
+    fitting = [cost for cost, peak in (by_hand(tree, one) for one in every) if peak <= 0]
+    assert found.fits == bool(fitting)
+    if fitting:
+        assert found.cost == min(fitting)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_other_encodings_than_that_of_json_are_refused(tmp_path, encoding):
+    with pytest.raises(InputError, match=r"JSON is UTF-8|complete JSON"):
+        read_iopddl(written(tmp_path, json.dumps(SMALL).encode(encoding)))
+
+
+def test_a_name_s_control_characters_are_shown_not_done(tmp_path):
+    tree = broken(lambda p: p.__setitem__("name", "a\x1b[31m\ud800"))
+    assert read_iopddl(written(tmp_path, tree)).name == "a\\x1b[31m\\ud800"
+
+
 def test_stopping_at_once_still_gives_a_complete_choice(tmp_path):
     found = api.iopddl(written(tmp_path, SMALL), seconds=60, watch=api.Watch(stop=lambda: True))
     assert by_hand(SMALL, found.choice) == (found.cost, found.peak)

@@ -71,6 +71,7 @@ def test_a_malformed_profile_is_one_clear_message(text):
     with pytest.raises(InputError, match=BAD[text]) as caught:
         parse_layer_graph(text, "graph.txt")
     assert "graph.txt" in str(caught.value)
+    assert "; " in str(caught.value)  # a remedy
 
 
 def test_workers_and_bandwidths_are_read_as_people_write_them():

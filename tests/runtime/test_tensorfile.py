@@ -56,7 +56,7 @@ def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
 @given(st.data())
 def test_any_box_is_read_from_any_pieces(tmp_path: Path, data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 6), max_size=3))
-    whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
     boxes = [((0,) * len(shape), tuple(shape))]
     for dim in range(len(shape)):  # cut every box in two along the dim, or not
         cut: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -86,6 +86,16 @@ def test_any_box_is_read_from_any_pieces(tmp_path: Path, data: st.DataObject) ->
             part = Stored(whole.dtype, tuple(shape), tuple(pieces[1:]))
             with pytest.raises(CheckpointError, match="must cover it once"):
                 reader.whole(part)
+
+
+@pytest.mark.parametrize("wanted", [torch.float32, torch.int64, torch.bool])
+def test_a_conversion_that_changes_what_values_are_is_refused(
+    tmp_path: Path, wanted: torch.dtype
+) -> None:
+    write_all(tmp_path / "x", {"t": torch.ones(3, dtype=torch.complex64)})
+    stored = Stored(torch.complex64, (3,), (Piece(tmp_path / "x", "t", (0,), (3,)),))
+    with reading() as reader, pytest.raises(CheckpointError, match="must stay what they are"):
+        reader.read(stored, (0,), torch.zeros(3, dtype=wanted))
 
 
 def box(whole: Tensor, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:

@@ -71,6 +71,8 @@ def test_what_stops_microbatches_is_named_with_its_place(tmp_path: Path) -> None
     assert mixing != WIDE
     (tmp_path / "mixing.py").write_text(mixing)
     with pytest.raises(NoPlan) as refused:
-        api.plan(f"{tmp_path / 'mixing.py'}:build", "1x1xV100", global_batch=4, memory_limit="8 KiB")
+        api.plan(
+            f"{tmp_path / 'mixing.py'}:build", "1x1xV100", global_batch=4, memory_limit="8 KiB"
+        )
     assert "this model allows only one" in str(refused.value)
     assert "(aten.cumsum.default) mixes samples of the batch" in str(refused.value)

@@ -2,12 +2,14 @@
 
 Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every
 command prints tables for people or, with ``--json``, one object with stable keys. Exit codes: 0
-good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input.
+good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input, 143
+ended by SIGTERM.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from shardwright.cli import looking, planning, running  # their commands join the app
 from shardwright.cli.app import app
@@ -17,8 +19,19 @@ __all__ = ["app", "looking", "main", "planning", "running"]
 
 def main() -> None:
     """Run the command line; the one place where errors become a message and an exit code."""
-    from shardwright.errors import InputError, ShardwrightError
+    import warnings
 
+    from shardwright.errors import InputError, ShardwrightError, ShardwrightWarning
+
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, ShardwrightWarning):
+            sys.stderr.write(f"note: {message}\n")
+        else:
+            shown(message, category, *rest, **more)
+
+    warnings.showwarning = show
     code = 0
     try:
         app()  # misuse and interruption end here, with 2 and 1
@@ -33,6 +46,8 @@ def main() -> None:
         code = 1
     except OSError as error:
         code = _complain(f"the system refused: {error}; free space or check the path", 2)
+    finally:
+        warnings.showwarning = shown
     sys.exit(code)
 
 

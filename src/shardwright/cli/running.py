@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -49,7 +50,7 @@ def run(
         done = api.run(plan, job, watch, pick=pick)
     voice.show_training(speaker, done, job)
     if not done.is_complete:
-        raise typer.Exit(1)
+        raise typer.Exit(128 + signal.SIGTERM if done.is_terminated else 1)
 
 
 @app.command()

@@ -41,7 +41,7 @@ class Layer:
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(
                     f"layer {self.name!r}: {field.replace('_', ' ')} must be a finite number, "
-                    f"0 or more, not {value}"
+                    f"0 or more, not {value}; measure it again"
                 )
 
 
@@ -62,12 +62,15 @@ class LayerGraph:
         if not count:
             raise InputError(f"profile {self.name!r} has no layers; profile a model first")
         if any(not (0 <= a < count and 0 <= b < count) for a, b in self.edges):
-            raise InputError(f"profile {self.name!r} has an edge to a layer that it does not have")
+            raise InputError(
+                f"profile {self.name!r} has an edge to a layer that it does not have; add the layer, "
+                "or remove the edge"
+            )
         if len(self.order()) != count:
             stuck = sorted(set(range(count)).difference(self.order()))
             names = ", ".join(self.layers[i].name for i in stuck[:4])
             raise InputError(
-                f"profile {self.name!r} has a cycle through {names}; a layer cannot wait for itself"
+                f"profile {self.name!r} has a cycle through {names}; a layer cannot wait for itself: remove an edge of it"
             )
 
     def consumers(self) -> tuple[tuple[int, ...], ...]:
@@ -107,11 +110,18 @@ class WorkerKind:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise InputError(f"workers: a kind needs at least 1 worker, not {self.count}")
+            raise InputError(
+                f"workers: a kind needs at least 1 worker, not {self.count}; leave it out"
+            )
         if not (self.speed > 0 and math.isfinite(self.speed)):
-            raise InputError(f"workers: a speed must be positive and finite, not {self.speed}")
+            raise InputError(
+                f"workers: a speed must be positive and finite, not {self.speed}; 1 is as profiled"
+            )
         if not self.memory_bytes > 0:
-            raise InputError(f"workers: memory must be positive, not {self.memory_bytes} bytes")
+            raise InputError(
+                f"workers: memory must be positive, not {self.memory_bytes} bytes; leave it out for "
+                "no limit"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from shardwright.files.clusterschema import (
     KindTable,
     explain,
 )
+from shardwright.files.clustertemplate import TEMPLATE
 from shardwright.files.limits import parse_toml, read_text
 from shardwright.files.presets import (
     INTER_LATENCY,
@@ -54,7 +55,9 @@ def parse_cluster(text: str) -> Cluster:
     if text.endswith(".toml") or _is_file(text):
         return load_cluster(text)
     if text == "local":
-        raise InputError("cluster 'local' is this machine and must be detected; it is not a file")
+        raise InputError(
+            "cluster 'local' is this machine and must be detected; it is not a file: name one"
+        )
     cluster = _node_shorthand(text) or _kind_shorthand(text)
     if cluster is None:
         raise InputError(
@@ -76,7 +79,9 @@ def read_cluster(text: str, where: str = "cluster") -> Cluster:
     try:
         raw = parse_toml(text)
     except ValueError as error:
-        raise InputError(f"{where}: {error}; docs/reference/cluster-file.md shows one") from None
+        raise InputError(
+            f"{where}: {error}; correct it there, or begin with `shardwright init`"
+        ) from None
     try:
         table = ClusterTable.model_validate(raw)
     except ValidationError as error:
@@ -104,7 +109,7 @@ class _Builder:
             self._declare(name, kind)
         total = sum(host.count for host in self.table.host)
         if total > MAX_DEVICES:
-            raise InputError(f"host: at most {MAX_DEVICES} hosts, not {total}")
+            raise InputError(f"host: at most {MAX_DEVICES} hosts, not {total}; lower their count")
         if total > 1 or self.table.switch:
             self._add(Switch(name="network", is_host=False), "switch")
         for index, switch in enumerate(self.table.switch):
@@ -128,7 +133,9 @@ class _Builder:
 
     def _add(self, switch: Switch, where: str) -> int:
         if switch.name in self.names:
-            raise InputError(f"{where}.name: {switch.name!r} is there twice; names must differ")
+            raise InputError(
+                f"{where}.name: names must differ, but {switch.name!r} is there twice; rename one"
+            )
         self.names[switch.name] = len(self.switches)
         self.switches.append(switch)
         return len(self.switches) - 1
@@ -138,7 +145,8 @@ class _Builder:
             return 0
         known = tuple(s.name for s in self.switches if not s.is_host)
         if name not in known:
-            raise InputError(f"{where}: there is no switch {name!r} above{suggest(name, known)}")
+            hint = suggest(name, known) if known else "; describe it in a [[switch]] table"
+            raise InputError(f"{where}: there is no switch {name!r} above{hint}")
         return self.names[name]
 
     def _declare(self, name: str, kind: KindTable) -> None:
@@ -206,13 +214,16 @@ class _Builder:
 
     def _groups(self, host: HostTable, where: str) -> tuple[DeviceTable, ...]:
         if host.device and (host.kind or host.devices):
-            raise InputError(f"{where}: give either kind and devices, or device tables, not both")
+            raise InputError(
+                f"{where}: kind and devices, and device tables, say the same; leave one of them out"
+            )
         if host.device:
             return host.device
         if host.kind is None or host.devices is None:
             missing = "kind" if host.kind is None else "devices"
             raise InputError(
-                f"{where}.{missing}: a host needs kind and devices, device tables, or a preset"
+                f"{where}.{missing}: a host needs kind and devices, device tables, or a preset; add "
+                f"{missing}"
             )
         return (
             DeviceTable.model_construct(
@@ -226,7 +237,7 @@ class _Builder:
             return -1, None
         if host.uplink is None:
             raise InputError(
-                f"{where}.uplink: with several hosts each needs one, such as '400 Gbit/s'"
+                f"{where}.uplink: with several hosts each needs one; add uplink = '400 Gbit/s'"
             )
         latency = INTER_LATENCY if host.uplink_latency is None else host.uplink_latency
         link = Link(latency=latency, bandwidth=host.uplink, source=host.uplink_source)
@@ -237,13 +248,17 @@ class _Builder:
         usual = self.links.get(self.kinds[kind].name)
         if group.link is None and usual is None:
             raise InputError(
-                f"{where}.link: {group.kind!r} is no preset, so its link must be given"
+                f"{where}.link: {group.kind!r} is no preset, so its link must be given; add link = "
+                "'450 GB/s'"
             )
         bandwidth = usual.bandwidth if group.link is None and usual else group.link
         latency = INTRA_LATENCY if group.link_latency is None else group.link_latency
         link = Link(latency=latency, bandwidth=bandwidth or 0.0, source=group.link_source)
         if len(self.devices) + group.count > MAX_DEVICES:
-            raise InputError(f"{where}.devices: a cluster has at most {MAX_DEVICES} devices")
+            raise InputError(
+                f"{where}.devices: a cluster has at most {MAX_DEVICES} devices, and this has "
+                f"{len(self.devices) + group.count} or more; lower counts"
+            )
         self.devices += [Device(kind=kind, host=host, link=link)] * group.count
 
 
@@ -254,7 +269,8 @@ def _kind_shorthand(text: str) -> Cluster | None:
     hosts, devices, name = int(match[1] or 1), int(match[2]), match[3]
     if hosts < 1 or devices < 1 or hosts * devices > MAX_DEVICES:
         raise InputError(
-            f"cluster {text!r}: needs 1 to {MAX_DEVICES} devices, not {hosts * devices}"
+            f"cluster {text!r}: needs 1 to {MAX_DEVICES} devices, not {hosts * devices}; name "
+            "fewer, such as 8x8xH100"
         )
     full = device_kind(name)[0].name
     dollars, note = market_price(full)
@@ -290,7 +306,10 @@ def _node_shorthand(text: str) -> Cluster | None:
         node = None if find_kind(name) else find_node(name)
         if node is not None:
             if count < 1 or count * node.num_devices > MAX_DEVICES:
-                raise InputError(f"cluster {text!r}: needs 1 to {MAX_DEVICES} devices")
+                raise InputError(
+                    f"cluster {text[:80]!r}: needs 1 to {MAX_DEVICES} devices, not "
+                    f"{count * node.num_devices}; name another number of hosts"
+                )
             return _from_tables({"name": text, "host": [{"preset": node.name, "count": count}]})
     return None
 
@@ -380,57 +399,3 @@ def _text(text: str) -> str:
 def commented_template() -> str:
     """Return the cluster file that ``shardwright init`` writes: valid, and explained."""
     return TEMPLATE
-
-
-TEMPLATE = """\
-# A cluster for Shardwright: facts about hosts, devices and links.
-# Every quantity has a unit in quotes. GB is 10^9 bytes, GiB is 2^30; Gbit/s is an eighth of GB/s.
-# Bandwidths are one direction of a full-duplex link.
-name = "my-cluster"
-
-# By how much computation and communication stretch while both run on one device (1 = not at all).
-# overlap_slowdown = 1.1
-# Which kernels GPUs run: "eager" (PyTorch as it is), "compiled" (torch.compile), "megatron" (fused
-# kernels of Megatron-LM), "compiled-async" and "megatron-core" (tensor-parallel messages beneath
-# products) or "eager-2023".
-# software = "compiled"
-
-# Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4 ...)
-# or a [kind.NAME] table below. preset = "AWS p5.48xlarge" fills in kind, devices, uplink, price.
-[[host]]
-name = "gpu"                # hosts become gpu0, gpu1
-count = 2
-devices = 8                 # devices in each host
-kind = "H100"
-link = "450 GB/s"           # device to the host's switch (NVLink, PCIe); the preset's if left out
-link_latency = "2 us"
-uplink = "3200 Gbit/s"      # whole host to the network; needed with more than one host
-uplink_latency = "5 us"
-price = "98.32 USD/h"       # of one host
-
-# Unequal hosts: write another [[host]]. Unequal devices in one host:
-# [[host]]
-# name = "mixed"
-# address = "10.0.0.7"
-# uplink = "25 Gbit/s"
-# [[host.device]]
-# kind = "A100-SXM4-80GB"
-# count = 2
-# [[host.device]]
-# kind = "mine"
-# link = "31 GB/s"
-
-# A device that is no preset:
-# [kind.mine]
-# peak = { float32 = "30 TFLOP/s", bfloat16 = "120 TFLOP/s" }   # dense, per dtype
-# memory = "24 GiB"
-# memory_bandwidth = "900 GB/s"
-# backend = "cuda"                                             # or "cpu"
-# launch = "5 us"                                              # fixed cost of one operator
-
-# Racks: hosts with switch = "rack0" share that switch's uplink.
-# [[switch]]
-# name = "rack0"
-# uplink = "1600 Gbit/s"
-# latency = "3 us"
-"""

@@ -13,6 +13,21 @@ from shardwright.files.presets import INTER_LATENCY, suggest
 from shardwright.files.units import Quantity, read_quantity
 
 MAX_DEVICES = MOST_DEVICES
+MANUAL = "docs/reference/cluster-file.md"
+# By a word in pydantic's name of a complaint.
+_REMEDIES = {
+    "literal": "choose one of these",
+    "int_": "write a whole number, without quotes",
+    "float_": "write a number, without quotes",
+    "string_too": "give a name of 1 to 200 characters",
+    "string": "write text in quotes",
+    "greater": "give a number within the bound",
+    "less": "give a number within the bound",
+    "too_short": "describe at least one",
+    "model": "write a table with keys, as [[host]] or [kind.NAME]",
+    "dict": "write a table with keys, as [[host]] or [kind.NAME]",
+    "tuple": "write a list in square brackets, or tables in double ones",
+}
 
 
 def _reader(quantity: Quantity, *, zero: bool = False) -> BeforeValidator:
@@ -108,14 +123,24 @@ def explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     place = [part for part in first["loc"] if part != "__key__"]
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    path = f"{path[:100]} ... {path[-100:]}" if len(path) > 210 else path
     if first["type"] == "extra_forbidden":
         known = _fields_at(place[:-1])
-        return f"unknown key {path!r}{suggest(str(place[-1]), known)}"
+        return f"unknown key {path!r}{suggest(str(place[-1])[:80], known)}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
-        return f"{path}: this key is needed"
-    value = "" if first["type"] == "value_error" else f", not {first['input']!r:.80}"
-    return f"{path}: {message}{value}"
+        return f"{path}: this key is needed; add it, {MANUAL} says what it means"
+    if first["type"] == "value_error":  # a quantity: with its own remedy
+        return f"{path}: {message}"
+    return f"{path}: {message}, not {first['input']!r:.80}; {_remedy(first['type'])}"
+
+
+def _remedy(kind: str) -> str:
+    """Return what to do about pydantic's sort of complaint."""
+    for word, remedy in _REMEDIES.items():
+        if word in kind:
+            return remedy
+    return f"write it as {MANUAL} says"
 
 
 def _fields_at(place: list[Any]) -> tuple[str, ...]:

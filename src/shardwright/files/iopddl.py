@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.errors import InputError
+from shardwright.errors import InputError, cleaned
 from shardwright.files.limits import read_bytes, unzipped
 from shardwright.files.planfile import write_atomically
 
@@ -59,13 +59,18 @@ class ContestProblem:
     def peak(self, choice: Sequence[int]) -> int:
         """Return the largest usage at any time point."""
         picks = np.asarray(choice, dtype=np.int64)
+        return int(self.over_time(self.usage[self.first[:-1] + picks]).max(initial=0))
+
+    def over_time(self, usage: Ints) -> NDArray[Any]:
+        """Return the sum of the usages of the nodes alive at every time, exact: integers of 64 bits
+        where they suffice, else Python's."""
         begin, end = self.intervals[:, 0], self.intervals[:, 1]
         alive = begin < end
-        change = np.zeros(int(self.intervals.max(initial=0)) + 2, dtype=np.int64)
-        usage = self.usage[self.first[:-1] + picks]
-        np.add.at(change, begin[alive], usage[alive])
-        np.subtract.at(change, end[alive], usage[alive])
-        return int(np.cumsum(change).max(initial=0))
+        kind = np.int64 if sum(usage.tolist()) < 2**63 else object
+        change = np.zeros(int(self.intervals.max(initial=0)) + 2, dtype=kind)
+        np.add.at(change, begin[alive], usage[alive].astype(kind))
+        np.subtract.at(change, end[alive], usage[alive].astype(kind))
+        return np.cumsum(change)
 
 
 def read_iopddl(path: str | Path) -> ContestProblem:
@@ -76,7 +81,9 @@ def read_iopddl(path: str | Path) -> ContestProblem:
             data = unzipped(data, LARGEST_FILE, "a problem")
         if data.count(b"[") + data.count(b"{") > MOST_LISTS:
             raise ValueError(f"it has more than {MOST_LISTS:,} lists and objects")
-        tree = json.loads(data)
+        tree = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _refusal(path, f"JSON is UTF-8, and its byte {error.start} is not") from error
     except (ValueError, RecursionError) as error:
         raise _refusal(path, f"it is not complete JSON ({error})") from error
     try:
@@ -92,8 +99,8 @@ def write_choice(path: str | Path, choice: Sequence[int]) -> Path:
 
 def _refusal(path: str | Path, reason: str) -> InputError:
     return InputError(
-        f"{path} is not a problem of the IOPDDL contest: {reason[:300]}; its format is described in "
-        "docs/guides/iopddl.md"
+        f"{path} is not a problem of the IOPDDL contest: {reason[:300]}; write it as "
+        "docs/guides/iopddl.md describes"
     )
 
 
@@ -123,7 +130,7 @@ def _columns(tree: Any) -> ContestProblem:
     rows = _rows(_field(edges, "costs", list, "edges"), "edges.costs")
     table, cells = _tables(ends, rows, sizes)
     return ContestProblem(
-        name=str(problem.get("name", "")),
+        name=cleaned(str(problem.get("name", "")))[:200],
         first=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)]),
         cost=_flat(costs, "nodes.costs"),
         usage=usage,

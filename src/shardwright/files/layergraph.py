@@ -49,7 +49,9 @@ def parse_layer_graph(text: str, name: str = "profile") -> LayerGraph:
             else:
                 layer = _layer(line)
                 if layer.name in layers:
-                    raise InputError(f"layer {layer.name!r} appears twice; names must differ")
+                    raise InputError(
+                        f"layer {layer.name!r} appears twice; rename one, names must differ"
+                    )
                 layers[layer.name] = layer
         except InputError as error:
             raise InputError(f"{name}, line {number}: {error}") from error
@@ -67,12 +69,14 @@ def _layer(line: str) -> Layer:
         raise InputError(
             "a layer is `name -- description -- forward_compute_time=1.2, "
             "backward_compute_time=2.4, activation_size=1024.0, parameter_size=64.0`, not "
-            f"{line.strip()[:80]!r}"
+            f"{line.strip()[:80]!r}; write the line so"
         )
     fields = dict(_FIELD.findall(parts[-1]))
     missing = [field for field in FIELDS if field not in fields]
     if missing:
-        raise InputError(f"layer {parts[0]!r} lacks {', '.join(missing)}")
+        raise InputError(
+            f"layer {parts[0][:80]!r} lacks {', '.join(missing)}; add them to its line"
+        )
     forward, backward, activation, parameters = (
         math.fsum(_numbers(field, fields[field])) for field in FIELDS
     )
@@ -91,21 +95,30 @@ def _numbers(field: str, text: str) -> Iterator[float]:
         try:
             value = float(word)
         except ValueError:
-            raise InputError(f"{field} must be a number, not {word.strip()[:40]!r}") from None
+            raise InputError(
+                f"{field} must be a number, not {word.strip()[:40]!r}; write it as 1.5"
+            ) from None
         if not 0 <= value < math.inf:
-            raise InputError(f"{field} must be finite and 0 or more, not {word.strip()}")
+            raise InputError(
+                f"{field} must be finite and 0 or more, not {word.strip()[:40]}; measure it again"
+            )
         yield value
 
 
 def _edge(line: str, layers: dict[str, Layer]) -> tuple[str, str]:
     ends = line.strip().split(" -- ")
     if len(ends) != 2:
-        raise InputError(f"an edge is `<tab>from -- to`, not {line.strip()[:80]!r}")
+        raise InputError(
+            f"an edge is `<tab>from -- to`, not {line.strip()[:80]!r}; write the line so"
+        )
     for end in ends:
         if end not in layers:
-            raise InputError(f"the edge names layer {end[:40]!r}, which no line above describes")
+            raise InputError(
+                f"the edge names layer {end[:40]!r}, which no line above describes; add its line, or "
+                "remove the edge"
+            )
     if ends[0] == ends[1]:
-        raise InputError(f"layer {ends[0]!r} feeds itself; remove the edge")
+        raise InputError(f"layer {ends[0][:80]!r} feeds itself; remove the edge")
     return ends[0], ends[1]
 
 

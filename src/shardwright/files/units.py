@@ -52,25 +52,30 @@ def read_quantity(text: object, quantity: Quantity, *, zero: bool = False) -> fl
     example = EXAMPLES[quantity]
     if not isinstance(text, str):
         raise InputError(
-            f"needs a number with its unit in quotes, such as {example!r}, not {text!r:.80}"
+            f"needs a number with its unit in quotes, not {text!r:.80}; write for example {example!r}"
         )
     match = _PATTERN.fullmatch(text[:100])
     if match is None:
-        raise InputError(f"needs a number and a unit such as {example!r}, not {text[:80]!r}")
+        raise InputError(
+            f"needs a number and a unit, not {text[:80]!r}; write for example {example!r}"
+        )
     number, unit = match.groups()
     units = UNITS[quantity]
     if not unit:
-        raise InputError(f"{text!r} has no unit; write for example {example!r}")
+        raise InputError(f"{text[:80]!r} has no unit; write for example {example!r}")
     if unit not in units:
         near = difflib.get_close_matches(unit, units, n=1, cutoff=0.5)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        meant = f"; did you mean {near[0]!r}?" if near else f"; write for example {example!r}"
         raise InputError(
-            f"{text!r} has the unknown unit {unit!r}, such as {example!r} is accepted{meant}"
+            f"{text[:80]!r} has the unknown unit {unit[:80]!r}, such as {example!r} is accepted{meant}"
         )
     value = float(number) * units[unit]
     if not math.isfinite(value) or value > LARGEST or value < 0 or (value == 0 and not zero):
         bound = "0 or more" if zero else "more than 0"
-        raise InputError(f"{text!r} must be {bound} and at most {LARGEST:g} in SI units")
+        raise InputError(
+            f"{text[:80]!r} must be {bound} and at most {LARGEST:g} in SI units; write for example "
+            f"{example!r}"
+        )
     return value
 
 

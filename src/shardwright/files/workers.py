@@ -22,13 +22,15 @@ def read_workers(text: str, memory_bytes: float = math.inf) -> tuple[WorkerKind,
         count, *rest = (word.strip() for word in part.split("@"))
         if not count.isdecimal() or not 1 <= int(count) <= MOST_WORKERS or len(rest) > 2:
             raise InputError(
-                f"workers are a number up to {MOST_WORKERS}, such as 16, hosts x workers such as "
-                f"2x8, or kinds with their speed such as '8,8@0.5', not {text[:60]!r}"
+                f"workers are a number up to {MOST_WORKERS}, not {text[:60]!r}; write 16, hosts x "
+                "workers such as 2x8, or kinds with their speed such as '8,8@0.5'"
             )
         try:
             speed = float(rest[0]) if rest else 1.0
         except ValueError:
-            raise InputError(f"a worker's speed is a number such as 0.5, not {rest[0]!r}") from None
+            raise InputError(
+                f"a worker's speed is a number, not {rest[0][:40]!r}; write for example 8@0.5"
+            ) from None
         memory = read_quantity(rest[1], "bytes") if len(rest) == 2 else memory_bytes
         kinds.append(WorkerKind(count=int(count), speed=speed, memory_bytes=memory))
     if sum(kind.count for kind in kinds) > MOST_WORKERS:
@@ -56,7 +58,8 @@ def read_bandwidths(text: str) -> tuple[float, ...]:
                 raise InputError(f"the bandwidth {error}") from error
         if not (value > 0 and math.isfinite(value)):
             raise InputError(
-                f"a bandwidth is positive: bytes per second such as 1e9, or '10 GB/s', not {part!r}"
+                f"a bandwidth is positive and finite, not {part[:40]!r}; write bytes per second such as "
+                "1e9, or '10 GB/s'"
             )
         found.append(value)
     return tuple(found)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from shardwright.runtime.manifest import (
     TensorTable,
 )
 from shardwright.runtime.scaling import LossScaler
+from shardwright.runtime.scratch import claim, release, sweep, unclaim
 from shardwright.runtime.state import (
     Held,
     boxes_of,
@@ -47,7 +49,9 @@ from shardwright.runtime.state import (
     settings_of,
 )
 from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
+from shardwright.runtime.validity import misfit
 
+PARTIAL = "step-*.tmp-*"  # as ``save`` names what is not whole yet
 KEPT = 2  # newest checkpoints that a save leaves in the directory
 
 
@@ -76,23 +80,45 @@ def save(
     """Write a checkpoint of the present step and return its directory. A collective call."""
     final = root / f"step-{machine.clock.step:08d}"
     partial = root / f"{final.name}.tmp-{from_first(lambda: os.urandom(4).hex())}"
+    claims: list[int] = []
     try:
-        from_first(lambda: partial.mkdir(parents=True))
+        from_first(lambda: claims.append(_begin(partial)))
         more: dict[str, Tensor] = {}
         plain = together(lambda: book.plain(dict(extra), "extra", more))[0]
         parts = together(lambda: _write_part(machine, optimizer, partial, more))
         content = _manifest(machine, parts, plain, scaler)
         from_first(lambda: _publish(partial, final, content))
-    except (OSError, CheckpointError) as error:
-        if rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, CheckpointError):
-            raise
+    except OSError as error:
         raise CheckpointError(
             f"the checkpoint {final} could not be written: {error}; earlier checkpoints are "
             "unharmed: free space or choose another directory, which all hosts must share"
         ) from error
+    finally:
+        if rank() == 0:  # nothing is there any more where all went well
+            shutil.rmtree(partial, ignore_errors=True)
+        for lock in claims:
+            release(lock)
     return final
+
+
+def _begin(partial: Path) -> int:
+    partial.mkdir(parents=True)
+    return claim(partial)
+
+
+@contextmanager
+def tidied(root: str) -> Iterator[None]:
+    """Remove what saves left that were cut short, before and after; no root, nothing to do."""
+    try:
+        _tidy(root)
+        yield
+    finally:
+        _tidy(root)
+
+
+def _tidy(root: str | Path) -> None:
+    if str(root):
+        sweep(Path(root), PARTIAL)
 
 
 def _write_part(
@@ -158,6 +184,7 @@ def _manifest(
 def _publish(partial: Path, final: Path, content: Manifest) -> None:
     """Complete a written directory and give it its name: the moment it exists."""
     _write(partial / MANIFEST, book.manifest_text(content))
+    unclaim(partial)
     _sync(partial)
     replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
@@ -169,7 +196,7 @@ def _publish(partial: Path, final: Path, content: Manifest) -> None:
     for old in book.complete(final.parent)[:-KEPT]:
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
-    for pattern in ("step-*.tmp-*", f"step-*{REPLACED}"):  # also of saves that were cut short
+    for pattern in (PARTIAL, f"step-*{REPLACED}"):  # also of saves that were cut short
         for left in final.parent.glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -199,6 +226,8 @@ def load(
     scaler: LossScaler | None = None,
 ) -> dict[str, Any]:
     """Load the newest checkpoint under ``root`` (or ``root`` itself). A collective call."""
+    if rank() == 0:
+        _tidy(root)
     directory, content = open_checkpoint(root)
     extra: dict[str, Any] = {}
     together(lambda: extra.update(_load(machine, optimizer, directory, content)))
@@ -235,10 +264,31 @@ def _load_groups(machine: Machine, optimizer: torch.optim.Optimizer, content: Ma
     ):
         for key, value in settings_of(present, content.groups).items():
             found = book.lively(value, {})
+            if not _are_alike(group.get(key), found):
+                raise CheckpointError(
+                    f"an optimizer's settings must keep their kind, but {key!r} is "
+                    f"{group[key]!r:.80} here and {found!r:.80} in the checkpoint; make the "
+                    "optimizer that was saved, or load weights alone (load_weights)"
+                )
             if isinstance(group.get(key), Tensor):
                 group[key].fill_(found)
             else:
                 group[key] = found
+
+
+def _are_alike(here: Any, saved: Any) -> bool:
+    """Whether a saved setting may take the place of one: switches may be None, numbers may not."""
+    if isinstance(here, (list, tuple)):
+        return (
+            isinstance(saved, (list, tuple))
+            and len(here) == len(saved)
+            and all(map(_are_alike, here, saved))
+        )
+    if isinstance(here, bool):
+        return saved is None or isinstance(saved, bool)
+    if isinstance(here, (int, float, Tensor)):
+        return isinstance(saved, (int, float)) and not isinstance(saved, bool)
+    return True
 
 
 def _load_optimizer(
@@ -295,6 +345,7 @@ def open_checkpoint(root: Path, *, alone: bool = False) -> tuple[Path, Manifest]
     if not alone:
         names = names[rank() :: world_size()]
     mine = book.damaged_file(directory, {name: content.files[name] for name in names})
+    mine = mine or misfit(directory, content, names)
     damaged = [mine] if alone else together(lambda: mine)
     if any(damaged):
         raise book.damage_error(directory, next(filter(None, damaged)))

@@ -26,6 +26,7 @@ from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.capture.hooks import with_modules_of
+from shardwright.runtime.endings import lateness
 from shardwright.runtime.interpreter import (
     Action,
     Compiled,
@@ -268,6 +269,7 @@ class Executor:
             f"rank {self.rank} failed {where}: {error}; "
             "the last checkpoint is unharmed: resume from it once the cause is removed"
         )
+        text = lateness(error, self.rank, where) or text
         if _is_exhaustion(error):
             text = (
                 f"rank {self.rank} is out of memory {where}; plan for less (--memory-limit, a "

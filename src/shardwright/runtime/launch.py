@@ -3,7 +3,7 @@
 The launcher starts one process per rank from a fork server that has imported torch already. When a
 rank dies, by exception or by signal, the others are ended at once (they may be blocked in a
 collective for ever), and the error names rank, stage and instruction from the rank's status file.
-The same entry functions run unchanged under ``torchrun``.
+When the launcher dies, so do its ranks. The same entry functions run unchanged under ``torchrun``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import shutil
 import signal
 import sys
-import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -37,13 +38,17 @@ import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.allocator import keep_freed_memory
+from shardwright.runtime.endings import prepare_ending
+from shardwright.runtime.lifeline import die_with_launcher
+from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
-PATIENCE = 5.0  # seconds a rank may take to end after SIGTERM
-STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C
-PRELOADED = ("torch", "torch.distributed", "shardwright.runtime.executor")
+STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C or SIGTERM
+PRELOADED = (
+    "shardwright.runtime.server", "torch", "torch.distributed", "shardwright.runtime.executor",
+)  # fmt: skip
 # Most ranks capture their model first. What torch.export imports then takes longer than starting
 # a rank, so the fork server imports it once for all; with GPUs it imports as little as it can,
 # since what it forks can only use CUDA as long as the fork server itself never did.
@@ -70,6 +75,10 @@ class Failure:
         return self.exitcode >= 0 and any(echo in self.message for echo in echoes)
 
 
+class Terminated(SystemExit):
+    """SIGTERM came, as from a scheduler. It unwinds to an exit with 143, the shell's number for it."""
+
+
 def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]:
     """Initialise the process group from the environment; return (rank, number of ranks).
 
@@ -78,6 +87,7 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
     ends with the interpreter, if not before.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    prepare_ending()
     if size > 1 and not dist.is_initialized():
         store = os.environ.get(STORE_FILE)
         dist.init_process_group(
@@ -88,6 +98,7 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
             timeout=timedelta(seconds=timeout),
         )
         atexit.register(_leave_world)
+        prepare_ending()
     return rank, size
 
 
@@ -109,31 +120,54 @@ def launch(
     timeout: float | None = None,
     collective_timeout: float = 60.0,
     backend: Literal["cpu", "cuda"] = "cpu",
+    stops: bool = False,
 ) -> list[Any]:
     """Run ``target(*args)`` on every rank and return what the ranks returned, in rank order.
 
     ``target`` must be importable. Each rank runs on one thread, in a world that is joined already;
-    with ``backend`` cuda rank r has GPU r as its current device and talks over NCCL.
-    Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left behind.
+    with ``backend`` cuda rank r has GPU r as its current device and talks over NCCL. ``stops``: the
+    ranks look at ``INTERRUPTION`` and end by themselves; else SIGTERM, which exits with 143, ends
+    them at once. Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left
+    behind.
     """
+    with _terminable():
+        return _launch(target, nprocs, args, timeout, _Setting(collective_timeout, backend, stops))
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """How a rank runs; the fields are ``launch``'s options."""
+
+    collective_timeout: float
+    backend: str
+    stops: bool
+
+
+def _launch(
+    target: Callable[..., Any],
+    nprocs: int,
+    args: Sequence[Any],
+    timeout: float | None,
+    setting: _Setting,
+) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *(CAPTURING if backend == "cpu" else ())])
-    directory = Path(tempfile.mkdtemp(prefix="shardwright-"))
+    context.set_forkserver_preload([*PRELOADED, *(CAPTURING if setting.backend == "cpu" else ())])
+    claim_multiprocessing()
     processes: list[BaseProcess] = []
-    try:
-        for rank in range(nprocs):
-            process = context.Process(
-                target=_rank_main,
-                args=(target, tuple(args), rank, nprocs, directory, collective_timeout, backend),
-                daemon=False,
-            )
-            process.start()
-            processes.append(process)
-        _watch(processes, directory, timeout)
-        return [_result(directory, rank) for rank in range(nprocs)]
-    finally:
-        _end(processes)
-        shutil.rmtree(directory, ignore_errors=True)
+    with scratch() as directory:
+        try:
+            for rank in range(nprocs):
+                process = context.Process(
+                    target=_rank_main,
+                    args=(target, tuple(args), rank, nprocs, directory, setting),
+                    daemon=False,
+                )
+                process.start()
+                processes.append(process)
+            _watch(processes, directory, timeout, setting.stops)
+            return [_result(directory, rank) for rank in range(nprocs)]
+        finally:
+            _end(processes)
 
 
 def _result(directory: Path, rank: int) -> Any:
@@ -150,10 +184,11 @@ def _rank_main(
     rank: int,
     size: int,
     directory: Path,
-    collective_timeout: float,
-    backend: str,
+    setting: _Setting,
 ) -> None:
     """Run one rank and leave its result, or how it failed, in the launcher's directory."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_launcher()
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
         STATUS_DIRECTORY: str(directory), STORE_FILE: str(directory / "store"),
@@ -161,11 +196,12 @@ def _rank_main(
     torch.set_num_threads(1)
     keep_freed_memory()
     gc.freeze()  # what is inherited stays anyhow: collections need not visit it, nor copy its pages
-    INTERRUPTION.listen()
+    INTERRUPTION.listen(termination=setting.stops)
+    backend = setting.backend
     try:
         if backend == "cuda":
             torch.cuda.set_device(rank)
-        join_world(timeout=collective_timeout, device=backend)
+        join_world(timeout=setting.collective_timeout, device=backend)
         result = target(*args)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -199,25 +235,59 @@ def _leave(path: Path, value: Any) -> None:
 # -- the launcher's side ---------------------------------------------------------------------------
 
 
-def _watch(processes: Sequence[BaseProcess], directory: Path, timeout: float | None) -> None:
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind while there are ranks, so that they end and no folder is left; only where
+    nobody else answers it. It may come twice, to this process and to its group: once counts."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.signal(number, signal.SIG_IGN)
+        raise Terminated(128 + number)
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _watch(
+    processes: Sequence[BaseProcess], directory: Path, timeout: float | None, stops: bool
+) -> None:
     """Wait for all ranks; raise on the first that fails, or when time is up."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    stopping = False
-    while running := [process for process in processes if process.exitcode is None]:
-        left = None if deadline is None else deadline - time.monotonic()
+    wish: BaseException | None = None
+    while True:
         try:
+            running = [process.sentinel for process in processes if process.exitcode is None]
+            if any(process.exitcode for process in processes):
+                raise wish or _explain(_collect(processes, directory), directory)
+            if not running:
+                return
+            left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise _too_long(processes, directory, stopping)
-            multiprocessing.connection.wait([process.sentinel for process in running], left)
-        except KeyboardInterrupt:
-            # The ranks got the same signal. They stop after this step and may save first.
-            if stopping:
+                raise wish or _too_long(processes, directory)
+            multiprocessing.connection.wait(running, left)
+        except (KeyboardInterrupt, Terminated) as asked:
+            if wish is not None or (isinstance(asked, Terminated) and not stops):
                 raise
-            stopping, deadline = True, time.monotonic() + STOPPING
-        if any(process.exitcode for process in processes):
-            if stopping:
-                raise KeyboardInterrupt
-            raise _explain(_collect(processes, directory), directory)
+            # The ranks stop after this step, and save first where they do. Of Ctrl-C they got the
+            # signal too; a scheduler may have told nobody else.
+            wish, deadline = asked, time.monotonic() + STOPPING
+            if isinstance(asked, Terminated):
+                _ask_to_stop(processes)
+
+
+def _ask_to_stop(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        if process.exitcode is None and process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
 
 
 def _collect(processes: Sequence[BaseProcess], directory: Path) -> list[Failure]:
@@ -260,9 +330,7 @@ def _explain(failures: list[Failure], directory: Path) -> Exception:
     return RunError(text, rank=first.rank, stage=stage, instruction=instruction)
 
 
-def _too_long(processes: Sequence[BaseProcess], directory: Path, stopping: bool) -> BaseException:
-    if stopping:
-        return KeyboardInterrupt()
+def _too_long(processes: Sequence[BaseProcess], directory: Path) -> RunError:
     seen = []
     for rank, process in enumerate(processes):
         status = read_status(directory, rank)
@@ -273,14 +341,11 @@ def _too_long(processes: Sequence[BaseProcess], directory: Path, stopping: bool)
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """End what still runs, politely first, and reap everything."""
+    """End what still runs, and reap everything. Nothing gentler ends a rank that is stopped, or that
+    takes SIGTERM for the wish to save."""
     for process in processes:
-        if process.exitcode is None:
-            process.terminate()
-    end = time.monotonic() + PATIENCE
-    for process in processes:
-        process.join(max(end - time.monotonic(), 0))
         if process.exitcode is None:
             process.kill()
-            process.join()
+    for process in processes:
+        process.join()
         process.close()

@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.store import DTYPES
 from shardwright.runtime.tensorfile import Piece, Stored, checksum
+from shardwright.runtime.validity import STORED_DTYPES, check_manifest
 
 FORMAT = 2
 MANIFEST, LATEST, REPLACED = "manifest.json", "latest", ".replaced"
-Sizes = list[Annotated[int, Field(ge=0)]]
+MOST_NESTED = 100
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Sizes = list[Count]
 FileName = Annotated[str, Field(pattern=r"^rank-\d+\.safetensors$")]
 
 
@@ -62,7 +64,7 @@ class ModuleTable(_Table):
 class Group(_Table):
     """Settings of an optimizer's parameter group, its position, and its members on all ranks."""
 
-    position: int
+    position: Count
     settings: dict[str, Any]
     names: list[str]
 
@@ -71,23 +73,23 @@ class ScaleTable(_Table):
     """Where loss scaling stands: the scale, steps since it changed, steps skipped so far."""
 
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    good_steps: Annotated[int, Field(ge=0)]
-    skipped: Annotated[int, Field(ge=0)]
+    good_steps: Count
+    skipped: Count
 
 
 class Manifest(_Table):
     """What ``manifest.json`` holds. ``values``: optimizer state that is no tensor, by key.
     ``loss_scale``: None where the loss was not scaled."""
 
-    step: Annotated[int, Field(ge=0)]
-    seed: int
+    step: Count
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     model: str
     module: dict[str, ModuleTable]
     tensors: dict[str, TensorTable]
     groups: list[Group]
     values: dict[str, Any]
     extra: Any
-    files: dict[FileName, tuple[int, int]]
+    files: dict[FileName, tuple[Count, Count]]
     loss_scale: ScaleTable | None = None
 
 
@@ -136,7 +138,9 @@ def read_manifest(directory: Path) -> Manifest:
             if document["crc32"] != _crc(content):
                 raise ValueError("its checksum is wrong")
             content["files"] = {name: tuple(pair) for name, pair in content["files"].items()}
-            return Manifest.model_validate(content)
+            manifest = Manifest.model_validate(content)
+            _check(directory, manifest)
+            return manifest
     except ValidationError as error:
         raise _unreadable(path, str(error.errors()[0]["msg"])) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -145,6 +149,21 @@ def read_manifest(directory: Path) -> Manifest:
         f"a checkpoint must have format {FORMAT}, but {directory} has {version!r}; "
         "load it with the version that wrote it, or train again"
     )
+
+
+def _check(directory: Path, manifest: Manifest) -> None:
+    """Raise ValueError where a manifest contradicts itself, its name, or what a save writes."""
+    name = directory.name.removeprefix("step-")
+    if name.isdecimal() and name != directory.name and int(name) != manifest.step:
+        raise ValueError(f"it is of step {manifest.step}")
+    check_manifest(manifest)
+    whole = dict.fromkeys(key for key in manifest.tensors if key.startswith("extra"))
+    if not isinstance(lively(manifest.extra, whole), dict):
+        raise ValueError("extra is no mapping")
+    if unused := whole.keys() - _tensors_in(manifest.extra):
+        raise ValueError(f"extra lacks the tensor {min(unused)[:200]!r}")
+    for value in (*manifest.values.values(), *(group.settings for group in manifest.groups)):
+        lively(value, {})
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:
@@ -165,11 +184,12 @@ def damaged_file(directory: Path, files: Mapping[str, tuple[int, int]]) -> str:
     return ""
 
 
-def damage_error(directory: Path, name: str) -> CheckpointError:
-    """Return the complaint about a damaged file."""
+def damage_error(directory: Path, damage: str) -> CheckpointError:
+    """Return the complaint about a damaged file, given by its name, and a reason after a colon."""
+    name, _, reason = damage.partition(": ")
     return CheckpointError(
         f"every file of a checkpoint must be as it was written, but {directory / name} is missing "
-        f"or damaged; {remedy(directory)}"
+        f"or damaged{f' ({reason})' if reason else ''}; {remedy(directory)}"
     )
 
 
@@ -190,7 +210,7 @@ def remedy(directory: Path) -> str:
 def stored(directory: Path, manifest: Manifest, key: str) -> Stored:
     """Return where a tensor lies. Raises CheckpointError when the manifest contradicts itself."""
     entry = manifest.tensors.get(key)
-    if entry is None or entry.dtype not in DTYPES:
+    if entry is None:
         raise CheckpointError(
             f"a manifest must list what it refers to, but {directory / MANIFEST} lacks {key!r}; "
             f"{remedy(directory)}"
@@ -199,7 +219,7 @@ def stored(directory: Path, manifest: Manifest, key: str) -> Stored:
         Piece(directory / box.file, box.name or key, tuple(box.start), tuple(box.size))
         for box in entry.pieces
     )
-    return Stored(DTYPES[entry.dtype], tuple(entry.shape), pieces)
+    return Stored(STORED_DTYPES[entry.dtype], tuple(entry.shape), pieces)
 
 
 def differences(saved: Mapping[str, ModuleTable], here: Mapping[str, ModuleTable]) -> list[str]:
@@ -238,11 +258,16 @@ def check_module(
 TUPLE, PAIRS, COUNTER, TENSOR = "$tuple", "$pairs", "$counter", "$tensor"
 
 
-def plain(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def plain(value: Any, where: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
     """Return a value as JSON holds it; its tensors are put into ``tensors`` under their path.
 
     Raises CheckpointError for anything that is not a number, text, list, tuple, dict or tensor.
     """
+    if depth > MOST_NESTED:
+        raise CheckpointError(
+            f"a checkpoint holds values nested {MOST_NESTED} deep at most, but {where[:200]} is "
+            "deeper, or contains itself; save its tensors or a flat list"
+        )
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
@@ -251,11 +276,14 @@ def plain(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         tensors[where] = value
         return {TENSOR: where}
     if isinstance(value, (list, tuple)):
-        items = [plain(item, f"{where}/{i}", tensors) for i, item in enumerate(value)]
+        items = [plain(item, f"{where}/{i}", tensors, depth + 1) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {TUPLE: items}
     if isinstance(value, dict):
         pairs = [
-            [plain(k, f"{where}/key{i}", tensors), plain(v, f"{where}/{k}", tensors)]
+            [
+                plain(k, f"{where}/key{i}", tensors, depth + 1),
+                plain(v, f"{where}/{k}", tensors, depth + 1),
+            ]
             for i, (k, v) in enumerate(value.items())
         ]
         if isinstance(value, Counter):
@@ -268,22 +296,48 @@ def plain(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def lively(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what ``plain`` was given."""
+def lively(value: Any, tensors: Mapping[str, Any], depth: int = 0) -> Any:
+    """Return what ``plain`` was given. Raises ValueError for what it never writes."""
+    if depth > 2 * MOST_NESTED + 2:  # a tag is a level of its own
+        raise ValueError(f"it has values nested more than {MOST_NESTED} deep")
     if isinstance(value, list):
-        return [lively(item, tensors) for item in value]
+        return [lively(item, tensors, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    if len(value) == 1:
-        ((tag, inner),) = value.items()
-        if tag == TENSOR:
-            return tensors[inner]
-        if tag == TUPLE:
-            return tuple(lively(item, tensors) for item in inner)
-        if tag in (PAIRS, COUNTER):
-            found = {_key(lively(k, tensors)): lively(v, tensors) for k, v in inner}
-            return Counter(found) if tag == COUNTER else found
-    return {key: lively(item, tensors) for key, item in value.items()}
+    tagged = [key for key in value if key.startswith("$")]
+    if not tagged:
+        return {key: lively(item, tensors, depth + 1) for key, item in value.items()}
+    tag, inner = tagged[0], value[tagged[0]]
+    if len(value) > 1 or tag not in (TENSOR, TUPLE, PAIRS, COUNTER):
+        raise ValueError(f"it has a value marked {tag[:40]!r}, which means nothing")
+    if tag == TENSOR:
+        if not isinstance(inner, str) or inner not in tensors:
+            raise ValueError(f"it has a value that is tensor {inner!r:.80}, which is not listed")
+        return tensors[inner]
+    if not isinstance(inner, list):
+        raise ValueError(f"it has a value marked {tag} that is no list")
+    items = [lively(item, tensors, depth + 1) for item in inner]
+    if tag == TUPLE:
+        return tuple(items)
+    try:
+        found = {_key(key): item for key, item in items}
+    except TypeError as error:
+        raise ValueError(f"it has a value marked {tag} whose keys are none ({error})") from error
+    return Counter(found) if tag == COUNTER else found
+
+
+def _tensors_in(value: Any) -> set[str]:
+    """Return which tensors a value that ``plain`` made refers to."""
+    found: set[str] = set()
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found |= {one[TENSOR]} if TENSOR in one else set()
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return found
 
 
 def _key(key: Any) -> Any:

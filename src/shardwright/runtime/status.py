@@ -1,8 +1,8 @@
 """What every rank is doing, written where the launcher can read it after the rank has died.
 
 One small file per rank, mapped into memory: writing the current instruction costs one store. Also
-the request to stop: the first Ctrl-C only raises a flag, on which all ranks agree at the end of a
-step, so that they can stop together and save.
+the request to stop: the first Ctrl-C, or SIGTERM, only raises a flag, on which all ranks agree at
+the end of a step, so that they can stop together and save.
 """
 
 from __future__ import annotations
@@ -63,19 +63,26 @@ def read_status(directory: Path, rank: int) -> Status | None:
 
 
 class Interruption:
-    """Whether the user asked to stop. A second Ctrl-C interrupts at once."""
+    """Whether somebody asked to stop: the user, whose second Ctrl-C interrupts at once, or by
+    SIGTERM a scheduler, which may send it more than once."""
 
     def __init__(self) -> None:
         self.requested = False
+        self.terminated = False
 
-    def listen(self) -> None:
-        """Take over SIGINT in this process (main thread only)."""
+    def listen(self, *, termination: bool = False) -> None:
+        """Take over SIGINT, and SIGTERM where that asks to stop (main thread only)."""
         signal.signal(signal.SIGINT, self._note)
+        if termination:
+            signal.signal(signal.SIGTERM, self._note_termination)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+    def _note_termination(self, number: int, frame: FrameType | None) -> None:
+        self.requested = self.terminated = True
 
 
 INTERRUPTION = Interruption()

@@ -152,9 +152,31 @@ class Reader:
                 ) from error
         return self.files[path]
 
+    def outlines(self, path: Path) -> dict[str, Outline]:
+        """Return what a file holds by name. Raises CheckpointError for a dtype that torch lacks."""
+        handle = self.open(path)
+        found: dict[str, Outline] = {}
+        for key in handle.keys():  # noqa: SIM118  # not a dict
+            box = handle.get_slice(key)
+            dtype = DTYPES.get(box.get_dtype())
+            if dtype is None:
+                raise CheckpointError(
+                    f"weights must have a dtype of torch, but {key!r} of {path} is "
+                    f"{box.get_dtype()}; convert it"
+                )
+            found[key] = Outline(key, dtype, tuple(box.get_shape()))
+        return found
+
     def read(self, stored: Stored, start: Sequence[int], out: Tensor) -> None:
         """Fill ``out`` with the box of a stored tensor that begins at ``start``, converting its
-        dtype where that differs."""
+        dtype where that differs. Raises CheckpointError where that would change values' kind."""
+        if _kind(stored.dtype) != _kind(out.dtype) or len(stored.shape) != out.dim():
+            keys = ", ".join(sorted({piece.key for piece in stored.pieces})) or "a tensor"
+            raise CheckpointError(
+                f"values must stay what they are, but {keys} is {stored.dtype} with "
+                f"{len(stored.shape)} dims, and {out.dtype} with {out.dim()} is wanted; build the "
+                "model that was saved, or convert the file"
+            )
         found = 0
         for piece in stored.pieces:
             low = [max(a, b) for a, b in zip(start, piece.start, strict=True)]
@@ -202,6 +224,15 @@ class Reader:
             ) from error
 
 
+def _kind(dtype: torch.dtype) -> str:
+    """Return what values of a dtype are: conversions within one are rounding, at worst."""
+    if dtype == torch.bool:
+        return "truth"
+    if dtype.is_complex:
+        return "complex"
+    return "floating" if dtype.is_floating_point else "integer"
+
+
 @contextmanager
 def reading() -> Iterator[Reader]:
     """Give a reader and close its files afterwards."""
@@ -215,17 +246,10 @@ def contents(reader: Reader, path: Path) -> dict[str, Stored]:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     found: dict[str, Stored] = {}
     for file in files:
-        handle = reader.open(file)
-        for key in handle.keys():  # noqa: SIM118  # not a dict
-            box = handle.get_slice(key)
-            shape = tuple(box.get_shape())
-            dtype = DTYPES.get(box.get_dtype())
-            if dtype is None:
-                raise CheckpointError(
-                    f"weights must have a dtype of torch, but {key!r} of {file} is "
-                    f"{box.get_dtype()}; convert it"
-                )
-            found[key] = Stored(dtype, shape, (Piece(file, key, (0,) * len(shape), shape),))
+        for key, outline in reader.outlines(file).items():
+            shape = outline.shape
+            pieces = (Piece(file, key, (0,) * len(shape), shape),)
+            found[key] = Stored(outline.dtype, shape, pieces)
     if not found:
         raise CheckpointError(f"{path} must hold weights, but no tensor is there; name another")
     return found

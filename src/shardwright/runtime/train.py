@@ -58,11 +58,13 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnd:
-    """How training ended. ``checkpoint`` is the last one written, "" if none."""
+    """How training ended. ``checkpoint`` is the last one written, "" if none; ``is_terminated``: a
+    scheduler's SIGTERM ended it early."""
 
     first_step: int
     checkpoint: str
     is_complete: bool
+    is_terminated: bool = False
     timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
 
@@ -109,8 +111,12 @@ def train(
             checkpoint = str(executor.save(options.checkpoint_dir, extra))
         if executor.interrupted:
             break
+    is_complete = executor.steps >= options.steps
     end = LoopEnd(
-        first_step=first, checkpoint=checkpoint, is_complete=executor.steps >= options.steps
+        first_step=first,
+        checkpoint=checkpoint,
+        is_complete=is_complete,
+        is_terminated=INTERRUPTION.terminated and not is_complete,
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     batch = next(data)

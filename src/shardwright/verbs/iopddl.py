@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.errors import InputError
 from shardwright.files.iopddl import FORBIDDEN, ContestProblem, read_iopddl
@@ -19,6 +20,9 @@ from shardwright.verbs.results import ContestAnswer
 # What is left of the time: for starting Python, which on a busy machine takes seconds, and for reading
 # the answer off and writing it. At most a tenth of all.
 LEFT_SECONDS, LEFT_SHARE, MOST_LEFT = 2.0, 0.03, 0.1
+# Integers below it are floats, and so are their sums.
+EXACT = 2**53
+Floats = NDArray[np.float64]
 
 
 def answer(path: str | Path, seconds: float, seed: int, watch: Watch) -> ContestAnswer:
@@ -63,19 +67,47 @@ def _standing_text(standing: Standing) -> str:
 
 
 def wide_problem(problem: ContestProblem) -> WideProblem:
-    """Return the planner's form of a contest problem."""
+    """Return the planner's form of a contest problem. Raises InputError where floats would decide
+    other than the problem's integers which choices keep the limit."""
+    usage, base, limit = _memory(problem)
     return WideProblem(
         first=problem.first,
         cost=_costs(problem.cost),
-        usage=problem.usage.astype(np.float64),
+        usage=usage,
         begin=problem.intervals[:, 0],
         end=problem.intervals[:, 1],
         ends=problem.ends,
         table=problem.table,
         cells=_costs(problem.cells),
-        limit=np.inf if problem.limit is None else float(problem.limit),
-        base=np.zeros(int(problem.intervals.max()) + 1),
+        limit=limit,
+        base=base,
     )
+
+
+def _memory(problem: ContestProblem) -> tuple[Floats, Floats, float]:
+    """Return usages, what is taken already at every time, and the limit, all exact as floats.
+
+    Where sums of usages are no floats, every node's least usage is taken from its others and from
+    the limit, and a limit beyond all that the nodes could use there is lowered to that.
+    """
+    first, usage = problem.first[:-1], problem.usage
+    times = int(problem.intervals.max()) + 1
+    most = np.maximum.reduceat(usage, first)
+    if problem.limit is None or sum(most.tolist()) < EXACT:
+        limit = np.inf if problem.limit is None else float(problem.limit)
+        return usage.astype(np.float64), np.zeros(times), limit
+    least = np.minimum.reduceat(usage, first)
+    more = usage - np.repeat(least, np.diff(problem.first))
+    could = problem.over_time(most - least)[:times].astype(object)
+    if max(could) >= EXACT:
+        raise InputError(
+            f"usages must add up to less than 2^53 beyond each node's least, but {problem.name!r} "
+            f"has {max(could):.3g}; divide all usages and the limit by a common number"
+        )
+    left = problem.limit - problem.over_time(least)[:times].astype(object)
+    room = np.maximum(np.minimum(left, could), -1)  # below 0 nothing fits, however far
+    limit = int(max(room))
+    return more.astype(np.float64), (limit - room).astype(np.float64), float(limit)
 
 
 def _costs(values: np.ndarray) -> np.ndarray:

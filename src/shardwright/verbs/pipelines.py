@@ -46,19 +46,23 @@ class PipelineRequest:
     def __post_init__(self) -> None:
         if not self.workers or not self.bandwidth:
             raise InputError(
-                "planning from a profile needs --workers and --bandwidth, such as --workers 16 "
+                "planning from a profile needs --workers and --bandwidth; add for example --workers 16 "
                 "--bandwidth '1 GB/s'"
             )
         if self.formula not in FORMULAS:
             raise InputError(
-                f"the formula is 'code', 'paper' or 'published', not {self.formula[:40]!r}"
+                f"the formula is one of three, not {self.formula[:40]!r}; choose 'code', 'paper' or "
+                "'published'"
             )
         if not 0 <= self.microbatches <= 2**20:
             raise InputError(
-                f"microbatches must be 0 (no flush) to {2**20}, not {self.microbatches}"
+                f"microbatches must be 0 (no flush) to {2**20}, not {self.microbatches}; give "
+                "--microbatches within that"
             )
         if not 1 <= self.shards <= MOST_WORKERS:
-            raise InputError(f"shards must be 1 to {MOST_WORKERS}, not {self.shards}")
+            raise InputError(
+                f"shards must be 1 to {MOST_WORKERS}, not {self.shards}; leave --shards out, or give fewer"
+            )
 
     @property
     def memory_bytes(self) -> float:
@@ -76,7 +80,9 @@ def is_of_profile(given: Collection[str]) -> bool:
     """
     if ("model" in given) == ("profile" in given):
         both = ", not both" if "model" in given else ""
-        raise InputError(f"plan needs either a MODEL or --profile graph.txt{both}")
+        raise InputError(
+            f"plan needs either a MODEL or --profile graph.txt{both}; give one of them"
+        )
     chosen, other = ("--profile", "a MODEL") if "profile" in given else ("a MODEL", "--profile")
     own = PROFILE_OPTIONS if "profile" in given else set(given) - PROFILE_OPTIONS
     strays = sorted(set(given) - own - SHARED_OPTIONS)
@@ -108,7 +114,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
     if len(bandwidths) != max(len(counts), 1):
         raise InputError(
             f"workers {request.workers!r} and bandwidth {request.bandwidth!r} must have equally "
-            "many levels, outermost first, such as 2x8 and '1 GB/s,10 GB/s'"
+            "many levels, outermost first; write for example 2x8 and '1 GB/s,10 GB/s'"
         )
     if request.schedule not in (AUTO, *SCHEDULES):
         raise InputError(

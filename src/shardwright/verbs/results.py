@@ -80,7 +80,7 @@ class TrainingRun:
     ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
-    step (none where the plan does not clip).
+    step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early.
     """
 
     losses: tuple[float, ...]
@@ -92,6 +92,7 @@ class TrainingRun:
     checkpoint: str = ""
     is_complete: bool = True
     gradient_norms: tuple[float, ...] = ()
+    is_terminated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,8 +51,10 @@ class Outcome:
 
 def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
     """Train on this machine and return what happened. Raises RunError when a rank failed."""
+    from shardwright.runtime.checkpoint import tidied
     from shardwright.runtime.launch import launch
     from shardwright.runtime.profile import local_backend, num_local_devices
+    from shardwright.runtime.scratch import scratch
 
     devices = plan.strategy.devices
     if len(devices) > num_local_devices():
@@ -64,18 +65,20 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
     _check_clip(plan.strategy, job.clip)
     watch.tell("starting ranks", 0.0)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error
-    with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
-        folder = Path(name)
+    with scratch() as folder, tidied(job.checkpoint_dir):
         write_plan(folder / "plan.json", plan)
         task = Task(
             job=job,
             seq=origin.seq,
             optimizer=job.optimizer or origin.optimizer,
-            folder=name,
+            folder=str(folder),
             backend=local_backend(),
         )
         with following(folder, watch):
-            (end, *_) = launch(train_rank, len(devices), (task,), backend=task.backend)
+            (end, *_) = launch(
+                train_rank, len(devices), (task,),
+                backend=task.backend, stops=bool(job.checkpoint_dir),
+            )  # fmt: skip
         return _outcome(end, read_events(folder / "events"))
 
 
@@ -174,5 +177,6 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
         held_out=end.held_out,
         checkpoint=end.checkpoint,
         is_complete=end.is_complete,
+        is_terminated=end.is_terminated,
     )
     return Outcome(run=run, timeline=timeline)

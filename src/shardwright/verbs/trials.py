@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,10 +159,10 @@ def _run_together(
 ) -> tuple[Laps, ...]:
     from shardwright.runtime.launch import launch
     from shardwright.runtime.profile import local_backend
+    from shardwright.runtime.scratch import scratch
 
     slowest = max(plan.objective.step_seconds for plan in plans)
-    with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         names = tuple(f"{number}.json" for number in range(len(plans)))
         for place, plan in zip(names, plans, strict=True):
             write_plan(folder / place, plan)
@@ -171,7 +170,7 @@ def _run_together(
             model=entry.model,
             seq=entry.seq,
             optimizer=entry.optimizer,
-            folder=name,
+            folder=str(folder),
             plans=names,
             turns=turns,
             steps=max(1, min(MOST_STEPS, round(TURN_SECONDS / slowest))),

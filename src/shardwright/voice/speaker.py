@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.text import Text
 
+from shardwright.errors import cleaned
 from shardwright.report.units import count_text, seconds_text
 from shardwright.verbs.request import Watch
 
@@ -112,8 +114,22 @@ def encode_loosely(value: Any) -> Any:
     return encode(value)
 
 
+class _Console(Console):
+    """A console that does nothing which the text of a file tells it to."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Clean what is shown; what moves the cursor is rich's own."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(cleaned(segment.text), segment.style)
+
+
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+    console = _Console(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = WIDE
     return console

@@ -51,7 +51,7 @@ class Level:
         if self.count < 1 or not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):
             raise InputError(
                 "a level of workers needs at least one unit and a positive bandwidth, not "
-                f"{self.count} at {self.bandwidth} bytes/s"
+                f"{self.count} at {self.bandwidth} bytes/s; give both"
             )
 
 

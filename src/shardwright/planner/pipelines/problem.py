@@ -94,7 +94,9 @@ class PipelineProblem:
 
     def __post_init__(self) -> None:
         if self.shards < 1:
-            raise InputError(f"at least 1 worker does a layer, not {self.shards} shards")
+            raise InputError(
+                f"at least 1 worker does a layer, not {self.shards} shards; give 1 or more"
+            )
         if self.schedule not in SCHEDULES:
             raise InputError(
                 f"schedule {self.schedule!r} is unknown; choose {', '.join(SCHEDULES)}"
@@ -111,9 +113,14 @@ class PipelineProblem:
                 "take the formula 'code'"
             )
         if not (self.bandwidth > 0 and math.isfinite(self.bandwidth)):
-            raise InputError(f"the bandwidth must be positive and finite, not {self.bandwidth}")
+            raise InputError(
+                f"the bandwidth must be positive and finite, not {self.bandwidth}; give bytes per "
+                "second such as 1e9"
+            )
         if not self.workers:
-            raise InputError("a pipeline needs at least one worker")
+            raise InputError(
+                "a pipeline needs at least one worker, and there is none; give --workers 1 or more"
+            )
         states = math.prod(kind.count + 1 for kind in self.workers)
         if states > MOST_STATES:
             raise InputError(

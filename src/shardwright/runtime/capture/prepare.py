@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.record import Unsupported
+from shardwright.runtime.scratch import drop_compiler_folder
 
 
 class LossOnly(nn.Module):
@@ -229,6 +230,7 @@ def quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+            drop_compiler_folder()
 
 
 @contextlib.contextmanager

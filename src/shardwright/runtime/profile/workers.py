@@ -11,7 +11,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
+from shardwright.runtime.scratch import scratch
 
 Progress = Callable[[int, int], None]
 _POLL_SECONDS = 0.05
@@ -50,8 +50,7 @@ def run_workers(
     ``function`` is written ``module:name``. Returns the results in order. Raises RunError when a
     worker fails or the time is over; no process outlives the call.
     """
-    with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
-        directory = Path(name)
+    with scratch() as directory:
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank, job in enumerate(jobs):

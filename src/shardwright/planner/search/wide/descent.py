@@ -11,6 +11,7 @@ from shardwright.planner.search.wide.region import Room
 from shardwright.planner.search.wide.usage import usage_of
 
 MOVE_NODES = 12_500  # of all regions of a round together, at most
+MOST_PRICE = 1e100
 MOST_ROOTS = 100  # of the nodes that use the most memory where it is over the limit
 
 
@@ -79,8 +80,9 @@ class Descent:
 
     def _raise_prices(self) -> None:
         over = self.excess > 0
-        first = max(float(self.prices[-1]), 1.0 / self.problem.limit) / len(over)
-        self._extra[over] = np.maximum(2.0 * self._extra[over], first)
+        first = max(float(self.prices[-1]), 1.0 / max(self.problem.limit, 1.0)) / len(over)
+        # Where nothing fits they would grow for ever.
+        self._extra[over] = np.clip(2.0 * self._extra[over], first, MOST_PRICE)
 
     def _trouble(self) -> Ints:
         """Return nodes at forbidden edges, or using much memory where it is over the limit."""

@@ -158,7 +158,9 @@ class _Run:
         """Return the most promising of the choices that the messages settle on."""
         best, least = self.dual.choice, math.inf
         for choice in self.dual.propose(SETTLE):
-            over = self.problem.profile(choice).max() / self.problem.limit - 1
+            limit = self.problem.limit
+            room = max(limit, 1.0)  # a limit may be 0
+            over = self.problem.profile(choice).max() / room - limit / room
             merit = capped_cost(self.problem, choice) * (1 + OVER_WEIGHT * max(0.0, over))
             if merit < least:
                 best, least = choice, merit

@@ -1,0 +1,94 @@
+"""How a rank ends that nobody watches but torchrun: one line on standard error, and soon.
+
+torchrun's agent shows what its ranks print, and gives every rank half a minute to end by itself. A
+rank that is stopped (SIGSTOP) would use all of it, so who gave up waiting for it wakes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from shardwright.errors import ShardwrightError
+from shardwright.runtime.lifeline import die_with_parent
+
+# gloo's words, where it waits and where another message's wait closed the connection; NCCL's; the
+# store's.
+_LATE = ("Timed out waiting", "Application timeout", "timed out after", "Wait timeout")
+INTERRUPTED = "interrupted; the last checkpoint is unharmed"
+
+
+class _Ending:
+    """What this process does when it ends."""
+
+    def __init__(self) -> None:
+        self.is_prepared = False
+        self.stopped: tuple[int, ...] = ()
+
+    def wake(self) -> None:
+        for process in self.stopped:
+            with suppress(OSError):
+                os.kill(process, signal.SIGCONT)
+
+
+_ENDING = _Ending()
+
+
+def prepare_ending() -> None:
+    """Under torchrun: end with the agent, and in one line. To be called before what else ends at
+    exit is made, and again when torch.distributed has taken over how errors are shown."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if not _ENDING.is_prepared:
+        _ENDING.is_prepared = True
+        die_with_parent()
+        atexit.register(_ENDING.wake)  # the first registered is the last to run
+    hook = sys.excepthook
+    if hook is not sys.__excepthook__ and not hook.__module__.startswith("torch."):
+        return  # the script shows errors in a way of its own
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, ShardwrightError):
+            sys.stderr.write(f"error: {error}\n")
+        elif not issubclass(kind, KeyboardInterrupt):
+            hook(kind, error, trace)
+        elif os.environ.get("LOCAL_RANK", "0") == "0":  # all ranks got the same signal
+            sys.stderr.write(f"error: {INTERRUPTED}\n")
+
+    sys.excepthook = show
+
+
+def lateness(error: Exception, rank: int, where: str) -> str:
+    """Say that other ranks did not answer in time, if that is what an error means, else nothing.
+
+    Neighbours that are stopped are named; under torchrun they are woken when this process ends.
+    """
+    if not any(word in str(error) for word in _LATE):
+        return ""
+    _ENDING.stopped = _stopped_neighbours()
+    listed = ", ".join(map(str, _ENDING.stopped))
+    who = f"process {listed} on this host is stopped" if listed else "one is stopped, stuck or gone"
+    reason = re.sub(r"^\[\S*\] ", "", str(error).strip().splitlines()[0])
+    return (
+        f"rank {rank} waited for other ranks longer than a message may take, {where}: {reason}; "
+        f"{who}: mend that, or allow more time (join_world, RunOptions), and resume from the last "
+        "checkpoint"
+    )
+
+
+def _stopped_neighbours() -> tuple[int, ...]:
+    """Return the processes of this one's parent that are stopped."""
+    parent = os.getppid()
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            state, above = path.read_text().rpartition(") ")[2].split()[:2]
+            if state == "T" and int(above) == parent:
+                found.append(int(path.parent.name))
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""No rank outlives who watches it: a process ends with its parent, however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import forkserver
+
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl.h
+POLL_SECONDS = 0.5
+
+
+def die_with_launcher() -> None:
+    """End this process, which a fork server made, as soon as the process that asked for it is gone.
+
+    Twice over: the kernel ends it with the fork server, even where it is stopped or stuck in C; and
+    a thread watches the launcher's end of a pipe, since the fork server may have other clients.
+    """
+    # The fork server ends when nobody holds this pipe. Its children do, for servers of their own:
+    # one that is stopped would keep it, and so itself, alive.
+    held = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+    if held is not None:
+        os.close(held)
+        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+        _die_when(lambda: multiprocessing.connection.wait([sentinel]))
+
+
+def die_with_parent() -> None:
+    """End this process as soon as its parent, which is torchrun's agent, is gone."""
+    parent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+
+    _die_when(wait)
+
+
+def _die_when(wait: Callable[[], object]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    def watch() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,100 @@
+"""Folders that are to be gone when their process is: made here, and swept by the next start.
+
+A folder is claimed by a locked file in it, so that it is known as ours and, since a lock ends with
+its process, as abandoned; a process number could belong to another process by then, or to another
+container that shares the disk. What nobody claimed, or somebody else owns, is never touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import multiprocessing.util
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "shardwright-"
+# multiprocessing keeps the fork server's socket in a folder of its own.
+_SWEPT = (f"{PREFIX}*", "pymp-*")
+_OWNER = ".shardwright-owner"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a private folder that is removed afterwards, and remove what killed processes left."""
+    sweep(Path(tempfile.gettempdir()), *_SWEPT)
+    drop_compiler_folder()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = claim(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        release(lock)
+        drop_compiler_folder()
+
+
+def claim(folder: Path) -> int:
+    """Mark a folder as this process's until it is released, or the process ends; return the lock."""
+    # Under its name it is never seen unlocked.
+    fresh = folder / f"{_OWNER}.{os.getpid()}"
+    lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a disk without locks: nobody will sweep it there
+        fresh.unlink()
+        return lock
+    fresh.rename(folder / _OWNER)
+    return lock
+
+
+def claim_multiprocessing() -> None:
+    """Claim the folder that multiprocessing keeps until this process ends, unless it is claimed."""
+    folder = Path(multiprocessing.util.get_temp_dir())
+    if not (folder / _OWNER).exists():
+        claim(folder)
+
+
+def release(lock: int) -> None:
+    """Give a claim back; its folder is gone, or stays for good (``unclaim``)."""
+    os.close(lock)
+
+
+def unclaim(folder: Path) -> None:
+    """Let a folder outlive its process."""
+    (folder / _OWNER).unlink(missing_ok=True)
+
+
+def sweep(parent: Path, *patterns: str) -> None:
+    """Remove folders that were claimed by processes of this user which are gone."""
+    for pattern in patterns:
+        for folder in parent.glob(pattern):
+            with suppress(OSError):
+                _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    about, user = folder.lstat(), os.getuid()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != user:
+        return
+    lock = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid == user:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its owner lives
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def drop_compiler_folder() -> None:
+    """Remove the folder that importing torch's compiler makes, unless something was compiled.
+
+    Whoever compiles later makes it again.
+    """
+    with suppress(OSError, KeyError):  # not empty, not there, or a user without a name
+        os.rmdir(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")

@@ -1,0 +1,153 @@
+"""Whoever is ended, and however: no rank trains on unwatched, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardwright.planner.lower import lower
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from shardwright.runtime.checkpoint import tidied
+from shardwright.runtime.executor import Executor
+from shardwright.runtime.scratch import claim, scratch, sweep
+from tests import zoo
+from tests.runtime.world import ROOT
+
+LAUNCHER = """
+import sys
+from shardwright.runtime.launch import launch
+from tests.runtime.test_termination import linger
+launch(linger, 2, (sys.argv[1],))
+"""
+
+
+def linger(folder: str) -> None:
+    """Say which process this rank is, and do nothing until it is ended."""
+    fresh = Path(folder, f"{dist.get_rank()}.new")
+    fresh.write_text(str(os.getpid()))
+    fresh.rename(Path(folder, str(dist.get_rank())))
+    time.sleep(1000)
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs; one that nobody has reaped does not."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_until(reached, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(reached())
+
+
+def start_launcher(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a launcher with a temporary folder of its own; return it and its ranks."""
+    (folder / "tmp").mkdir()
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(folder)],
+        cwd=ROOT, env=os.environ | {"TMPDIR": str(folder / "tmp")},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    files = [folder / "0", folder / "1"]
+    assert wait_until(lambda: all(file.exists() for file in files) or launcher.poll() is not None)
+    assert launcher.poll() is None, launcher.communicate()[1]
+    return launcher, [int(file.read_text()) for file in files]
+
+
+@pytest.mark.ranks
+def test_ranks_die_with_a_launcher_that_is_killed_and_the_next_start_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, ranks = start_launcher(tmp_path)
+    os.kill(ranks[1], signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
+    launcher.communicate()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    left = {path.name.partition("-")[0] for path in (tmp_path / "tmp").iterdir()}
+    assert left >= {"shardwright", "pymp"}
+    with scratch() as mine:
+        assert [path for path in (tmp_path / "tmp").iterdir() if path.is_dir()] == [mine]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_a_launcher_that_is_terminated_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
+    launcher, ranks = start_launcher(tmp_path)
+    launcher.terminate()
+    _, err = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert err == ""
+    assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_only_folders_whose_owner_is_gone_are_swept(tmp_path: Path) -> None:
+    for name in ("shardwright-gone", "shardwright-foreign", "shardwright-alive", "other-gone"):
+        (tmp_path / name).mkdir()
+    script = "import os, sys; from pathlib import Path\n"
+    script += "from shardwright.runtime.scratch import claim\n"
+    script += "[claim(Path(name)) for name in sys.argv[1:]]; os._exit(0)"
+    gone = [str(tmp_path / "shardwright-gone"), str(tmp_path / "other-gone")]
+    subprocess.run([sys.executable, "-c", script, *gone], check=True)
+    (tmp_path / "shardwright-link").symlink_to(tmp_path / "other-gone")
+    lock = claim(tmp_path / "shardwright-alive")
+    sweep(tmp_path, "shardwright-*")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "other-gone", "shardwright-alive", "shardwright-foreign", "shardwright-link",
+    ]  # fmt: skip
+    os.close(lock)
+    sweep(tmp_path, "shardwright-*")
+    assert not (tmp_path / "shardwright-alive").exists()
+
+
+@pytest.mark.torch
+def test_a_save_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, batch = zoo.mlp()
+    captured = capture(module, batch)
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
+    executor = Executor(captured, program, module, optimizer=partial(torch.optim.SGD, lr=0.1))
+    executor.save(tmp_path)
+    executor.step(batch)
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            executor.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000000"]
+    assert not list((tmp_path / "step-00000000").glob(".*"))
+
+
+def test_what_a_killed_save_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    partial_save = tmp_path / "step-00000003.tmp-0123abcd"
+    partial_save.mkdir()
+    os.close(claim(partial_save))
+    under_way = tmp_path / "step-00000004.tmp-0123abcd"
+    under_way.mkdir()
+    lock = claim(under_way)
+    with tidied(str(tmp_path)):
+        assert list(tmp_path.iterdir()) == [under_way]
+        os.close(lock)
+    assert list(tmp_path.iterdir()) == []

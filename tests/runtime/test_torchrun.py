@@ -1,0 +1,73 @@
+"""How ranks end under torchrun: each cause is one line, within the time that was stated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.test_termination import is_alive, wait_until
+from tests.runtime.world import ROOT
+
+pytestmark = pytest.mark.ranks
+SECONDS = 4  # that a message may take
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start two ranks that train for ever; give torchrun and them."""
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "tests.runtime.endless", str(SECONDS), str(folder)],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    files = [folder / "0", folder / "1"]
+    try:
+        assert wait_until(lambda: all(f.exists() for f in files) or agent.poll() is not None, 90)
+        assert agent.poll() is None, agent.communicate()[0]
+        yield agent, [int(file.read_text()) for file in files]
+    finally:
+        if agent.poll() is None:
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.communicate()
+
+
+def lines_of_ranks(text: str) -> list[str]:
+    """Return what ranks said: torchrun's own log and its traceback at the end are its business."""
+    said = text.partition('Traceback (most recent call last):\n  File "<frozen runpy>"')[0]
+    return [line for line in said.splitlines() if line[:1] not in "WEI" or line[1:5].isalpha()]
+
+
+def test_a_stopped_rank_is_noticed_in_time_and_everything_ends(tmp_path: Path) -> None:
+    with training(tmp_path) as (agent, ranks):
+        os.kill(ranks[1], signal.SIGSTOP)
+        text, _ = agent.communicate(timeout=60)
+    assert "forcefully exiting" not in text  # it ended without torchrun's half minute of patience
+    (line, *_) = lines_of_ranks(text)
+    assert line.startswith("error: rank 0 waited for other ranks longer than a message may take")
+    assert f"process {ranks[1]} on this host is stopped" in line
+    assert "[rank" not in text
+    assert not any(map(is_alive, ranks))
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    with training(tmp_path) as (agent, ranks):
+        os.killpg(agent.pid, signal.SIGINT)
+        text, _ = agent.communicate(timeout=60)
+    assert lines_of_ranks(text) == ["error: interrupted; the last checkpoint is unharmed"]
+    assert not any(map(is_alive, ranks))
+
+
+def test_ranks_die_with_an_agent_that_is_killed(tmp_path: Path) -> None:
+    with training(tmp_path) as (agent, ranks):
+        os.kill(ranks[1], signal.SIGSTOP)
+        agent.kill()
+        agent.wait()
+        assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
