@@ -135,7 +135,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         records=records,
         entries=given,
         results=Results(loss, outputs),
-        notes=(*notes, *translator.notes),
+        notes=(*notes, *translator.notes, *recorder.notes),
         batch_names=tuple(job.batch.tensors),
     )
 

@@ -48,6 +48,7 @@ class Opaque:
     ) -> Tensor | list[Tensor]:
         """Run the module on tensors; buffers among its state are updated in place if it ``writes``."""
         split = len(tensors) - len(self.state)
+        tensors = [_DenseGradient.apply(t) if t.requires_grad else t for t in tensors]
         args, kwargs = pytree.tree_map_only(Slot, lambda slot: tensors[slot.index], self.arguments)
         state = dict(zip(self.state, tensors[split:], strict=True))
         if not writes:
@@ -58,6 +59,18 @@ class Opaque:
         result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         return leaves[0] if len(leaves) == 1 else leaves
+
+
+class _DenseGradient(torch.autograd.Function):
+    """Lets a module's sparse gradient arrive dense, as all that adds and sends gradients needs it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 @dataclass
