@@ -291,15 +291,18 @@ def _capture_whole(job: _Job, named: dict[str, Any], note: str) -> Captured:
     names = list(dict.fromkeys(group[0] for group in tied_names(job.twin).values()))
     batch_names = tuple(job.batch.tensors)
     try:
-        _, output = observe(job.module, named)
+        sites, output = observe(job.module, named)
         dtype = find_loss(output).dtype
-    except Unsupported:
+        work = sites[""].flops[0], sites[""].rows
+    except Unsupported:  # not run: taken to use every parameter once for each row
         dtype = next(parameter.dtype for parameter in job.twin.parameters())
+        work = 2.0 * sum(parameter.numel() for parameter in job.twin.parameters()), 1
     call = call_whole(
         job.wrapper,
         [PREFIX + name for name in names],
         tuple(job.wrapper.names),
         type(job.module).__name__,
+        work,
     )
     batch = [entries.input(name).value for name in batch_names]
     state = [entries.owned(name).value for name in names]

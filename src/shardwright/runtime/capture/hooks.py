@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.record import Slot, Unsupported
@@ -35,6 +36,7 @@ class Opaque:
     """A module as a pure function. Its tensors are: those in ``arguments``, then its state.
 
     ``arguments`` is (args, kwargs) with a slot per tensor. ``note`` tells the user about it.
+    ``flops`` were counted in its forward when its first tensor had ``rows`` rows (0: no dims).
     """
 
     kind: str
@@ -42,6 +44,13 @@ class Opaque:
     state: tuple[str, ...]
     arguments: tuple[Any, ...]
     note: str
+    flops: float = 0.0
+    rows: int = 0
+
+    def flops_of(self, inputs: Sequence[tuple[int, ...]]) -> float:
+        """Return the flops of a forward on tensors of these shapes, as many per row."""
+        first = inputs[0] if inputs else ()
+        return self.flops * first[0] / self.rows if first and self.rows else self.flops
 
     def __call__(
         self, tensors: list[Tensor], training: bool = True, writes: bool = True
@@ -75,10 +84,17 @@ class _DenseGradient(torch.autograd.Function):
 
 @dataclass
 class Site:
-    """What was seen of one module in the real run: arguments and results of each call."""
+    """What was seen of one module in the real run: arguments, results and flops of each call."""
 
     arguments: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """The rows of the first tensor among the arguments of the first call."""
+        seen = _tensors(self.arguments[0])
+        return seen[0].shape[0] if seen and seen[0].dim() else 0
 
 
 @dataclass(frozen=True)
@@ -149,13 +165,20 @@ def observe(module: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Site
     """Run the model once for real. Returns what each submodule got and gave, and the output."""
     twin = real_copy(module).train()
     sites: dict[str, Site] = {}
+    counter = FlopCounterMode(display=False)
+    begun: dict[str, float] = {}
     for path, child in twin.named_modules():
+
+        def note(*_: Any, path: str = path) -> None:
+            begun[path] = counter.get_total_flops()
 
         def keep(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
             site = sites.setdefault(path, Site())
             site.arguments.append(pytree.tree_map_only(Tensor, _like, (args, kwargs)))
             site.results.append(pytree.tree_map_only(Tensor, _like, result))
+            site.flops.append(counter.get_total_flops() - begun[path])
 
+        child.register_forward_pre_hook(note)
         child.register_forward_hook(keep, with_kwargs=True)
     real = {
         name: torch.zeros(value.shape, dtype=value.dtype)
@@ -165,7 +188,7 @@ def observe(module: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Site
         else value
         for name, value in batch.items()
     }
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), counter:
         try:
             output = twin(**real)
         except Exception as error:
@@ -265,6 +288,8 @@ def _replace(twin: nn.Module, path: str, site: Site) -> str:
         state=state,
         arguments=arguments,
         note=f"module {path} ({type(child).__name__}) is one opaque operator and runs replicated",
+        flops=site.flops[0],
+        rows=site.rows,
     )
     key = f"{path}#{next(_keys)}"
     _stubs[key] = _Stub(call, site)
@@ -280,9 +305,16 @@ def _replace(twin: nn.Module, path: str, site: Site) -> str:
 
 
 def call_whole(
-    wrapper: nn.Module, state: list[str], batch_names: tuple[str, ...], title: str
+    wrapper: nn.Module,
+    state: list[str],
+    batch_names: tuple[str, ...],
+    title: str,
+    work: tuple[float, int] = (0.0, 0),
 ) -> Opaque:
-    """Return the whole wrapped model, with its loss, as one call on the batch, then ``state``."""
+    """Return the whole wrapped model, with its loss, as one call on the batch, then ``state``.
+
+    ``work`` is its flops, and for how many rows of the batch.
+    """
     arguments = ((), {name: Slot(index) for index, name in enumerate(batch_names)})
     return Opaque(
         kind=f"opaque.{title}",
@@ -290,4 +322,6 @@ def call_whole(
         state=tuple(state),
         arguments=arguments,
         note=f"the whole model ({title}) is one opaque operator and runs replicated",
+        flops=work[0],
+        rows=work[1],
     )
