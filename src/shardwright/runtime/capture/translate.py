@@ -203,9 +203,9 @@ class Translator:
             return aten.reshape.default, [args[0], shape], {}
         if target is aten.t.default and args[0].meta.dim() == 2:
             return aten.transpose.int, [args[0], 0, 1], {}
-        if target is aten.expand.default:
+        if target in (aten.expand.default, aten.broadcast_to.default):
             shape = list(args[0].meta.expand(*args[1]).shape)
-            return target, [args[0], shape], {}
+            return aten.expand.default, [args[0], shape], {}
         return target, args, kwargs
 
     def _wrap(self, value: Value, sources: list[Variable], view: Any) -> Variable:
