@@ -48,8 +48,31 @@ class Eager(nn.Module):
         query, key, value = (mixed[:, :, :, part].transpose(1, 2) for part in range(3))
         if self.kind == "broadcast":
             key = torch.broadcast_to(key, query.shape)
+        if self.kind in ("bloom", "merged", "written"):
+            return self.finish(self.merged(query, key, value, self.offset(x)), z, y)
         scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS) + self.offset(x)
-        found = (scores.softmax(-1) @ value).transpose(1, 2).reshape(z.shape)
+        return self.finish(scores.softmax(-1) @ value, z, y)
+
+    def merged(self, query: Tensor, key: Tensor, value: Tensor, offset: Tensor) -> Tensor:
+        """Attend with samples and heads merged into one dim for the products."""
+        samples, length = query.shape[0], query.shape[2]
+        query, value = query.reshape(-1, length, 4), value.reshape(-1, length, 4)
+        if self.kind == "bloom":
+            key = key.reshape(-1, length, 4).transpose(-1, -2)
+            slopes = self.slopes.repeat(samples)[:, None, None] * torch.arange(length)
+            scores = slopes.baddbmm(query, key, beta=0.5, alpha=0.3)
+        else:
+            scores = torch.bmm(query, key.reshape(-1, length, 4).transpose(1, 2))
+        apart = scores.view(samples, HEADS, length, length)
+        if self.kind == "written":
+            apart.add_(offset)  # seen through the merged one
+        else:
+            scores = apart + offset
+        shares = scores.softmax(-1).view(-1, length, length)
+        return torch.bmm(shares, value).view(samples, HEADS, length, -1)
+
+    def finish(self, mixed: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        found = mixed.transpose(1, 2).reshape(z.shape)
         return F.cross_entropy(self.head(z + self.out(found)).flatten(0, 1), y.flatten())
 
 
@@ -60,7 +83,9 @@ def build(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
     return module, {"x": x, "y": torch.arange(4 * LENGTH).view(4, LENGTH) % 4}
 
 
-@pytest.mark.parametrize("kind", ["causal", "padded", "t5", "alibi", "broadcast"])
+@pytest.mark.parametrize(
+    "kind", ["causal", "padded", "t5", "alibi", "broadcast", "bloom", "merged"]
+)
 def test_eager_attention_is_split_by_heads_and_equal(kind: str) -> None:
     module, batch = build(kind)
     captured = capture(module, batch)
@@ -73,6 +98,15 @@ def test_eager_attention_is_split_by_heads_and_equal(kind: str) -> None:
     assert (split["mixed.weight"], split["out.weight"], split["stem.weight"]) == ("n", "k", "")
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(lambda: build(kind), sgd), kind)
+
+
+def test_what_is_written_through_a_view_of_merged_heads_is_seen() -> None:
+    module, batch = build("written")
+    captured = capture(module, batch)
+    runs, _ = train_rehearsed(
+        captured, seed_strategy(captured.graph, Seed(data=2)), module, batch, sgd
+    )
+    assert_close(runs[0], train_plain(lambda: build("written"), sgd), "written")
 
 
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

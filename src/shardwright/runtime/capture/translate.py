@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from shardwright.runtime.capture import operators
+from shardwright.runtime.capture.heads import MERGING, apart, reshaped_from, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -230,7 +231,12 @@ class Translator:
             return self._batch_norm(target, args, kwargs)
         if target is torch.ops.shardwright.opaque.default:
             return self._opaque(args)
-        return self.recorder.emit(target, *args, **kwargs)
+        short = None
+        if target in MERGING:
+            short = apart(self.recorder, target, args, kwargs)
+        elif target is aten.reshape.default:
+            short = there_and_back(self.recorder, *args)
+        return short or self.recorder.emit(target, *args, **kwargs)
 
     # -- writes ---------------------------------------------------------------------------------
 
@@ -333,14 +339,11 @@ class Translator:
         """Return scores ``.. c`` and classes ``..`` as they were before they were made ``n c``, ``n``."""
         if scores.meta.dim() != 2 or target.meta.dim() != 1:
             return None
-        wide, long = self._reshaped_from(scores), self._reshaped_from(target)
+        wide = reshaped_from(self.recorder, scores)
+        long = reshaped_from(self.recorder, target)
         if wide is None or long is None or wide.meta.shape[-1] != scores.meta.shape[-1]:
             return None
         return (wide, long) if wide.meta.shape[:-1] == long.meta.shape else None
-
-    def _reshaped_from(self, value: Value) -> Value | None:
-        record = self.recorder.records[value.producer] if value.producer >= 0 else None
-        return record.args[0] if record and record.target is aten.reshape.default else None
 
     def _nll(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
         given = _named(target, args, kwargs)
