@@ -94,3 +94,9 @@ def test_a_grid_of_images_smaller_than_their_halos_is_refused() -> None:
     known = Context(graph, cluster(1, 8, **SLOW), CostTable(), Training())
     with pytest.raises(InputError, match="its windows allow 4 pieces at most; choose a smaller"):
         asked_for(known, "summa:1x8")
+
+
+def test_megatron_is_refused_where_it_would_split_nothing() -> None:
+    known = Context(images(), cluster(1, 2, **SLOW), CostTable(), Training())
+    with pytest.raises(InputError, match="megatron splits linear layers .* none that 2 devices"):
+        asked_for(known, "megatron:1x2")
