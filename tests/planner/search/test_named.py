@@ -98,5 +98,5 @@ def test_a_grid_of_images_smaller_than_their_halos_is_refused() -> None:
 
 def test_megatron_is_refused_where_it_would_split_nothing() -> None:
     known = Context(images(), cluster(1, 2, **SLOW), CostTable(), Training())
-    with pytest.raises(InputError, match="megatron splits linear layers .* none that 2 devices"):
+    with pytest.raises(InputError, match=r"megatron splits linear layers .* none that 2 devices"):
         asked_for(known, "megatron:1x2")
