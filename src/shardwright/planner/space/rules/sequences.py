@@ -63,7 +63,22 @@ def recurrent(call: Signature) -> Iteration:
     return space(call, inputs, outputs)
 
 
+def cell(call: Signature) -> Iteration:
+    """Split the batch of one step of a recurrent layer; its weights stay whole."""
+    if len(call.inputs[0]) != 2:
+        raise NotUnderstood("an unbatched step")
+    rows: Names = ("b", "")
+    inputs = [
+        rows if name == "input" or name.startswith("hx") else ("",) * len(shape)
+        for name, shape in zip(call.names, call.inputs, strict=True)
+    ]
+    return space(call, inputs, [rows] * len(call.outputs))
+
+
 RULES: dict[str, Rule] = {
     "aten.scaled_dot_product_attention.default": attention,
+    **family(
+        cell, "lstm_cell.default gru_cell.default rnn_tanh_cell.default rnn_relu_cell.default"
+    ),
     **family(recurrent, "lstm.input gru.input rnn_tanh.input rnn_relu.input"),
 }
