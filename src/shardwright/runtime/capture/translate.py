@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from shardwright.runtime.capture import operators
+from shardwright.runtime.capture.bags import BAGS, summed
 from shardwright.runtime.capture.heads import MERGING, apart, reshaped_from, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.record import (
@@ -31,9 +32,9 @@ from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
 
 SKIPPED = frozenset(
     {
-        "aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_async.default",
-        "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
-        "aten.sym_constrain_range.default",
+        "aten._assert_tensor_metadata.default", "aten._assert_async.msg",
+        "aten._assert_async.default", "aten._assert_scalar.default",
+        "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default",
     }
 )  # fmt: skip
 RESHAPES = frozenset(
@@ -231,11 +232,12 @@ class Translator:
             return self._batch_norm(target, args, kwargs)
         if target is torch.ops.shardwright.opaque.default:
             return self._opaque(args)
-        short = None
+        if target in BAGS:
+            return summed(self.recorder, target, args, kwargs)
+        is_reshape = target is aten.reshape.default
+        short = there_and_back(self.recorder, *args) if is_reshape else None
         if target in MERGING:
             short = apart(self.recorder, target, args, kwargs)
-        elif target is aten.reshape.default:
-            short = there_and_back(self.recorder, *args)
         return short or self.recorder.emit(target, *args, **kwargs)
 
     # -- writes ---------------------------------------------------------------------------------
