@@ -137,3 +137,34 @@ def test_a_model_of_a_file_is_tried_like_a_known_one(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from tests import zoo\ndef build():\n    return zoo.mlp()\n")
     assert try_training(f"{path}:build", random_splits).is_equal
+
+
+class Trunk(torch.nn.Module):
+    """A wide layer whose control flow depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x if x.sum() < 1e9 else -x)))
+
+
+class Hidden(torch.nn.Module):
+    """A trunk that cannot be captured between small layers that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = torch.nn.Linear(8, 64), torch.nn.Linear(64, 1)
+        self.trunk = Trunk()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.trunk(self.stem(x))).mean()
+
+
+def test_an_opaque_trunk_is_most_of_what_cannot_be_split() -> None:
+    graph = capture(Hidden(), {"x": torch.randn(64, 8)}, global_batch=4096).graph
+    (trunk,) = coverage(graph).replicated
+    assert trunk.kind == "opaque.Trunk"
+    products = [op.flops for op in graph.operators if "linear" in op.kind or "opaque" in op.kind]
+    assert trunk.share > 0.8 * max(products) / sum(products)

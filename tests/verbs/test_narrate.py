@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from shardwright.core.costs import CostTable
 from shardwright.planner.search import search
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from shardwright.verbs.narrate import plain_strategies, shards, tell
+from shardwright.verbs.narrate import axis_words, plain_strategies, shards, tell
 from tests.planner.search.models import cluster, mlp
 
 pytestmark = pytest.mark.torch
@@ -24,6 +25,16 @@ def test_a_plan_for_gpus_says_what_lies_around_its_tensors() -> None:
     assert names == ["allocator's slack", "NCCL's buffers", "context and kernels"]
     cpus = replace(where, kinds=(replace(where.kinds[0], backend="cpu"),))
     assert tell(plan, graph, cpus, table).beside == ()
+
+
+def test_axes_are_told_by_what_they_split_whatever_they_are_called() -> None:
+    graph = mlp()
+    two = seed_strategy(graph, Seed(data=2, tensor=2))
+    assert axis_words(two, graph) == ("samples", "weights, activations")
+    mesh = replace(two.meshes[0], axes=("tensor", "outer"))
+    assert axis_words(replace(two, meshes=(mesh,)), graph) == ("samples", "weights, activations")
+    whole = tuple(replace(config, dims=("", "")) for config in two.configs)
+    assert axis_words(replace(two, configs=whole), graph) == ("nothing split",) * 2
 
 
 class Mixing(nn.Module):

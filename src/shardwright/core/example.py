@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-Draw = Literal["float", "unit", "constant", "integer", "boolean", "complex", "given"]
+Draw = Literal["float", "unit", "constant", "integer", "boolean", "complex", "definite", "given"]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """A tensor argument to be drawn at random.
 
-    ``unit`` is between 0 and 1, ``constant`` likewise without a gradient, integers are below
+    ``definite`` matrices are symmetric and positive definite. ``unit`` is between 0 and 1, ``constant`` likewise without a gradient, integers are below
     ``high``. A ``given`` vector holds its values in ``shape``.
     """
 

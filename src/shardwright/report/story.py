@@ -70,7 +70,8 @@ class PlanStory:
 
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
     ``beside`` is what the driver of a GPU sees besides that on the fullest stage: parts and their bytes.
-    ``why`` is what speaks for the plan, where that was looked for.
+    ``axes``: what each axis of the meshes splits, in words. ``why`` is what speaks for the plan, where
+    that was looked for.
     """
 
     plan: Plan
@@ -81,6 +82,7 @@ class PlanStory:
     process_bytes: float = 0.0
     beside: tuple[tuple[str, float], ...] = ()
     operators: tuple[OperatorRow, ...] = ()
+    axes: tuple[str, ...] = ()
     why: Why | None = None
 
 

@@ -127,7 +127,10 @@ def plan_tables(story: PlanStory) -> Group:
     for name in ("stage", "mesh", "devices"):
         devices.add_column(name)
     for index, mesh in enumerate(strategy.meshes):
-        axes = " x ".join(f"{a} {n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
+        uses = [f" ({use})" for use in story.axes] or [""] * len(mesh.axes)
+        axes = " x ".join(
+            f"{a} {n}{use}" for a, n, use in zip(mesh.axes, mesh.sizes, uses, strict=True)
+        )
         devices.add_row(str(index), Text(axes or "single"), span_text(mesh.devices))
     kept = plain_table(
         "Parameters (S0 = split along dim 0, R = full copy; one letter per mesh axis)"

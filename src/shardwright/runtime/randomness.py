@@ -22,7 +22,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
+# Where torch's functions that drop elements take their rate.
+_RATES = {
+    **dict.fromkeys(
+        [
+            f"{name}{place}"
+            for name in (
+                "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout",
+                "alpha_dropout", "feature_alpha_dropout",
+            )
+            for place in ("", "_")
+        ],
+        ("p", 1),
+    ),
+    "scaled_dot_product_attention": ("dropout_p", 4),
+}  # fmt: skip
 _MASK = (1 << 64) - 1
 
 
@@ -102,5 +118,33 @@ def is_random(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return False
     named = {argument.name for argument in schema.arguments}
     rates = [given.get(name, 0.0) for name in ("p", "dropout_p", "dropout") if name in named]
-    is_dropout = "train" in named or "training" in named or "dropout_p" in named
-    return not (is_dropout and rates and all(rate == 0.0 for rate in rates))
+    return not (is_dropout(target) and rates and all(rate == 0.0 for rate in rates))
+
+
+def is_dropout(target: Callable[..., Any]) -> bool:
+    """Whether an operator draws what to drop, at a rate: not so the distance whose power is ``p``,
+    nor draws that are the result."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    named = {argument.name for argument in target._schema.arguments}  # type: ignore[attr-defined]
+    return not named.isdisjoint(("train", "training", "dropout_p"))
+
+
+class WithoutDropout(TorchFunctionMode):
+    """While active, torch's functions that drop elements drop none, whoever calls them."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function, its rate set to zero."""
+        named = kwargs or {}
+        rate, place = _RATES.get(getattr(func, "__name__", ""), ("", 0))
+        if rate and len(args) > place:
+            args = (*args[:place], 0.0, *args[place + 1 :])
+        elif rate:
+            named = {**named, rate: 0.0}
+        return func(*args, **named)

@@ -17,19 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.program import Program
+from shardwright.core.strategy import Precision
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall
+from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.models import ModelSource
 from shardwright.runtime.capture.prepare import find_loss
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.randomness import is_random
+from shardwright.runtime.randomness import WithoutDropout, is_dropout, is_random
 from shardwright.runtime.rehearsal import rehearse
 from shardwright.runtime.segment import with_settings
+from shardwright.runtime.store import DTYPES
 from shardwright.runtime.train import build_seeded
 from shardwright.runtime.world import World
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
-# Arguments of random operators with which they change nothing.
+# Arguments of operators that drop elements with which they drop none.
 NO_DROPOUT = {"p": 0.0, "dropout_p": 0.0, "dropout": 0.0}
 MAX_NORM = 0.5  # for plans that clip: small, so that the bound is met
 SMALLEST_SCALE = 1e-3  # what is smaller than this counts as being of this size
@@ -58,9 +61,9 @@ class Gap:
     difference: float
 
 
-def exact_module(source: ModelSource) -> nn.Module:
-    """Build a model in float64."""
-    return build_seeded(source).double().train()
+def exact_module(source: ModelSource, precision: Precision = "float64") -> nn.Module:
+    """Build a model in float64, or another precision."""
+    return build_seeded(source).to(DTYPES[precision]).train()
 
 
 def without_dropout(module: nn.Module, captured: Captured) -> tuple[Captured, int]:
@@ -68,7 +71,11 @@ def without_dropout(module: nn.Module, captured: Captured) -> tuple[Captured, in
     count = switch_off_dropout(module)
     calls: list[CapturedCall] = []
     for call in captured.calls:
-        args, kwargs = with_settings(call.target, call.args, call.kwargs, NO_DROPOUT)
+        args, kwargs = call.args, call.kwargs
+        if isinstance(call.target, Opaque):
+            switch_off_dropout(call.target.module)  # a copy, made at capture
+        elif is_dropout(call.target):
+            args, kwargs = with_settings(call.target, args, kwargs, NO_DROPOUT)
         calls.append(replace(call, args=args, kwargs=kwargs))
     return replace(captured, calls=tuple(calls)), count
 
@@ -105,6 +112,18 @@ def random_operators(captured: Captured) -> tuple[str, ...]:
         for operator, call in zip(captured.graph.operators, captured.calls, strict=True)
         if is_random(call.target, call.args, call.kwargs)
     )
+
+
+def draws_inside(module: nn.Module, captured: Captured, batch: dict[str, Tensor]) -> bool:
+    """Whether opaque modules, which nobody can see into, draw random numbers besides dropout."""
+    if not any(isinstance(call.target, Opaque) for call in captured.calls):
+        return False
+    losses: list[float] = []
+    with torch.random.fork_rng(devices=[]), WithoutDropout():
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            losses.append(float(find_loss(copy.deepcopy(module)(**batch)).detach()))
+    return losses[0] != losses[1]
 
 
 def is_exact(captured: Captured) -> bool:
@@ -155,8 +174,9 @@ def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tel
     losses: list[float] = []
     for number, batch in enumerate(batches, 1):
         optimizer.zero_grad()
-        loss = find_loss(module(**batch))
-        loss.backward()
+        with WithoutDropout():
+            loss = find_loss(module(**batch))
+            loss.backward()
         if clips:
             nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
         optimizer.step()
@@ -186,7 +206,8 @@ def train_as_rank(
     )
     losses: list[float] = []
     for number, batch in enumerate(batches, 1):
-        losses.append(float(executor.step(batch)))
+        with WithoutDropout():  # opaque modules may call it
+            losses.append(float(executor.step(batch)))
         if executor.rank == 0:
             tell(number)
     executor.to_module(module)

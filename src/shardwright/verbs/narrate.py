@@ -23,7 +23,10 @@ from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.lower import lower
 from shardwright.planner.search import surroundings
 from shardwright.planner.simulate import simulate
-from shardwright.planner.space import Seed, seed_strategy
+from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
+from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.samples import State
+from shardwright.planner.space.seeds import data_dims
 from shardwright.report.story import OperatorRow, PlanStory, split_text
 
 Shape = tuple[int, ...]
@@ -48,7 +51,31 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
         beside=_beside(program, graph, cluster, int(np.argmax(timeline.peak_bytes))),
         spread_seconds=half_width(prices, timeline.critical),
         operators=operator_rows(program, graph, rates),
+        axes=axis_words(plan.strategy, graph),
     )
+
+
+def axis_words(strategy: Strategy, graph: OperatorGraph) -> tuple[str, ...]:
+    """Say of every mesh axis what operators split over it: its name says what it was meant for."""
+    samples = find_samples(graph)
+    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    by_samples = data_dims(graph, samples, iterations)
+    uses: list[set[str]] = [set() for _ in strategy.meshes[0].axes]
+    for index, config in enumerate(strategy.configs):
+        weights = {
+            name
+            for tensor, names in zip(
+                graph.operators[index].inputs, iterations[index].inputs, strict=True
+            )
+            if samples.state[tensor] is State.FREE and graph.tensors[tensor].needs_gradient
+            for name in names
+        }
+        for found, name in zip(uses, config.dims, strict=True):
+            if name and name == by_samples[index]:
+                found.add("samples")
+            elif name not in ("", PLUS):
+                found.add("weights" if name in weights else "activations")
+    return tuple(", ".join(sorted(found, reverse=True)) or "nothing split" for found in uses)
 
 
 def _beside(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.core.program import Program
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Precision, Strategy
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin
 from shardwright.planner.lower import lower
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.capture import Captured
-    from shardwright.runtime.verify import Batches, Trained
+    from shardwright.runtime.verify import Batches, Tell, Trained
 
+# Precisions to verify in: the second where the model does not run in the first.
+PRECISIONS: tuple[Precision, ...] = ("float64", "float32")
 COPIES = 5  # of the model per rank: its own, gradients, momentum, the result, and messages
 
 
@@ -44,11 +46,16 @@ class Task:
     steps: int
     outputs: tuple[str, ...] = ()
 
+    @property
+    def precision(self) -> Precision:
+        """In which it is verified."""
+        return self.strategy.precision
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A task ready to train: graph in float64 and Program, module, batches, and how many dropout
-    rates were set to zero."""
+    """A task ready to train: graph in its precision and Program, module, batches, and how many
+    dropout rates were set to zero."""
 
     captured: Captured
     program: Program
@@ -80,16 +87,14 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
     _check_batch_norm(original, samples, plan.strategy)
     num_ranks = len(plan.strategy.devices)
     _check_memory(original, num_ranks)
-    task, ready = _smallest(plan, origin, trial, original, samples)
-    captured, batches = ready.captured, ready.batches
-    _check_random(captured)
 
     def show(what: str, begin: float) -> runtime.Tell:
         return lambda done: watch.tell(f"{what}: step {done}", begin + 0.4 * done / trial.steps)
 
     watch.tell("training with plain PyTorch", 0.1)
-    clips = plan.strategy.clips
-    yardstick = runtime.train_plainly(ready.module, batches, clips=clips, tell=show("plain", 0.1))
+    tasks = _tasks(plan, origin, trial, samples)
+    task, ready, yardstick = _trained_plainly(tasks, original, show("plain", 0.1))
+    captured, batches = ready.captured, ready.batches
     watch.tell(f"training as {num_ranks} ranks", 0.5)
     ranks: list[Trained]
     if trial.ranks == "processes":
@@ -130,13 +135,23 @@ def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
     Raises ValueError where the strategy does not fit the model at this batch size.
     """
     from shardwright.runtime.capture import load_model
-    from shardwright.runtime.verify import exact_batches, exact_module, without_dropout
+    from shardwright.runtime.verify import (
+        exact_batches,
+        exact_module,
+        in_single,
+        without_dropout,
+    )
 
     source = load_model(task.model)
-    module = exact_module(source)
+    module = exact_module(source, task.precision)
+
+    def made(size: int, steps: int) -> Batches:
+        found = exact_batches(source, size, task.seq, steps)
+        return found if task.precision == "float64" else [in_single(batch) for batch in found]
+
     captured = capture(
         module,
-        exact_batches(source, max(2, min(task.global_batch, 4)), task.seq, 1)[0],
+        made(max(2, min(task.global_batch, 4)), 1)[0],
         global_batch=task.global_batch,
         batch_norm=task.strategy.batch_norm,
         outputs=task.outputs,
@@ -146,7 +161,7 @@ def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
         strategy = carry_over(strategy, original, captured.graph)
     program = lower(captured.graph, strategy)
     captured, num_dropouts = without_dropout(module, captured)
-    batches = exact_batches(source, task.global_batch, task.seq, task.steps)
+    batches = made(task.global_batch, task.steps)
     return Prepared(
         captured=captured,
         program=program,
@@ -156,39 +171,55 @@ def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
     )
 
 
-def _smallest(
-    plan: Plan, origin: Origin, trial: Trial, original: OperatorGraph, samples: Samples
-) -> tuple[Task, Prepared]:
-    """Return the task at the smallest global batch which the plan's splits still divide."""
-    strategy = replace(plan.strategy, precision="float64")
-    needed = _pieces_of_batch(samples, strategy)
+def _tasks(plan: Plan, origin: Origin, trial: Trial, samples: Samples) -> list[Task]:
+    """Return what may be trained, best first: in float64, at small global batches which the plan's
+    splits still divide."""
+    needed = _pieces_of_batch(samples, plan.strategy)
     sizes = [
         size
         for size in range(max(2, needed), plan.global_batch + 1)
         if plan.global_batch % size == 0 and size % needed == 0
     ] or [plan.global_batch]
-    tasks = [
+    return [
         Task(
             model=trial.model,
             seq=origin.seq,
-            strategy=strategy,
+            strategy=replace(plan.strategy, precision=precision),
             global_batch=size,
             steps=trial.steps,
             outputs=plan.outputs,
         )
+        for precision in PRECISIONS
         for size in sizes
     ]
-    refusal = ""
+
+
+def _trained_plainly(
+    tasks: list[Task], original: OperatorGraph, tell: Tell
+) -> tuple[Task, Prepared, Trained]:
+    """Return the first task that fits the plan's graph and that plain PyTorch can train."""
+    from shardwright.runtime.verify import train_plainly
+
+    refusals: dict[str, str] = {}
     for task in tasks:
         try:
             ready = prepare(task, original)
         except ValueError as error:
-            refusal = str(error)
+            refusals.setdefault(task.precision, str(error))
             continue
-        return replace(task, strategy=ready.program.strategy), ready
+        task = replace(task, strategy=ready.program.strategy)
+        _check_random(ready)
+        try:
+            plain = train_plainly(ready.module, ready.batches, clips=task.strategy.clips, tell=tell)
+        except RuntimeError as error:  # a kernel that lacks the precision
+            refusals.setdefault(task.precision, str(error))
+            continue
+        return task, ready, plain
+    why = "; ".join(f"in {precision}: {refusal}" for precision, refusal in refusals.items())
     raise InputError(
-        f"a plan is verified in float64, but there its model is another graph: {refusal}; "
-        "plan it with `--precision float64` to verify it"
+        f"a plan is verified in {' or '.join(PRECISIONS)}, where its model must run and have the "
+        f"plan's operators, but {why}; plan it with `--precision float32` to verify it, or mend what "
+        "stops the model there"
     )
 
 
@@ -235,14 +266,17 @@ def _check_memory(graph: OperatorGraph, num_ranks: int) -> None:
         )
 
 
-def _check_random(captured: Captured) -> None:
-    from shardwright.runtime.verify import random_operators
+def _check_random(ready: Prepared) -> None:
+    from shardwright.runtime.verify import draws_inside, random_operators
 
-    random = random_operators(captured)
+    random = ", ".join(random_operators(ready.captured)[:5])
+    if not random and draws_inside(ready.module, ready.captured, ready.batches[0]):
+        random = "some inside opaque modules"
     if random:
         raise InputError(
-            "a model is verified without random numbers, but these operators draw some: "
-            f"{', '.join(random[:5])}; set their rates to 0"
+            "a model is verified without random numbers (dropout is switched off for it), but these "
+            f"operators draw some: {random}; take the numbers from the batch, or leave them out of "
+            "the model that is verified"
         )
 
 
@@ -253,9 +287,12 @@ def _notes(plan: Plan, task: Task, dropouts: int, exact: bool) -> tuple[str, ...
     size, full = task.global_batch, plan.global_batch
     if size < full:
         notes.append(f"the global batch is {size} instead of {full}: the smallest it divides into")
-    notes.append(f"float64 instead of {plan.strategy.precision}; SGD with momentum")
+    asked, used = plan.strategy.precision, task.precision
+    notes.append(used + (f" instead of {asked}" if asked != used else "") + "; SGD with momentum")
     if dropouts:
         notes.append(f"dropout is off (rates set to 0: {dropouts})")
-    if not exact:
+    if used != PRECISIONS[0]:
+        notes.append("the model does not run in float64: rounding is held to a wider tolerance")
+    elif not exact:
         notes.append("the model computes in float32 here and there whatever its dtype")
     return tuple(notes)

@@ -151,6 +151,18 @@ def images(batch: int = 2, size: int = 32, depth: int = 2, channels: int = 8) ->
     return sketch.finish("images", sketch.convolution(x, 4, 1, "head"), y)
 
 
+def squares(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) -> OperatorGraph:
+    """Layers whose result is multiplied by itself: operators that read one tensor twice."""
+    sketch = Sketch(batch)
+    x = sketch.outside("x", (batch, width), "input")
+    y = sketch.outside("y", (batch,), "input", "int64")
+    for layer in range(depth):
+        x = sketch.linear(x, width, f"layer{layer}")
+        x = sketch.apply("aten.mul.Tensor", {"self": x, "other": x}, sketch.shape(x))
+        sketch.close_block(f"layer{layer}", "layer")
+    return sketch.finish("squares", sketch.linear(x, classes, "head"), y)
+
+
 def cluster(
     hosts: int = 1,
     devices: int = 2,

@@ -8,6 +8,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.search import Limits, Wish, search, why_not
+from shardwright.planner.space import find_samples
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)
@@ -38,6 +39,22 @@ def test_the_degrees_are_those_that_were_named(
         mesh = strategy.meshes[0]
         assert dict(zip(mesh.axes, mesh.sizes, strict=True)) == sizes
     assert strategy.meshes[0].sizes == tuple(sizes.values())
+
+
+@pytest.mark.parametrize("wish", [{"tensor": 8}, {"tensor": 4, "data": 2}, {"tensor": 4}])
+def test_a_tensor_degree_splits_no_samples(wish: dict[str, int]) -> None:
+    strategy, samples = found(**wish).strategy, find_samples(GRAPH).operator_dim
+    split = [config.dims[-1] for config in strategy.configs]
+    assert strategy.meshes[0].axes[-1] == "tensor"
+    assert any(split)
+    assert not any(one == sample for one, sample in zip(split, samples, strict=True) if one)
+
+
+def test_a_tensor_degree_that_splits_nothing_is_refused() -> None:
+    graph = residual(batch=64, width=18, depth=2, classes=9)
+    wish = Wish(tensor=8, data=1)
+    with pytest.raises(InputError, match="tp 8 splits operators"):
+        why_not(graph, MACHINE, CostTable(), wish)
 
 
 def test_microbatches_and_recomputation_are_kept() -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from shardwright.core.costs import CostTable, link_label
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync
 from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.judge import judge, merge, run
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
-from tests.planner.search.models import cluster, mlp, residual
+from tests.planner.search.models import Sketch, cluster, mlp, residual
 
 DEPTH = 40
 SEEDS = (
@@ -72,3 +73,34 @@ def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() 
     merged = merge(held, blocks)
     assert merged.seconds < blocks.seconds
     assert len(merged.strategy.gradient_sync.buckets) < len(held.block_buckets)
+
+
+def shared_weight(width: int = 64, depth: int = 2) -> OperatorGraph:
+    """Pairs of linear layers with one weight."""
+    sketch = Sketch(16)
+    x = sketch.outside("x", (16, width), "input")
+    y = sketch.outside("y", (16,), "input", "int64")
+    for layer in range(depth):
+        weight = sketch.outside(f"weight{layer}", (width, width), "parameter")
+        for _ in range(2):
+            inputs = {"input": x, "weight": weight}
+            x = sketch.apply("aten.linear.default", inputs, (16, width))
+        sketch.close_block(f"layer{layer}", "layer")
+    return sketch.finish("shared", sketch.linear(x, 8, "head"), y)
+
+
+def test_a_parameter_with_gradients_in_two_layouts_is_in_one_bucket() -> None:
+    context = Context(shared_weight(), cluster(2, 2), CostTable(), Training())
+    made = as_strategy(context, Seed(data=2, tensor=2))
+    configs = list(made.configs)
+    for opening in (
+        0,
+        2,
+    ):  # the first of each pair splits the weight's rows, the second its columns
+        configs[opening] = replace(configs[opening], dims=("b", "n"))
+        configs[opening + 1] = replace(configs[opening + 1], dims=("b", "k"))
+    made = replace(made, configs=tuple(configs), gradient_sync=GradientSync())
+    sync = merge(context, judge(context, made)).strategy.gradient_sync
+    named = [tensor for bucket in sync.buckets for tensor in bucket]
+    assert sync.method == "optimal"
+    assert sorted(named) == sorted(context.graph.parameters)

@@ -10,7 +10,7 @@ from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.judge import judge
 from shardwright.planner.search.named import asked_for, grid_strategies, least_seconds
-from tests.planner.search.models import cluster, residual
+from tests.planner.search.models import cluster, images, residual
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 
@@ -87,3 +87,16 @@ def test_no_plan_is_shown_with_a_bound_above_it() -> None:
     for plan in frontier.plans:
         bound = plan.bound.step_seconds if plan.bound else -math.inf
         assert bound <= plan.predicted.step_seconds
+
+
+def test_a_grid_of_images_smaller_than_their_halos_is_refused() -> None:
+    graph = images(batch=16, size=8)  # windows of 5 reach 2 rows far: 4 pieces at most
+    known = Context(graph, cluster(1, 8, **SLOW), CostTable(), Training())
+    with pytest.raises(InputError, match="its windows allow 4 pieces at most; choose a smaller"):
+        asked_for(known, "summa:1x8")
+
+
+def test_megatron_is_refused_where_it_would_split_nothing() -> None:
+    known = Context(images(), cluster(1, 2, **SLOW), CostTable(), Training())
+    with pytest.raises(InputError, match=r"megatron splits linear layers .* none that 2 devices"):
+        asked_for(known, "megatron:1x2")

@@ -180,6 +180,15 @@ def test_a_layer_that_cannot_be_exported_becomes_one_opaque_operator() -> None:
     assert any("middle" in note for note in captured.graph.notes)
 
 
+def test_an_opaque_layer_counts_the_products_inside_for_the_global_batch() -> None:
+    batch = {"x": torch.randn(8, 4), "y": torch.zeros(8, dtype=torch.long)}
+    graph = capture(Branching(), batch, global_batch=32).graph
+    (middle,) = [op for op in graph.operators if op.kind.startswith("opaque")]
+    assert middle.flops == 2 * 32 * 4 * 4 + 32 * 4
+    (whole,) = capture(Whole(), {"x": torch.randn(8, 4)}, global_batch=32).graph.operators
+    assert whole.flops == 2 * 32 * 4 * 4 + 1
+
+
 class Whole(nn.Module):
     """Control flow on data in forward itself."""
 

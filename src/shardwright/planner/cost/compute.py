@@ -25,7 +25,7 @@ from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph
-from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
+from shardwright.planner.cost.derivatives import OPAQUE, base_kind, is_view, saved_tensors
 from shardwright.planner.cost.fusion import Passing, passing
 from shardwright.planner.cost.kernels import Kernels, kernels_of
 from shardwright.planner.cost.products import (
@@ -274,7 +274,7 @@ def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
         return busy + launches * device.launch_seconds
     software = rates.software
     passed = traffic / (software.memory * device.memory_bandwidth)
-    if shard.kind not in HEAVY and shard.kind not in RECURRENT:
+    if shard.kind not in HEAVY and shard.kind not in RECURRENT and shard.kind != OPAQUE:
         # Element-wise kernels do not use matrix units.
         vector = min(peak, device.flops_for("float32")) * VECTOR_EFFICIENCY
         inside = shard.passes is not None and not traffic
@@ -391,7 +391,7 @@ def _all_scales(rates: Rates) -> dict[tuple[str, str], tuple[float, float]]:
     ratios: dict[tuple[str, str], list[float]] = {}
     for key, cost in rates.table.operators:
         shard, phase = _parse(key)
-        if shard is None:
+        if shard is None or shard.kind == OPAQUE:  # whose flops the key does not say
             continue
         modelled = _roofline(shard, phase, rates)
         if modelled > 0 and cost.seconds > 0:

@@ -22,6 +22,8 @@ from shardwright.core.graph import DTYPE_BYTES, Operator, OperatorGraph
 Shapes = tuple[tuple[int, ...], ...]
 ExtraBytes = Callable[[Shapes, Shapes], int]
 
+OPAQUE = "opaque"  # the bare name of every module that runs as one operator
+
 VIEWS = frozenset({
     "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "expand_as", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
@@ -75,8 +77,10 @@ PASSES_ALL = frozenset({"add", "add_", "clone"})
 
 
 def base_kind(kind: str) -> str:
-    """Return the bare operator name: ``aten.linear.default`` -> ``linear``."""
+    """Return the bare operator name: ``aten.linear.default`` -> ``linear``; modules are ``opaque``."""
     parts = kind.split(".")
+    if parts[0] == OPAQUE:
+        return OPAQUE
     return parts[1] if len(parts) > 1 else kind
 
 

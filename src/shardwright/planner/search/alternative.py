@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.core.plan import Plan
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.search.answer import make_plan
+from shardwright.planner.search.answer import fitting, make_plan
 from shardwright.planner.search.arrangements import Shape, microbatch_counts
 from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.judge import Judged
@@ -21,6 +22,7 @@ from shardwright.planner.space import Seed
 class Wish:
     """Degrees that a user names; None leaves one open. ``seed_plan`` names a whole strategy.
 
+    A tensor degree splits anything but samples, which are for the data degree.
     The degrees multiply to the number of devices; an open data degree is what is left over, open
     others are 1. With ``zero`` or ``recompute`` every operator is split as the named strategies do,
     else the best split and parameter layouts for these degrees are searched.
@@ -60,13 +62,28 @@ def alternative(hunt: Hunt, wish: Wish) -> Plan:
     if not hunt.judged:
         why = "; ".join(hunt.refused[:3]) or "the global batch does not divide so"
         raise InputError(f"this alternative is impossible here: {why}")
-    smallest = min(hunt.judged, key=lambda one: one.bytes)
-    chosen: Judged = next(iter(hunt.fitting), smallest)
+    meant = [one for one in hunt.judged if wish.seed_plan or _uses_tensor(one.strategy)]
+    if not meant:
+        raise InputError(
+            f"tp {wish.tensor} splits operators over so many devices, but of this model none can be "
+            "split so, except by samples; choose a smaller tp, or dp"
+        )
+    smallest = min(meant, key=lambda one: one.bytes)
+    chosen: Judged = next(iter(fitting(meant, hunt.limit)), smallest)
     return make_plan(hunt.findings(), chosen, 0)
+
+
+def _uses_tensor(strategy: Strategy) -> bool:
+    """Whether the tensor axis, if there is one, splits anything."""
+    axes = strategy.meshes[0].axes
+    if "tensor" not in axes:
+        return True
+    return any(config.dims[axes.index("tensor")] for config in strategy.configs)
 
 
 def _judge_degrees(hunt: Hunt, wish: Wish) -> None:
     context = hunt.context
+    context.is_strict = True
     stages, tensor = wish.stages or 1, wish.tensor or 1
     data = wish.data or max(1, context.num_devices // (stages * tensor))
     needed = data * tensor * stages

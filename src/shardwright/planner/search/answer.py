@@ -13,6 +13,7 @@ from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.arrangements import global_batch
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.judge import Judged
+from shardwright.planner.search.labels import told_apart
 
 GIB = 2**30
 # Plans nearer than this to a faster one in time, memory and money are not shown beside it.
@@ -75,7 +76,7 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
     if goal.mode == "min-money":
         in_time = [place for place, one in enumerate(kept) if one.seconds <= goal.deadline]
         chosen = min(in_time, key=lambda place: (kept[place].objective.dollars, place))
-    plans = [make_plan(found, verdict, seed) for verdict in kept]
+    plans = told_apart([make_plan(found, verdict, seed) for verdict in kept])
     reason = _reason(found, kept[chosen], goal)
     plans[chosen] = replace(plans[chosen], reason=reason)
     return Frontier(plans=tuple(plans), chosen=chosen)

@@ -212,7 +212,7 @@ def judge_program(
 
 def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
     """Merge, per mesh and kind of message, the gradients in the order they became ready."""
-    channels: dict[tuple[object, ...], list[tuple[float, int, float]]] = {}
+    channels: dict[tuple[object, ...], dict[int, tuple[float, float]]] = {}
     groups: dict[tuple[object, ...], Message] = {}
     last = _last_instruction(program)
     for item, message in enumerate(program.messages):
@@ -225,13 +225,20 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tu
             continue  # merging would hold gradients of every microbatch back
         key = (message.mesh, message.axes, message.primitive, source.scope, source.dtype)
         ready = _ready(program, timeline, last[item])
-        channels.setdefault(key, []).append((ready, source.tensor, float(message.bytes)))
+        # A parameter that is used in two layouts has two gradients: they travel in one bucket.
+        channel = channels.setdefault(key, {})
+        known, size = channel.get(source.tensor, (0.0, 0.0))
+        channel[source.tensor] = max(known, ready), size + message.bytes
         groups.setdefault(key, message)
     buckets: list[tuple[int, ...]] = []
     taken: set[int] = set()
     for key, entries in channels.items():
-        fresh = sorted(entry for entry in entries if entry[1] not in taken)
-        taken.update(entry[1] for entry in fresh)
+        fresh = sorted(
+            (ready, tensor, size)
+            for tensor, (ready, size) in entries.items()
+            if tensor not in taken
+        )
+        taken.update(tensor for _, tensor, _ in fresh)
         merged = merge_gradients(
             [ready for ready, _, _ in fresh],
             [size for _, _, size in fresh],

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from shardwright.core.layout import is_split
+from shardwright.core.plan import Plan
+from shardwright.core.strategy import Strategy
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.modes import KEEP
 from shardwright.planner.search.additive.parameters import KEEPS
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.samples import State
 
 Assignments = tuple[tuple[int, ...], ...]
 
@@ -20,7 +25,12 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
     if arrangement.stages > 1:
         words.append(f"pipeline x {arrangement.stages} ({arrangement.schedule})")
     if arrangement.data > 1:
-        words.append(f"data parallel x {arrangement.data}")
+        is_cut = any(
+            problem.domains[root][assignment[problem.config_of[root]]][0]
+            for assignment in set(assignments)
+            for root in problem.roots
+        )
+        words.append(f"{'data parallel' if is_cut else 'replicated'} x {arrangement.data}")
     free = [size for size in (arrangement.outer, arrangement.tensor) if size > 1]
     if free:
         word = _free_word(problem, set(assignments), len(free))
@@ -55,31 +65,75 @@ def _levels(problem: Problem, assignments: Iterable[tuple[int, ...]]) -> set[int
 
 
 def _free_word(problem: Problem, assignments: Iterable[tuple[int, ...]], num_axes: int) -> str:
-    """Return by what the operators with parameters are split over the last axes."""
+    """Return by what the operators with weights, or where none of them is split all, are split over
+    the last axes."""
     context = problem.context
-    roles = {
-        _role(context, root, name)
-        for root in problem.roots
-        if any(
-            context.graph.tensors[tensor].role == "parameter"
-            for tensor in context.graph.operators[root].inputs
-        )
-        for assignment in assignments
-        for name in problem.domains[root][assignment[problem.config_of[root]]][-num_axes:]
-    }
-    if problem.mesh.axes[0] != "data" and {"data", "tensor"} <= roles:
+    roles: dict[bool, set[str]] = {True: set(), False: set()}
+    for root in problem.roots:
+        weights = _weights(context, root)
+        roles[bool(weights)] |= {
+            _role(context, root, weights, name)
+            for assignment in assignments
+            for name in problem.domains[root][assignment[problem.config_of[root]]][-num_axes:]
+        }
+    if problem.mesh.axes[0] != "data" and {"data", "tensor"} <= roles[True]:
         return "hybrid parallel"
-    found = [role for role in ("tensor", "spatial", "data") if role in roles]
-    return f"{found[0]} parallel" if found else "replicated"
+    for known in (roles[True], roles[False]):
+        found = [role for role in ("tensor", "spatial", "sequence", "data") if role in known]
+        if found:
+            return f"{found[0]} parallel"
+    return "replicated"
 
 
-def _role(context: Context, root: int, name: str) -> str:
+def _weights(context: Context, root: int) -> list[int]:
+    """Return at which positions an operator reads what is trained and knows no samples."""
+    graph, state = context.graph, context.samples.state
+    return [
+        position
+        for position, tensor in enumerate(graph.operators[root].inputs)
+        if state[tensor] is State.FREE and graph.tensors[tensor].needs_gradient
+    ]
+
+
+def _role(context: Context, root: int, weights: list[int], name: str) -> str:
     """Return what an axis is to an operator that splits a dim of this name over it."""
-    is_convolution = ".conv" in context.graph.operators[root].kind
+    iteration = context.iteration(root)
     if name in ("", PLUS):
         return ""
     if name == context.sample_names[root]:
         return "data"
-    if is_convolution and name in context.iteration(root).inputs[0][2:]:
+    if any(name in iteration.inputs[position] for position in weights):
+        return "tensor"
+    if ".conv" in context.graph.operators[root].kind and name in iteration.inputs[0][2:]:
         return "spatial"
-    return "tensor"
+    return "sequence" if weights else "tensor"
+
+
+def told_apart(plans: Sequence[Plan]) -> list[Plan]:
+    """Return plans of which no two share a label: what several have gets a word on what differs."""
+    found = list(plans)
+    labels = [plan.strategy.label for plan in plans]
+    for label in dict.fromkeys(label for label in labels if labels.count(label) > 1):
+        places = [place for place, other in enumerate(labels) if other == label]
+        columns = zip(*[_counts(plans[place].strategy) for place in places], strict=True)
+        numbers = [f"variant {number}" for number in range(1, len(places) + 1)]
+        words = next((column for column in columns if len(set(column)) == len(places)), numbers)
+        for place, word in zip(places, words, strict=True):
+            strategy = replace(plans[place].strategy, label=f"{label}, {word}")
+            found[place] = replace(plans[place], strategy=strategy)
+    return found
+
+
+def _counts(strategy: Strategy) -> list[str]:
+    """Return counts in which strategies of one label may differ, those first that say most."""
+    counts = {
+        "parameters sharded": sum(any(map(is_split, one.rest)) for one in strategy.parameters),
+        "optimizer states sharded": sum(
+            any(map(is_split, one.optimizer)) for one in strategy.parameters
+        ),
+        "operators split": sum(any(config.dims) for config in strategy.configs),
+        "operators run again": len(strategy.recompute_operators),
+        "blocks run again": len(strategy.recompute),
+        "gradient messages": len(strategy.gradient_sync.buckets),
+    }
+    return [f"{what}: {count}" for what, count in counts.items()]

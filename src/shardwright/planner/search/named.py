@@ -87,11 +87,19 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         )
     seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
-        found = _few_and_many(context, seed)
-        check_strategy(context.graph, found.few, context.samples)
-        return found
+        named = _few_and_many(context, seed)
+        check_strategy(context.graph, named.few, context.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {text} is impossible here: {error}") from error
+    mesh = named.few.meshes[0]
+    if name.startswith("megatron") and "tensor" in mesh.axes:
+        axis = mesh.axes.index("tensor")
+        if not any(config.dims[axis] for config in named.few.configs):
+            raise InputError(
+                f"{name} splits linear layers whose results can stay split until the next one, but "
+                f"the model has none that {mesh.sizes[axis]} devices divide; choose another seed plan"
+            )
+    return named
 
 
 def _placed(context: Context, placement: Placement) -> Strategy:

@@ -20,6 +20,7 @@ from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.answer import Findings, make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.judge import Judged, weigh
+from shardwright.planner.search.labels import told_apart
 from shardwright.planner.search.limits import room
 from shardwright.planner.search.local.refinement import REFINED
 from shardwright.planner.search.named import as_strategy
@@ -125,7 +126,7 @@ class Survey:
             if not beaten and simple not in kept:
                 kept.append(simple)
         kept.sort(key=lambda one: one.objective)
-        plans = [make_plan(self.findings, verdict, self.seed) for verdict in kept]
+        plans = told_apart([make_plan(self.findings, verdict, self.seed) for verdict in kept])
         place = kept.index(chosen)
         reason = self.frontier.best.reason
         if chosen is not fastest:

@@ -264,22 +264,31 @@ class _Walk:
     def _complaint(self, index: int, dims: tuple[str, ...]) -> str:
         """Say which dim of an operator does not divide."""
         iteration, sample = self.iterations[index], self.samples.operator_dim[index]
-        sizes = {dim.name: dim.size for dim in iteration.dims}
-        pieces = {name: 1 for name in dims if name in sizes}
+        known = {dim.name: dim for dim in iteration.dims}
+        pieces = {name: 1 for name in dims if name in known}
         for name, size in zip(dims, self.grid.sizes, strict=True):
             if name in pieces:
                 pieces[name] *= size
         if sample in pieces:
             pieces[sample] *= self.grid.num_microbatches
-        name = next(name for name, count in pieces.items() if sizes[name] % count)
         operator = self.graph.operators[index]
         shape = self.graph.tensors[operator.outputs[0]].shape
+        name = next((name for name, count in pieces.items() if not known[name].splits(count)), "")
+        if not name:
+            return (
+                f"{self.grid.label} must split {operator.name} (shape {shape}) by {dims}, which "
+                "its rule does not allow; choose another grid"
+            )
+        dim, count = known[name], pieces[name]
         what, remedy = f"dim {name!r} of {operator.name} (shape {shape})", "a smaller grid"
         if name == sample:
-            what, remedy = "the global batch", f"a multiple of {pieces[name]}, or a smaller grid"
+            what, remedy = "the global batch", f"a multiple of {count}, or a smaller grid"
+        limit = f"its size is {dim.size}"
+        if dim.size % count == 0:  # pieces of an image must not be smaller than their halos
+            limit = f"its windows allow {dim.most} pieces at most"
         return (
-            f"{self.grid.label} must divide {what} into {pieces[name]} equal pieces, but its size "
-            f"is {sizes[name]}; choose {remedy}"
+            f"{self.grid.label} must divide {what} into {count} equal pieces, but {limit}; "
+            f"choose {remedy}"
         )
 
 

@@ -10,7 +10,7 @@ import heapq
 
 from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.planner.space.iteration import PLUS, Iteration
-from shardwright.planner.space.samples import Samples
+from shardwright.planner.space.samples import Samples, State
 
 VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
 # Besides linears: what takes an activation split over its features and leaves a sum, or little.
@@ -29,7 +29,7 @@ def megatron_dims(
     is_sequence: bool,
 ) -> dict[int, str]:
     """Choose the tensor axis's dims as Megatron does: open at some linears, close at the next."""
-    opened = _opening_linears(graph, iterations, pieces)
+    opened = _opening_linears(graph, iterations, samples, pieces)
     opened |= _split_vocabularies(graph, iterations, opened, pieces)
     sharded: dict[int, int] = {}  # activation -> the dim that the axis shards
     dims: dict[int, str] = {}
@@ -79,7 +79,7 @@ def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:
 
 
 def _opening_linears(
-    graph: OperatorGraph, iterations: list[Iteration], pieces: int
+    graph: OperatorGraph, iterations: list[Iteration], samples: Samples, pieces: int
 ) -> dict[int, str]:
     """Find linears whose split output can stay split until another linear takes it."""
     found: dict[int, str] = {}
@@ -90,7 +90,7 @@ def _opening_linears(
         if name and iterations[index].dim(name).splits(pieces):
             last = len(iterations[index].outputs[0]) - 1
             start = dict.fromkeys(graph.operators[index].outputs, last)
-            if _stays_split(graph, iterations, start, pieces):
+            if _stays_split(graph, iterations, samples, start, pieces):
                 found[index] = name
     return found
 
@@ -140,7 +140,11 @@ def _maker(graph: OperatorGraph, tensor: int) -> int:
 
 
 def _stays_split(
-    graph: OperatorGraph, iterations: list[Iteration], sharded: dict[int, int], pieces: int
+    graph: OperatorGraph,
+    iterations: list[Iteration],
+    samples: Samples,
+    sharded: dict[int, int],
+    pieces: int,
 ) -> bool:
     """Follow a split activation; true if every path ends at a reduction of the split dim.
 
@@ -164,7 +168,7 @@ def _stays_split(
         if _is_linear(graph, reader) or operator.kind in CLOSING:
             closed = True
             continue
-        if _meets_residual(graph, operator.kind, operator.inputs, sharded):
+        if _meets_residual(graph, samples, reader, sharded):
             return False
         for output, names in zip(operator.outputs, iteration.outputs, strict=True):
             if name not in names:
@@ -176,9 +180,20 @@ def _stays_split(
 
 
 def _meets_residual(
-    graph: OperatorGraph, kind: str, inputs: tuple[int, ...], sharded: dict[int, int]
+    graph: OperatorGraph, samples: Samples, index: int, sharded: dict[int, int]
 ) -> bool:
-    """An addition with an activation from outside the split region is the residual stream."""
-    if not kind.startswith("aten.add."):
+    """An addition with a trained activation from outside the split region is the residual stream.
+
+    Masks are not trained, and biases by position (of T5, of ALiBi) know no samples: where scores
+    are split by heads they are read in pieces.
+    """
+    operator = graph.operators[index]
+    if not operator.kind.startswith("aten.add."):
         return False
-    return any(tensor not in sharded and graph.tensors[tensor].producer >= 0 for tensor in inputs)
+    return any(
+        tensor not in sharded
+        and graph.tensors[tensor].producer >= 0
+        and graph.tensors[tensor].needs_gradient
+        and samples.state[tensor] is not State.FREE
+        for tensor in operator.inputs
+    )

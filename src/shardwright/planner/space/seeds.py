@@ -138,8 +138,22 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         gradient_sync=GradientSync(method="block", buckets=block_buckets(graph)),
         recompute=repeated_blocks(graph) if seed.recompute else (),
         precision=seed.precision,
-        label=seed.label,
+        label=_label(seed, meshes[0], configs),
     )
+
+
+def _label(seed: Seed, mesh: Mesh, configs: Sequence[OperatorConfig]) -> str:
+    """Return the usual name, where an axis splits nothing said to replicate."""
+    label = seed.label
+    used = {
+        axis
+        for config in configs
+        for axis, name in zip(mesh.axes, config.dims, strict=True)
+        if name
+    }
+    if not used & {"data", "group"}:
+        label = label.replace("data parallel", "replicated")
+    return label if "tensor" in used else label.replace("tensor parallel", "replicated")
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:

@@ -13,6 +13,7 @@ from shardwright.core.graph import Constant, Operator, OperatorGraph, TensorSpec
 from shardwright.runtime.capture import operators as own
 from shardwright.runtime.capture.blocks import cut_blocks, find_units
 from shardwright.runtime.capture.flops import count_flops
+from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.record import (
     Record,
     Slot,
@@ -132,6 +133,8 @@ def assemble(
         shapes = [tensors[index].shape for index in operator.inputs]
         made = [tensors[index].shape for index in operator.outputs]
         flops = count_flops(operator.kind, shapes, made, dict(operator.attributes))
+        if isinstance(record.target, Opaque):
+            flops += record.target.flops_of(shapes)
         operators.append(replace(operator, flops=flops))
         calls.append(call)
     blocks = cut_blocks(operators, tensors, [record.path for record in records], find_units(module))

@@ -227,7 +227,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         records=records,
         entries=given,
         results=Results(loss, outputs),
-        notes=(*notes, *translator.notes),
+        notes=(*notes, *translator.notes, *recorder.notes),
         batch_names=tuple(job.batch.tensors),
     )
 
@@ -388,11 +388,13 @@ def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
     entries = _Entries(job, recorder)
     names = list(dict.fromkeys(group[0] for group in tied_names(job.twin).values()))
     batch_names = tuple(job.batch.tensors)
-    if seen is None:
+    if seen is None:  # not run: taken to use every parameter once for each row
         dtype = next(parameter.dtype for parameter in job.twin.parameters())
+        work = 2.0 * sum(parameter.numel() for parameter in job.twin.parameters()), 1
     else:
         dtype = find_loss(seen.output).dtype
-    call = call_whole(job.wrapper, [PREFIX + name for name in names], job.named, seen)
+        work = seen.sites[""].flops[0], seen.sites[""].rows
+    call = call_whole(job.wrapper, [PREFIX + name for name in names], job.named, seen, work)
     batch = [entries.input(name).value for name in batch_names]
     state = [entries.owned(name).value for name in names]
     meta = torch.empty((), dtype=dtype, device="meta", requires_grad=True)

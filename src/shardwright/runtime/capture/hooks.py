@@ -37,7 +37,8 @@ class Opaque:
     ``path`` is the module's in the model; a whole model is wrapped. ``arguments`` is (args, kwargs)
     with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
-    inside. ``keeps``: a call changes what it holds in Python.
+    inside. ``keeps``: a call changes what it holds in Python. ``flops`` were counted in its forward
+    when its first tensor had ``rows`` rows (0: no dims).
     """
 
     kind: str
@@ -50,6 +51,8 @@ class Opaque:
     frozen: frozenset[str] = frozenset()
     differentiates: bool = False
     keeps: bool = False
+    flops: float = 0.0
+    rows: int = 0
     _last: list[State] = field(default_factory=list[State])
 
     def of(self, model: nn.Module) -> Opaque:
@@ -61,6 +64,11 @@ class Opaque:
             own = model.get_submodule(self.path)
         return replace(self, module=own, _last=[])
 
+    def flops_of(self, inputs: Sequence[tuple[int, ...]]) -> float:
+        """Return the flops of a forward on tensors of these shapes, as many per row."""
+        first = inputs[0] if inputs else ()
+        return self.flops * first[0] / self.rows if first and self.rows else self.flops
+
     def __call__(
         self, tensors: list[Tensor], training: bool = True, writes: bool = True
     ) -> Tensor | list[Tensor]:
@@ -70,6 +78,7 @@ class Opaque:
         kept in Python before it; one in evaluation leaves no trace.
         """
         split = len(tensors) - len(self.state)
+        tensors = [_DenseGradient.apply(t) if t.requires_grad else t for t in tensors]
         given = [self._given(place, tensor) for place, tensor in enumerate(tensors[:split])]
         args, kwargs = pytree.tree_map_only(Slot, lambda slot: given[slot.index], self.arguments)
         held = dict(zip(self.state, tensors[split:], strict=True))
@@ -122,6 +131,18 @@ class Opaque:
             yield
         finally:
             put_state(self.module, now)
+
+
+class _DenseGradient(torch.autograd.Function):
+    """Lets a module's sparse gradient arrive dense, as all that adds and sends gradients needs it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 @dataclass(frozen=True)
@@ -269,6 +290,8 @@ def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
         frozen=_frozen(child),
         differentiates=path in seen.differentiates,
         keeps=any(is_inside(one, path) for one in seen.keeps),
+        flops=site.flops[0],
+        rows=site.rows,
     )
     key = f"{path}#{next(_keys)}"
     _stubs[key] = _Stub(call, site)
@@ -297,9 +320,16 @@ def _frozen(module: nn.Module) -> frozenset[str]:
 
 
 def call_whole(
-    wrapper: LossOnly, state: list[str], batch: Mapping[str, Any], seen: Observation | None
+    wrapper: LossOnly,
+    state: list[str],
+    batch: Mapping[str, Any],
+    seen: Observation | None,
+    work: tuple[float, int],
 ) -> Opaque:
-    """Return the whole wrapped model, with its loss, as one call on the batch, then ``state``."""
+    """Return the whole wrapped model, with its loss, as one call on the batch, then ``state``.
+
+    ``work`` is its flops, and for how many rows of the batch.
+    """
     arguments = ((), {name: Slot(index) for index, name in enumerate(wrapper.names)})
     title = type(wrapper.module).__name__
     given = [batch[name] for name in wrapper.names.values()]
@@ -315,6 +345,8 @@ def call_whole(
         # What could not be watched may do anything.
         differentiates=seen is None or bool(seen.differentiates),
         keeps=seen is None or bool(seen.keeps),
+        flops=work[0],
+        rows=work[1],
     )
 
 

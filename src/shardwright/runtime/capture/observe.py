@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from shardwright.errors import CaptureError
 from shardwright.runtime.capture.gradients import (
@@ -44,12 +45,19 @@ LARGEST_REAL_MODEL = 500_000_000
 
 @dataclass
 class Site:
-    """What was seen of one module: arguments and results of each call, and which of the tensors of
-    the first call asked for gradients although nothing trained lay behind them."""
+    """What was seen of one module: arguments, results and flops of each call, and which of the tensors
+    of the first call asked for gradients although nothing trained lay behind them."""
 
     arguments: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)
     asking: frozenset[int] = frozenset()
+
+    @property
+    def rows(self) -> int:
+        """The rows of the first tensor among the arguments of the first call."""
+        seen = tensors_of(self.arguments[0])
+        return seen[0].shape[0] if seen and seen[0].dim() else 0
 
 
 @dataclass
@@ -182,6 +190,22 @@ def _same(one: Any, other: Any) -> bool | None:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
+class _Flops(TorchDispatchMode):
+    """Counts the flops of products as they run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += count(*args, **given, out_val=result)
+        return result
+
+
 class _Stream(TorchDispatchMode):
     """Notes the operators of a run and the shapes of what they make."""
 
@@ -216,6 +240,8 @@ class _Watch:
         self._written: set[Attribute] = set()
         self._carried: set[Attribute] = set()
         self._frames: list[Frame] = []
+        self._counted = _Flops()
+        self._begun: list[float] = []
         self._numbers: Any = None
         self._states: dict[Attribute, Any] = {}
 
@@ -228,6 +254,7 @@ class _Watch:
                 untouched_numbers(),
                 engine_calls(self._differentiate),
                 self._looked_up(),
+                self._counted,
             ):
                 self._numbers = python_numbers()
                 if not any(isinstance(one, FakeTensor) for one in batch.values()):
@@ -273,16 +300,18 @@ class _Watch:
                 self._look()
                 given = tuple(tensors_of((args, kwargs)))
                 self._frames.append(Frame(path, child, given))
+                self._begun.append(self._counted.total)
 
             def leave(_: Any, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
                 self._look()
                 self._frames.pop()
-                self._record(path, (args, kwargs), result)
+                flops = self._counted.total - self._begun.pop()
+                self._record(path, (args, kwargs), result, flops)
 
             yield child.register_forward_pre_hook(enter, with_kwargs=True)
             yield child.register_forward_hook(leave, with_kwargs=True)
 
-    def _record(self, path: str, given: Any, result: Any) -> None:
+    def _record(self, path: str, given: Any, result: Any, flops: float) -> None:
         try:
             arguments, results = (
                 pytree.tree_map_only(Tensor, _like, tree) for tree in (given, result)
@@ -294,6 +323,7 @@ class _Watch:
             self.sites[path] = Site(asking=frozenset(place for place, t in tensors if _asks(t)))
         self.sites[path].arguments.append(arguments)
         self.sites[path].results.append(results)
+        self.sites[path].flops.append(flops)
 
     def _look(self) -> None:
         """Say what has happened since the last look: the innermost running module did it."""

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+# Arguments that ask for sparse gradients: shards, sums and messages are dense.
+SPARSE = ("sparse", "sparse_grad")
 
 
 class Unsupported(Exception):
@@ -143,6 +145,7 @@ class Recorder:
     records: list[Record] = field(default_factory=list)
     node_name: str = "node"
     path: tuple[str, ...] = ()
+    notes: dict[str, None] = field(default_factory=dict[str, None])
     _names: set[str] = field(default_factory=set)
     _detached: dict[Value, Value] = field(default_factory=dict)
 
@@ -156,6 +159,8 @@ class Recorder:
     def emit(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run an operator. Returns its value, a list of values, or None, as the operator does."""
         bound, named = bind(target, args, kwargs)
+        if any(named.pop(name, False) for name in SPARSE):
+            self.notes["sparse gradients (sparse=True) are dense here, with equal values"] = None
         if not torch.is_grad_enabled():
             bound = map_values(bound, self._cut)
             named = {name: map_values(value, self._cut) for name, value in named.items()}

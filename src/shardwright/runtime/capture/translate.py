@@ -16,6 +16,8 @@ from torch import fx
 
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.alone import MADE_ALONE, made_alone
+from shardwright.runtime.capture.bags import BAGS, summed
+from shardwright.runtime.capture.heads import MERGING, apart, reshaped_from, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -31,9 +33,9 @@ from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
 
 SKIPPED = frozenset(
     {
-        "aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_async.default",
-        "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
-        "aten.sym_constrain_range.default",
+        "aten._assert_tensor_metadata.default", "aten._assert_async.msg",
+        "aten._assert_async.default", "aten._assert_scalar.default",
+        "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default",
     }
 )  # fmt: skip
 RESHAPES = frozenset(
@@ -206,9 +208,9 @@ class Translator:
             return aten.reshape.default, [args[0], shape], {}
         if target is aten.t.default and args[0].meta.dim() == 2:
             return aten.transpose.int, [args[0], 0, 1], {}
-        if target is aten.expand.default:
+        if target in (aten.expand.default, aten.broadcast_to.default):
             shape = list(args[0].meta.expand(*args[1]).shape)
-            return target, [args[0], shape], {}
+            return aten.expand.default, [args[0], shape], {}
         return target, args, kwargs
 
     def _wrap(self, value: Value, sources: list[Variable], view: Any) -> Variable:
@@ -233,7 +235,13 @@ class Translator:
             return self._batch_norm(target, args, kwargs)
         if target is torch.ops.shardwright.opaque.default:
             return self._opaque(args)
-        return self.recorder.emit(target, *args, **kwargs)
+        if target in BAGS:
+            return summed(self.recorder, target, args, kwargs)
+        is_reshape = target is aten.reshape.default
+        short = there_and_back(self.recorder, *args) if is_reshape else None
+        if target in MERGING:
+            short = apart(self.recorder, target, args, kwargs)
+        return short or self.recorder.emit(target, *args, **kwargs)
 
     # -- writes ---------------------------------------------------------------------------------
 
@@ -338,14 +346,11 @@ class Translator:
         """Return scores ``.. c`` and classes ``..`` as they were before they were made ``n c``, ``n``."""
         if scores.meta.dim() != 2 or target.meta.dim() != 1:
             return None
-        wide, long = self._reshaped_from(scores), self._reshaped_from(target)
+        wide = reshaped_from(self.recorder, scores)
+        long = reshaped_from(self.recorder, target)
         if wide is None or long is None or wide.meta.shape[-1] != scores.meta.shape[-1]:
             return None
         return (wide, long) if wide.meta.shape[:-1] == long.meta.shape else None
-
-    def _reshaped_from(self, value: Value) -> Value | None:
-        record = self.recorder.records[value.producer] if value.producer >= 0 else None
-        return record.args[0] if record and record.target is aten.reshape.default else None
 
     def _nll(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
         given = _named(target, args, kwargs)

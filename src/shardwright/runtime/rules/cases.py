@@ -139,7 +139,7 @@ def draw(kind: str, call: Call, seed: int = 0, target: Callable[..., Any] | None
         if isinstance(value, Drawn):
             tensors.append(_draw(value, generator))
             names.append(name)
-            differentiable.append(value.draw in ("float", "unit"))
+            differentiable.append(value.draw in ("float", "unit", "definite"))
             return Slot(len(tensors) - 1)
         if isinstance(value, (list, tuple)):
             return [place(f"{name}.{at}", item) for at, item in enumerate(value)]
@@ -204,6 +204,9 @@ def _draw(value: Drawn, generator: torch.Generator) -> Tensor:
         return torch.randn(value.shape, generator=generator, dtype=torch.float64)
     if value.draw == "complex":
         return torch.randn(value.shape, generator=generator, dtype=torch.complex128)
+    if value.draw == "definite":
+        root = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        return root @ root.mT + torch.eye(value.shape[-1], dtype=torch.float64)
     unit = torch.rand(value.shape, generator=generator, dtype=torch.float64)
     if value.draw in ("unit", "constant"):
         return unit * 0.9 + 0.05

@@ -18,7 +18,7 @@ from shardwright.planner.search.additive.parameters import num_levels
 from shardwright.planner.search.additive.problem import Problem
 from shardwright.planner.search.additive.terms import Weights
 from tests.planner.search.additive.oracle import Additive
-from tests.planner.search.models import cluster, images, mlp, residual
+from tests.planner.search.models import cluster, images, mlp, residual, squares
 
 # Levels and recomputation with transients left out, which the oracle does not know.
 WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, synced=0.25, transient=0.0)
@@ -51,7 +51,7 @@ def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("build", [mlp, residual, images])
+@pytest.mark.parametrize("build", [mlp, residual, images, squares])
 def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microbatches) -> None:
     graph = build()
     problem = problem_of(graph, sizes, microbatches)

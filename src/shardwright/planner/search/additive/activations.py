@@ -138,7 +138,7 @@ class _Copies:
             one, other = self.problem.config_of[left], self.problem.config_of[right]
             if one == other:
                 table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
-                terms.append(Term((one,), table[:, 0], self.flow.blocks))
+                terms.append(Term((one,), table[..., 0], self.flow.blocks))
             else:
                 ordered = table if one < other else table.swapaxes(1, 2)
                 pair = (min(one, other), max(one, other))

@@ -73,7 +73,10 @@ class Seconds:
 
 
 class Context:
-    """Facts about graph, cluster and costs, with caches. Equal questions get equal answers."""
+    """Facts about graph, cluster and costs, with caches. Equal questions get equal answers.
+
+    ``is_strict``: an axis called tensor splits no samples. A search may, where it likes.
+    """
 
     def __init__(
         self, graph: OperatorGraph, cluster: Cluster, table: CostTable, training: Training
@@ -83,6 +86,7 @@ class Context:
         self.table = table
         self.training = training
         self.num_devices = cluster.num_devices
+        self.is_strict = False
         self.samples = find_samples(graph)
         self.ties = tie_blocks(graph, self.samples)
         self.saves = find_saves(graph, self.ties.block)

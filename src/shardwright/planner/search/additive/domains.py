@@ -20,9 +20,12 @@ def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> t
     if any(tensors[operator.inputs[position]].producer < 0 for position in iteration.linear):
         # What enters from outside cannot be a partial sum.
         options = tuple([dims for dims in options if PLUS not in dims])
+    name = context.sample_names[index]
+    if context.is_strict and name and "tensor" in mesh.axes:
+        place = mesh.axes.index("tensor")
+        options = tuple([dims for dims in options if dims[place] != name])
     if mesh.axes[0] != "data" or mesh.sizes[0] == 1:
         return options
-    name = context.sample_names[index]
     split = tuple([dims for dims in options if name and dims[0] == name])
     return split or tuple([dims for dims in options if dims[0] in ("", PLUS)])
 

@@ -19,6 +19,7 @@ from shardwright.planner.space.rules import (
     creation,
     indexing,
     losses,
+    matrices,
     normalisation,
     pointwise,
     reductions,
@@ -38,6 +39,7 @@ KIND: dict[str, Rule] = {
     **creation.RULES,
     **indexing.RULES,
     **sequences.RULES,
+    **matrices.RULES,
 }
 
 

@@ -24,18 +24,19 @@ from shardwright.planner.space.rules.windows import (
 
 def convolution(call: Signature) -> Iteration:
     """Split samples ``n``, filters ``f``, space and, as a reduction, input channels ``k``."""
-    return _convolution(call, ("f", "k"), call.attribute("transposed") is True)
+    weight = ("k", "f") if call.attribute("transposed") is True else ("f", "k")
+    return _convolution(call, weight)
 
 
 def transposed_convolution(call: Signature) -> Iteration:
     """Split as a convolution; the weight has the channels first."""
-    return _convolution(call, ("k", "f"), False)
+    return _convolution(call, ("k", "f"))
 
 
-def _convolution(call: Signature, weight: Names, is_other: bool) -> Iteration:
+def _convolution(call: Signature, weight: Names) -> Iteration:
     data, kernel = call.inputs[:2]
-    if is_other or len(data) != len(kernel):
-        raise NotUnderstood("an unbatched or disguised transposed convolution")
+    if len(data) != len(kernel):
+        raise NotUnderstood("an unbatched convolution")
     rank = len(data) - 2
     is_transposed = weight == ("k", "f")
     places, windows = (expanded(call, rank), ()) if is_transposed else convolved(call, rank)

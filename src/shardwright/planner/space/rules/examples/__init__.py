@@ -13,6 +13,7 @@ from shardwright.planner.space.rules.examples import (
     creation,
     indexing,
     losses,
+    matrices,
     normalisation,
     pointwise,
     reductions,
@@ -31,4 +32,5 @@ EXAMPLES: dict[str, tuple[Call, ...]] = {
     **creation.EXAMPLES,
     **indexing.EXAMPLES,
     **sequences.EXAMPLES,
+    **matrices.EXAMPLES,
 }

@@ -35,7 +35,11 @@ EXAMPLES = {
         call(F(2, 4, 9), F(4, 6, 3), F(6), [1], [0], [1], True, [0], 1),
         call(F(2, 4, 8), F(6, 4, 5), F(6), [1], [2], [1], False, [0], 1),
     ),
-    **every("conv_transpose1d.default", call(F(2, 4, 5), F(4, 6, 3), F(6))),
+    **every(
+        "conv_transpose1d.default",
+        call(F(2, 4, 5), F(4, 6, 3), F(6)),
+        call(F(2, 4, 6), F(4, 2, 3), F(4), [2], [1], [1], 2),
+    ),
     **every(
         "conv_transpose2d.input",
         call(F(2, 4, 5, 5), F(4, 6, 3, 3), F(6), [2, 2]),

@@ -1,7 +1,8 @@
 """How an example call is written.
 
 A call is written as the user would write it; ``F``, ``U``, ``I``, ``B`` stand for tensors: floats
-of either sign, floats between 0 and 1, integers below ``high``, booleans; ``K`` is ``U`` where
+of either sign, floats between 0 and 1, integers below ``high``, booleans; ``P`` for positive
+definite matrices; ``K`` is ``U`` where
 torch has no gradient to give. Sizes are multiples of small numbers so that dims can be split, and
 differ so that they cannot be confused: random shapes are made from an example by giving every
 size another one, everywhere it stands.
@@ -29,6 +30,11 @@ def U(*shape: int) -> Drawn:
 def K(*shape: int) -> Drawn:
     """Floats between 0 and 1 to which no gradient flows."""
     return Drawn("constant", shape)
+
+
+def P(*shape: int) -> Drawn:
+    """Symmetric positive definite matrices."""
+    return Drawn("definite", shape)
 
 
 def I(*shape: int, high: int = 5) -> Drawn:  # noqa: E743

@@ -15,6 +15,17 @@ EXAMPLES = {
         call(F(4, 8), F(6, 8), F(6, 8)),
     ),
     **every(
+        "lstm_cell.default",
+        fixed((2, 3, 8), call(F(4, 3), [F(4, 2), F(4, 2)], F(8, 3), F(8, 2), F(8), F(8))),
+    ),
+    **every(
+        "gru_cell.default", fixed((2, 3, 6), call(F(4, 3), F(4, 2), F(6, 3), F(6, 2), F(6), F(6)))
+    ),
+    **every(
+        "rnn_tanh_cell.default rnn_relu_cell.default",
+        fixed((2, 3), call(F(4, 3), F(4, 2), F(2, 3), F(2, 2))),
+    ),
+    **every(
         "lstm.input",
         fixed(
             (2, 3, 8),

@@ -1,0 +1,46 @@
+"""Example calls of decompositions, diagonals and Fourier transforms."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.rules.examples.notation import C, F, P, call, every
+
+EXAMPLES = {
+    **every(
+        "linalg_cholesky.default cholesky.default linalg_cholesky_ex.default",
+        call(P(4, 3, 3)),
+        call(P(2, 4, 3, 3)),
+        call(P(3, 3)),
+    ),
+    **every("cholesky_inverse.default", call(P(4, 3, 3))),
+    **every("cholesky_solve.default", call(F(4, 3, 2), P(4, 3, 3))),
+    **every("linalg_solve_triangular.default", call(P(4, 3, 3), F(4, 3, 2), upper=False)),
+    **every(
+        "linalg_inv.default linalg_det.default logdet.default linalg_slogdet.default",
+        call(P(4, 3, 3)),
+    ),
+    **every(
+        "diagonal.default",
+        call(F(4, 6, 6), 0, -2, -1),
+        call(F(6, 8)),
+        call(F(4, 6, 8, 2), 1, 2, 0),
+    ),
+    **every("diag_embed.default", call(F(4, 6)), call(F(4, 2, 6), 0, 0, 2)),
+    **every(
+        "fft_fft.default fft_ifft.default fft_rfft.default fft_irfft.default fft_hfft.default",
+        call(F(4, 6, 8)),
+        call(F(4, 6, 8), None, 1, "ortho"),
+    ),
+    **every("fft_ifft.default", call(C(4, 6, 8), None, 0)),
+    **every(
+        "fft_fft2.default fft_ifft2.default fft_rfft2.default fft_irfft2.default",
+        call(F(4, 6, 8)),
+        call(F(4, 2, 6, 8), None, [1, 2]),
+    ),
+    **every(
+        "fft_fftn.default fft_ifftn.default fft_rfftn.default fft_irfftn.default",
+        call(F(4, 6, 8), None, [1, 2]),
+        call(F(4, 6)),
+    ),
+    **every("fft_fftshift.default fft_ifftshift.default", call(F(4, 6, 8), [1]), call(F(4, 6))),
+}
+EXAMPLES["aten.fft_fftn.default"] += (call(F(4, 6, 8), [6, 8]),)

@@ -1,0 +1,78 @@
+"""Decompositions of matrices, their diagonals, and Fourier transforms: what is around them splits."""
+
+from __future__ import annotations
+
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
+from shardwright.planner.space.rules.signature import (
+    NotUnderstood,
+    Rule,
+    Signature,
+    blank,
+    family,
+    numbered,
+    space,
+    without,
+)
+
+
+def diagonal(call: Signature) -> Iteration:
+    """Read a diagonal of two dims, which becomes a new last one; all others split."""
+    rank = len(call.inputs[0])
+    dims = {call.tensor_dim("dim1", 0), call.tensor_dim("dim2", 1)}
+    names = numbered(rank)
+    return space(call, [blank(names, dims)], [(*without(names, dims), "")], linear=(0,))
+
+
+def diagonal_matrix(call: Signature) -> Iteration:
+    """Write the last dim on the diagonal of two new ones; all others split."""
+    names = numbered(len(call.inputs[0]) - 1)
+    result = list(names)
+    rank = len(names) + 2
+    dims = sorted({call.tensor_dim("dim1", -2, rank=rank), call.tensor_dim("dim2", -1, rank=rank)})
+    for dim in dims:
+        result.insert(dim, "")
+    return space(call, [(*names, "")], [tuple(result)], linear=(0,))
+
+
+def transform(call: Signature) -> Iteration:
+    """Transform along some dims, given or all; the others split."""
+    rank = len(call.inputs[0])
+    name = call.kind.split(".")[1]
+    by_default = (-1,) if call.attribute("dim", ()) == () else ()
+    if name.endswith("2"):
+        by_default = (-2, -1)
+    elif name.endswith(("n", "shift")):
+        sizes = call.integers("s")
+        by_default = tuple(range(rank - len(sizes) if sizes else 0, rank))
+    dims = call.integers("dim") or by_default
+    if not dims:
+        raise NotUnderstood(f"{call.kind} of unknown dims")
+    names = blank(numbered(rank), {dim % rank for dim in dims})
+    return space(call, [names], [names], linear=(0,))
+
+
+RULES: dict[str, Rule] = {
+    **family(
+        equation("self b.. _ _ -> b.. _ _"),
+        "linalg_cholesky.default cholesky.default cholesky_inverse.default",
+    ),
+    "aten.linalg_cholesky_ex.default": equation("self b.. _ _ -> b.. _ _, b.."),
+    "aten.cholesky_solve.default": equation("self b.. _ _, input2 b.. _ _ -> b.. _ _"),
+    "aten.linalg_solve_triangular.default": equation("self b.. _ _, B b.. _ _ -> b.. _ _"),
+    "aten.linalg_inv.default": equation("A b.. _ _ -> b.. _ _"),
+    "aten.linalg_det.default": equation("A b.. _ _ -> b.."),
+    "aten.logdet.default": equation("self b.. _ _ -> b.."),
+    "aten.linalg_slogdet.default": equation("A b.. _ _ -> b.., b.."),
+    "aten.diagonal.default": diagonal,
+    "aten.diag_embed.default": diagonal_matrix,
+    **family(
+        transform,
+        """
+        fft_fft.default fft_ifft.default fft_rfft.default fft_irfft.default fft_hfft.default
+        fft_fft2.default fft_ifft2.default fft_rfft2.default fft_irfft2.default
+        fft_fftn.default fft_ifftn.default fft_rfftn.default fft_irfftn.default
+        fft_fftshift.default fft_ifftshift.default
+        """,
+    ),
+}

@@ -1,0 +1,62 @@
+"""Bags of embeddings: a lookup and a sum over each bag, where bags are rows of one length.
+
+``embedding_bag`` takes all indices in one row and where each bag begins, which cannot be split by
+samples; ``nn.EmbeddingBag`` makes it of indices ``b l``. Bags of any length stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardwright.runtime.capture.heads import reshaped_from
+from shardwright.runtime.capture.record import Recorder, Value, aten, parameter_names
+
+BAGS = frozenset({aten.embedding_bag.default, aten.embedding_bag.padding_idx})
+SUM, MEAN, MAX = 0, 1, 2
+RESULTS = 4
+
+
+def summed(
+    recorder: Recorder, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> list[Value]:
+    """Emit a call whose bags are rows as a lookup and a sum; others as they are.
+
+    The first of the operator's results then stands for all: the rest is for its own backward.
+    """
+    names = parameter_names(target)
+    given = dict(names)
+    given |= dict(zip((name for name, _ in names), args, strict=False)) | kwargs
+    return _as_rows(recorder, given) or recorder.emit(target, *args, **kwargs)
+
+
+def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:
+    rows, weights = reshaped_from(recorder, given["indices"]), given["per_sample_weights"]
+    if rows is None or rows.meta.dim() != 2 or given.get("include_last_offset"):
+        return None
+    if not _begins_rows(recorder, given["offsets"], *rows.meta.shape):
+        return None
+    if given.get("padding_idx") not in (None, -1):
+        return None
+    emit = recorder.emit
+    found = emit(
+        aten.embedding.default, given["weight"], rows, -1,
+        given["scale_grad_by_freq"], given["sparse"],
+    )  # fmt: skip
+    if weights is not None:
+        shares = emit(aten.reshape.default, weights, [*rows.meta.shape, 1])
+        found = emit(aten.mul.Tensor, found, shares)
+    folds = {SUM: aten.sum.dim_IntList, MEAN: aten.mean.dim, MAX: aten.amax.default}
+    return [emit(folds[given["mode"]], found, [1])] * RESULTS
+
+
+def _begins_rows(recorder: Recorder, offsets: Value, rows: int, length: int) -> bool:
+    """Whether offsets are 0, l, 2 l ...: where rows of this length begin."""
+    record = recorder.records[offsets.producer] if offsets.producer >= 0 else None
+    if record is None or record.target is not aten.arange.start_step:
+        return False
+    return (
+        record.kwargs.get("start", 0),
+        record.kwargs.get("end"),
+        record.kwargs.get("step", 1),
+    ) == (0, rows * length, length)

@@ -1,0 +1,96 @@
+"""What plans are called: by what their axes really split, and no two of a frontier alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import REPLICATE
+from shardwright.core.plan import Objective, Plan
+from shardwright.core.strategy import ParameterConfig, Strategy
+from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.search.additive.problem import Problem
+from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.search.labels import describe, told_apart
+from shardwright.planner.search.named import as_strategy
+from shardwright.planner.space import Seed
+from tests.planner.search.models import Sketch, cluster, residual
+
+
+def opaque(batch: int = 8) -> OperatorGraph:
+    """A model that is one module nobody can see into."""
+    sketch = Sketch(batch)
+    x = sketch.outside("x", (batch, 16), "input")
+    weight = sketch.outside("weight", (16, 16), "parameter")
+    loss = sketch.apply("opaque.Model", {"tensors.0": x, "tensors.1": weight}, ())
+    sketch.close_block("model", "")
+    return OperatorGraph(
+        name="opaque", tensors=tuple(sketch.tensors), operators=tuple(sketch.operators),
+        blocks=tuple(sketch.blocks), loss=loss,
+    )  # fmt: skip
+
+
+def described(graph: OperatorGraph, arrangement: Arrangement, wanted: str) -> str:
+    """Describe the assignment in which every operator has a dim of this name on the last axis, where
+    it may, and no parameter is sharded."""
+    context = Context(graph, cluster(1, arrangement.num_devices), CostTable(), Training())
+    problem = Problem(context, arrangement.mesh(0), 1)
+    assert problem.terms
+    assignment = [0] * len(problem.sizes)
+    for root in problem.roots:
+        names = [dims[-1] for dims in problem.domains[root]]
+        assignment[problem.config_of[root]] = names.index(wanted) if wanted in names else 0
+    return describe(problem, arrangement, (tuple(assignment),) * len(context.ties.ranges))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "label"),
+    [
+        ("b", "data parallel x 2"),
+        ("s", "sequence parallel x 2"),
+        ("n", "tensor parallel x 2"),
+        ("k", "tensor parallel x 2"),
+        ("", "replicated x 2"),
+    ],
+)
+def test_a_plan_is_called_by_what_its_axis_splits(wanted: str, label: str) -> None:
+    assert (
+        described(residual(), Arrangement(stages=1, data=1, tensor=2, microbatches=1), wanted)
+        == label
+    )
+
+
+def test_what_cannot_be_split_is_not_data_parallel() -> None:
+    two = Arrangement(stages=1, data=2, tensor=1, microbatches=1)
+    assert described(opaque(), two, "") == "replicated x 2"
+    context = Context(opaque(), cluster(1, 2), CostTable(), Training())
+    assert as_strategy(context, Seed(data=2)).label == "replicated x 2"
+    assert as_strategy(context, Seed(tensor=2)).label == "replicated x 2"
+
+
+def plan_of(strategy: Strategy) -> Plan:
+    return Plan(
+        strategy=strategy, predicted=Objective(step_seconds=1.0, peak_bytes=1.0), model="",
+        graph_fingerprint="", cluster_name="", cluster_fingerprint="", costs_fingerprint="",
+        global_batch=8, method="", seed=0, version="",
+    )  # fmt: skip
+
+
+def test_plans_of_one_label_are_told_apart_by_what_differs() -> None:
+    context = Context(residual(), cluster(1, 2), CostTable(), Training())
+    whole = as_strategy(context, Seed(data=2))
+    row = ParameterConfig(rest=(0,), optimizer=(0,))
+    sharded = replace(whole, parameters=(row, *whole.parameters[1:]))
+    other = replace(whole, label="another")
+    found = [one.strategy.label for one in told_apart([*map(plan_of, (whole, sharded, other))])]
+    assert whole.parameters[0].rest == (REPLICATE,)
+    assert found == [
+        "data parallel x 2, parameters sharded: 0",
+        "data parallel x 2, parameters sharded: 1",
+        "another",
+    ]
+    same = [one.strategy.label for one in told_apart([plan_of(whole), plan_of(whole)])]
+    assert same == ["data parallel x 2, variant 1", "data parallel x 2, variant 2"]
