@@ -25,7 +25,7 @@ from shardwright.runtime import checkpoint, gather, inputs, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
-from shardwright.runtime.capture.hooks import with_modules_of
+from shardwright.runtime.capture.assemble import with_modules_of
 from shardwright.runtime.endings import lateness
 from shardwright.runtime.interpreter import (
     Action,

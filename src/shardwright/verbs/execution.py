@@ -28,7 +28,7 @@ def build_executor(
     options: RunOptions | None = None,
 ) -> Executor:
     """Join the world and make the executor; see ``api.build``."""
-    from shardwright.runtime.capture.hooks import with_modules_of
+    from shardwright.runtime.capture.assemble import with_modules_of
     from shardwright.runtime.capture.prepare import named_batch
     from shardwright.runtime.executor import Executor
     from shardwright.runtime.launch import join_world

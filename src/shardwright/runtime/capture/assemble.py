@@ -218,3 +218,12 @@ def constant(argument: Any) -> Constant:
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument
     return str(argument)
+
+
+def with_modules_of(captured: Captured, model: nn.Module) -> Captured:
+    """Return a captured model whose opaque operators run the submodules of ``model``."""
+    calls = [
+        replace(call, target=call.target.of(model)) if isinstance(call.target, Opaque) else call
+        for call in captured.calls
+    ]
+    return replace(captured, calls=tuple(calls))

@@ -20,7 +20,6 @@ from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from shardwright.runtime.capture.assemble import Captured
 from shardwright.runtime.capture.keeping import State, put_state, take_state
 from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
 from shardwright.runtime.capture.prepare import LossOnly
@@ -348,12 +347,3 @@ def call_whole(
         flops=work[0],
         rows=work[1],
     )
-
-
-def with_modules_of(captured: Captured, model: nn.Module) -> Captured:
-    """Return a captured model whose opaque operators run the submodules of ``model``."""
-    calls = [
-        replace(call, target=call.target.of(model)) if isinstance(call.target, Opaque) else call
-        for call in captured.calls
-    ]
-    return replace(captured, calls=tuple(calls))
