@@ -202,7 +202,7 @@ def test_microbatches_that_do_not_divide_the_batch_are_refused_with_those_that_d
     if pieces < 10**18:
         assert f"8 samples do not divide into {pieces}; num_microbatches may be 1, 2, 4, 8" in said
     else:
-        assert "at most 65,536 microbatches" in said
+        assert "at most 4,096 microbatches" in said
 
 
 def test_a_dim_that_an_operator_has_not_is_refused_with_those_that_it_has() -> None:

@@ -44,7 +44,11 @@ def run(
         checkpoint_every=checkpoint_every,
         resume=resume,
     )
-    notes = api.read_frontier(plan, pick).best.notes
+    notes = [
+        note
+        for note in api.read_frontier(plan, pick).best.notes
+        if "one opaque operator" in note or note.startswith("forward changes")
+    ]
     voice.show_unruled(speaker, api.read_origin(plan).unruled, model, notes)
     with speaker.training(steps) as watch:
         done = api.run(plan, job, watch, pick=pick)

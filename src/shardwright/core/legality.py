@@ -25,7 +25,8 @@ from shardwright.errors import InputError
 MOST_DEVICES = 131_072
 MOST_MESHES = 4096
 MOST_AXES = 16
-MOST_MICROBATCHES = 65_536
+# A Program has instructions for every microbatch: as many as fit memory, and nobody wants more.
+MOST_MICROBATCHES = 4096
 MOST_STATES = 64
 MOST_NAMED = 12  # of a list, in a message
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.core.cluster import Cluster
+from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.core.strategy import Mesh, ScheduleName
 from shardwright.planner.search.additive.context import Context
 
@@ -21,8 +22,6 @@ SMALL_GROUP = 8
 FEW = 100
 # More than so many doublings of the microbatches beyond the stages shrink the bubble below 6 %.
 MAX_FILLS = 5
-# A Program has instructions for every microbatch: as many as fit memory, and nobody wants more.
-MOST_MICROBATCHES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
