@@ -59,7 +59,12 @@ def examples() -> list[Path]:
 
 def output_of(*command: str, **variables: str) -> str:
     """Run Python in its own process, away from the user's measurements, and return what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SHARDWRIGHT_STORE": os.devnull, **variables}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "SHARDWRIGHT_STORE": os.devnull,
+        **variables,
+    }
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, env=environment, check=False
     )
@@ -80,7 +85,9 @@ def readme_table(page: str) -> tuple[list[str], str]:
     """Return the words of README's plan command and the frontier printed under it."""
     found = README_TABLE.search(page)
     if found is None:
-        raise ValueError("README.md needs a plan command followed by a text block with its frontier")
+        raise ValueError(
+            "README.md needs a plan command followed by a text block with its frontier"
+        )
     return found["words"].split(), found["output"]
 
 
