@@ -233,7 +233,7 @@ def _forward_peak(
 
 def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]) -> int:
     """Return what a kernel needs besides its results: exponentials before they are added up, so
-    many at once, of scores that were widened to float32 first, and two numbers for each sum
+    many at once, of scores that were widened to float32 first, a number for each row and each sum
     (``runtime/capture/vocabulary.py``).
 
     Where a vocabulary is split, ``loss_parallel`` has scores less their greatest beside the
@@ -249,8 +249,8 @@ def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
         return value_bytes(values[call.operands[0]])
     if bare != "vocabulary_logsumexp":
         return 0
-    scores = values[call.operands[0]]
+    scores, sums = values[call.operands[0]], values[call.results[0]]
     wide = max(4, DTYPE_BYTES[scores.dtype])
     count = min(math.prod(scores.shape), LOGSUMEXP_ELEMENTS)
     copies = 1 if DTYPE_BYTES[scores.dtype] == wide else 2
-    return wide * (copies * count + 2 * count // scores.shape[-1])
+    return wide * (copies * count + count * (sums.shape[-1] + 1) // scores.shape[-1])
