@@ -1,0 +1,44 @@
+"""Operators that are spellings of one thing, and those that say nothing about values."""
+
+from __future__ import annotations
+
+from shardwright.runtime.capture.record import aten
+
+SKIPPED = frozenset(
+    {
+        "aten._assert_tensor_metadata.default", "aten._assert_async.msg",
+        "aten._assert_async.default", "aten._assert_scalar.default",
+        "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default",
+    }
+)  # fmt: skip
+RESHAPES = frozenset(
+    {
+        aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
+        aten.unflatten.int, aten.view_as.default, aten.reshape_as.default,
+        aten._reshape_alias.default,
+    }
+)  # fmt: skip
+CASTS = frozenset(
+    {
+        aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default,
+        aten.type_as.default,
+    }
+)  # fmt: skip
+COPIES = frozenset(
+    {
+        aten.clone.default,
+        aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+        aten.contiguous.default,
+    }
+)
+# Losses whose reduction is the plain mean or sum of an elementwise result.
+ELEMENTWISE_LOSSES = frozenset(
+    {
+        aten.mse_loss.default, aten.l1_loss.default, aten.smooth_l1_loss.default,
+        aten.huber_loss.default, aten.binary_cross_entropy.default,
+        aten.binary_cross_entropy_with_logits.default, aten.soft_margin_loss.default,
+        aten.kl_div.default, aten.poisson_nll_loss.default,
+    }
+)  # fmt: skip
+NLL = frozenset({aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default})
