@@ -45,11 +45,11 @@ def outcome(judged: Judged) -> tuple[object, ...]:
 
 
 def tried(act, strategy: Strategy):
-    """Return what comes of it, or how it is refused."""
+    """Return what comes of it, or that it is refused: a whole lowering checks more, and sooner."""
     try:
         return act(strategy)
-    except ValueError as error:
-        return str(error)
+    except ValueError:
+        return "refused"
 
 
 def holds(one: Model, shape: Shape, where: Cluster) -> None:
