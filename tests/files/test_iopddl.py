@@ -70,7 +70,7 @@ def test_costs_and_peaks_are_those_of_the_contest_s_definition(tmp_path, name):
 def test_the_verb_finds_the_optimum_and_writes_it_as_a_list(tmp_path):
     every = itertools.product(range(2), range(3), range(1), range(2))
     best = min(c for c, peak in (by_hand(SMALL, choice) for choice in every) if peak <= 9)
-    found = api.iopddl(written(tmp_path, SMALL), seconds=60)
+    found = api.iopddl(written(tmp_path, SMALL), seconds=600)
     assert found.cost == found.bound == best
     assert found.is_optimal
     path = api.save_choice(found, tmp_path / "solution.json")
@@ -81,7 +81,7 @@ def test_the_verb_finds_the_optimum_and_writes_it_as_a_list(tmp_path):
 def test_a_problem_without_a_limit_has_none(tmp_path):
     tree = copy.deepcopy(SMALL)
     del tree["problem"]["usage_limit"]
-    found = api.iopddl(written(tmp_path, tree), seconds=60)
+    found = api.iopddl(written(tmp_path, tree), seconds=600)
     every = itertools.product(range(2), range(3), range(1), range(2))
     assert found.cost == min(by_hand(tree, choice)[0] for choice in every)
 

@@ -141,6 +141,13 @@ def _recurrent(inputs: Shapes, _: Shapes, __: str) -> Product:
     return Product(1, math.prod(inputs[0][:-1]), weights / max(reduced, 1), reduced)
 
 
+def _cell(inputs: Shapes, _: Shapes, __: str) -> Product:
+    # One step: the last two matrices are weights, of the input and of the state.
+    weights = sum(math.prod(shape) for shape in [one for one in inputs if len(one) == 2][-2:])
+    reduced = inputs[0][-1]
+    return Product(1, math.prod(inputs[0][:-1]), weights / max(reduced, 1), reduced)
+
+
 def _bilinear(inputs: Shapes, outputs: Shapes, _: str) -> Product:
     weight = inputs[2]
     return Product(1, math.prod(outputs[0]) / max(weight[0], 1), weight[0] * weight[1], weight[2])
@@ -164,7 +171,8 @@ CONVOLUTION: dict[str, Rule] = {
     "conv_transpose3d": _transposed,
 }  # fmt: skip
 RECURRENT: dict[str, Rule] = {
-    "lstm": _recurrent, "gru": _recurrent, "rnn_tanh": _recurrent, "rnn_relu": _recurrent
+    "lstm": _recurrent, "gru": _recurrent, "rnn_tanh": _recurrent, "rnn_relu": _recurrent,
+    "lstm_cell": _cell, "gru_cell": _cell, "rnn_tanh_cell": _cell, "rnn_relu_cell": _cell,
 }  # fmt: skip
 PRODUCTS: dict[str, Rule] = {**MATMUL, **CONVOLUTION, **RECURRENT}
 # (batch, heads, sequence, width), and those that take the sequence before the heads.

@@ -61,6 +61,11 @@ def _lstm(inputs: Shapes, outputs: Shapes, _: dict[str, Constant]) -> int:
     return 2 * steps * sum(math.prod(shape) for shape in inputs[3:] if len(shape) > 1)
 
 
+def _cell(inputs: Shapes, _: Shapes, __: dict[str, Constant]) -> int:
+    weights = [shape for shape in inputs if len(shape) == 2][-2:]
+    return 2 * inputs[0][0] * sum(math.prod(shape) for shape in weights)
+
+
 _RULES: dict[str, Callable[[Shapes, Shapes, dict[str, Constant]], int]] = {
     "aten.linear.default": _linear,
     "shardwright.linear_blocks": _linear_blocks,
@@ -83,4 +88,8 @@ _RULES: dict[str, Callable[[Shapes, Shapes, dict[str, Constant]], int]] = {
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.lstm.input": _lstm,
     "aten.gru.input": _lstm,
+    "aten.lstm_cell.default": _cell,
+    "aten.gru_cell.default": _cell,
+    "aten.rnn_tanh_cell.default": _cell,
+    "aten.rnn_relu_cell.default": _cell,
 }
