@@ -323,7 +323,9 @@ class Compiler:
             del edges, leaves, live, gradients
             for (slot, dtype), gradient in zip(made, found, strict=True):
                 if gradient is not None:
-                    accumulate(slot, dtype, gradient, False)
+                    # A module that runs as it is may have looked rows up sparsely.
+                    dense = gradient.to_dense() if gradient.is_sparse else gradient
+                    accumulate(slot, dtype, dense, False)
 
         return backward
 

@@ -156,6 +156,10 @@ class _Job:
             return observe(self.module, self.named, self.dtype)
         except Unsupported:
             pass
+        except CaptureError:  # some kernel may have no such precision
+            if self.dtype is None:
+                raise
+            return observe(self.module, self.named)
         try:
             return self.seen_without_values
         except CaptureError:  # without values this may have any reason

@@ -77,7 +77,6 @@ class Opaque:
         kept in Python before it; one in evaluation leaves no trace.
         """
         split = len(tensors) - len(self.state)
-        tensors = [_DenseGradient.apply(t) if t.requires_grad else t for t in tensors]
         given = [self._given(place, tensor) for place, tensor in enumerate(tensors[:split])]
         args, kwargs = pytree.tree_map_only(Slot, lambda slot: given[slot.index], self.arguments)
         held = dict(zip(self.state, tensors[split:], strict=True))
@@ -130,18 +129,6 @@ class Opaque:
             yield
         finally:
             put_state(self.module, now)
-
-
-class _DenseGradient(torch.autograd.Function):
-    """Lets a module's sparse gradient arrive dense, as all that adds and sends gradients needs it."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 @dataclass(frozen=True)
