@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,23 @@ def test_a_config_that_is_large_or_deep_is_one_message(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(InputError, match="not readable JSON"):
         load_model(f"hf:{path}")
+
+
+def test_a_file_finds_its_neighbours_and_a_module_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "parts_beside.py").write_text(FILE)
+    (tmp_path / "beside" / "net.py").write_text("from parts_beside import pair\n")
+    build = "def build():\n    from parts_beside import pair\n    return pair()\n"
+    (tmp_path / "beside" / "later.py").write_text(build)
+    for spec in ("net.py:pair", "later.py:build"):
+        assert load_model(f"{tmp_path}/beside/{spec}").example(3, None)["x"].shape == (3, 4)
+    (tmp_path / "packed_nets").mkdir()
+    (tmp_path / "packed_nets" / "one.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    assert load_model("packed_nets.one:pair").example(3, None)["x"].shape == (3, 4)
 
 
 @pytest.mark.parametrize(

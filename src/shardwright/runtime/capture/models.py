@@ -67,9 +67,13 @@ def _is_own(value: Any, source: ModuleType) -> bool:
 
 
 def _import(place: str, spec: str) -> ModuleType:
-    """Import a file or a module, turning whatever goes wrong into an InputError."""
+    """Import a file or a module, turning whatever goes wrong into an InputError.
+
+    A file finds its neighbours, a module those of the working directory, as when Python runs them.
+    """
     try:
         if not place.endswith(".py"):
+            _look_in(Path.cwd())
             return importlib.import_module(place)
         path = Path(place).resolve()
         if not path.is_file():
@@ -81,6 +85,7 @@ def _import(place: str, spec: str) -> ModuleType:
         found = importlib.util.spec_from_file_location(name, path)
         if found is None or found.loader is None:
             raise InputError(f"model {spec!r}: {place} is not a Python file")
+        _look_in(path.parent)
         module = importlib.util.module_from_spec(found)
         sys.modules[name] = module
         try:
@@ -96,6 +101,12 @@ def _import(place: str, spec: str) -> ModuleType:
             f"model {spec!r}: importing {place} failed with {type(error).__name__}: {error}; "
             f"fix the file, or name an importable module"
         ) from error
+
+
+def _look_in(folder: Path) -> None:
+    """Let imports look in a folder first, now and whenever the model imports something later."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def _call(spec: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
