@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import ModuleType
 from typing import Any
 
+import pytest
+
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
+from shardwright.planner.space import rules
 from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.rules import examples, iterate
 
 Shape = tuple[int, ...]
 
@@ -117,3 +122,11 @@ def test_equal_calls_share_one_answer() -> None:
     tensors = {"self": (8, 16)}
     first, second = (rule_for("aten.relu.default", tensors, (8, 16)) for _ in range(2))
     assert first is second
+
+
+@pytest.mark.parametrize(("package", "table"), [(rules, "RULES"), (examples, "EXAMPLES")])
+def test_no_table_hides_what_another_says_of_a_kind(package: ModuleType, table: str) -> None:
+    parts = [vars(one) for one in vars(package).values() if isinstance(one, ModuleType)]
+    counts = Counter(kind for part in parts for kind in part.get(table, {}))
+    assert len(counts) > 100
+    assert not [kind for kind, count in counts.items() if count > 1]

@@ -141,11 +141,10 @@ def _recurrent(inputs: Shapes, _: Shapes, __: str) -> Product:
     return Product(1, math.prod(inputs[0][:-1]), weights / max(reduced, 1), reduced)
 
 
-def _cell(inputs: Shapes, _: Shapes, __: str) -> Product:
-    # One step: the last two matrices are weights, of the input and of the state.
-    weights = sum(math.prod(shape) for shape in [one for one in inputs if len(one) == 2][-2:])
-    reduced = inputs[0][-1]
-    return Product(1, math.prod(inputs[0][:-1]), weights / max(reduced, 1), reduced)
+def _cell(inputs: Shapes, outputs: Shapes, equation: str) -> Product:
+    # One step: of its matrices the last two are weights, of the input and of the state.
+    weights = [shape for shape in inputs if len(shape) == 2][-2:]
+    return _recurrent((inputs[0], *weights), outputs, equation)
 
 
 def _bilinear(inputs: Shapes, outputs: Shapes, _: str) -> Product:

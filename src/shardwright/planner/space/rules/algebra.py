@@ -10,7 +10,6 @@ from shardwright.planner.space.rules.signature import (
     Rule,
     Signature,
     broadcast,
-    family,
     leading,
     numbered,
     space,
@@ -131,10 +130,6 @@ RULES: dict[str, Rule] = {
         equation("self _.., batch1 b n k, batch2 b k m -> n m")
     ),
     "aten.einsum.default": einsum,
-    **family(
-        equation("self b.. _ _ -> b.. _ _"),
-        "linalg_cholesky.default cholesky.default cholesky_inverse.default",
-    ),
     "aten.cdist.default": equation("x1 b.. n _, x2 b.. m _ -> b.. n m"),
     "aten.bilinear.default": equation("input1 b.. i, input2 b.. k, weight n i k, +bias n -> b.. n"),
     # Rows are sorted by expert and `offs` marks where each expert's rows end, so that neither rows

@@ -255,16 +255,7 @@ def _like_output(call: Signature, names: Names) -> list[Names]:
     return [names if shape == full else ("",) * len(shape) for shape in call.inputs[1:]]
 
 
-def diagonal(call: Signature) -> Iteration:
-    """Take the diagonal of two dims, which stay whole, as a new last one."""
-    rank = len(call.inputs[0])
-    pair = {call.tensor_dim("dim1", 0), call.tensor_dim("dim2", 1)}
-    names = blank(numbered(rank), pair)
-    return space(call, [names], [(*without(numbered(rank), pair), "")])
-
-
 RULES: dict[str, Rule] = {
-    "aten.diagonal.default": diagonal,
     **family(
         reshape,
         """

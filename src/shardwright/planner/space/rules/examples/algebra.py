@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, L, U, call, every, fixed
+from shardwright.planner.space.rules.examples.notation import F, L, call, every
 
 EXAMPLES = {
     **every(
@@ -56,11 +56,6 @@ EXAMPLES = {
         call("ii->i", [F(4, 4)]),
         call("ij,ij,j->i", [F(4, 6), F(1, 6), F(6)]),
         call("...ij->...ji", [F(2, 4, 6)]),
-    ),
-    **every(
-        "linalg_cholesky.default cholesky.default cholesky_inverse.default",
-        fixed((1,), call(U(4, 6, 1, 1))),
-        fixed((1,), call(U(4, 1, 1), upper=True)),
     ),
     **every(
         "cdist.default",

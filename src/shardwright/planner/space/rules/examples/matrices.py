@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import C, F, P, call, every
+from shardwright.planner.space.rules.examples.notation import C, F, P, U, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -10,8 +10,15 @@ EXAMPLES = {
         call(P(4, 3, 3)),
         call(P(2, 4, 3, 3)),
         call(P(3, 3)),
+        fixed((1,), call(U(4, 6, 1, 1))),
+        fixed((1,), call(U(4, 1, 1), upper=True)),
     ),
-    **every("cholesky_inverse.default", call(P(4, 3, 3))),
+    **every(
+        "cholesky_inverse.default",
+        call(P(4, 3, 3)),
+        fixed((1,), call(U(4, 6, 1, 1))),
+        fixed((1,), call(U(4, 1, 1), upper=True)),
+    ),
     **every("cholesky_solve.default", call(F(4, 3, 2), P(4, 3, 3))),
     **every("linalg_solve_triangular.default", call(P(4, 3, 3), F(4, 3, 2), upper=False)),
     **every(
@@ -23,6 +30,9 @@ EXAMPLES = {
         call(F(4, 6, 6), 0, -2, -1),
         call(F(6, 8)),
         call(F(4, 6, 8, 2), 1, 2, 0),
+        call(F(4, 6, 6), 0, 1, 2),
+        call(F(6, 4, 8), 1, -1, 0),
+        call(F(4, 6)),
     ),
     **every("diag_embed.default", call(F(4, 6)), call(F(4, 2, 6), 0, 0, 2)),
     **every(

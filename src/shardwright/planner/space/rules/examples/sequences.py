@@ -70,16 +70,4 @@ EXAMPLES = {
             call(F(6, 4, 3), F(1, 4, 2), [F(2, 3), F(2, 2)], False, 1, 0.0, True, False, False),
         ),
     ),
-    **every(
-        "gru_cell.default",
-        fixed((3, 2, 6), call(F(4, 3), F(4, 2), F(6, 3), F(6, 2), F(6), F(6))),
-    ),
-    **every(
-        "rnn_tanh_cell.default rnn_relu_cell.default",
-        fixed((3, 2), call(F(4, 3), F(4, 2), F(2, 3), F(2, 2))),
-    ),
-    **every(
-        "lstm_cell.default",
-        fixed((3, 2, 8), call(F(4, 3), [F(4, 2), F(4, 2)], F(8, 3), F(8, 2), F(8), F(8))),
-    ),
 }

@@ -6,9 +6,6 @@ from shardwright.planner.space.rules.examples.notation import C, F, call, every
 
 EXAMPLES = {
     **every(
-        "diagonal.default", call(F(4, 6, 6), 0, 1, 2), call(F(6, 4, 8), 1, -1, 0), call(F(4, 6))
-    ),
-    **every(
         "view.default reshape.default _unsafe_view.default",
         call(F(4, 6, 8), [4, 48]),
         call(F(4, 48), [4, 6, 8]),
