@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.codec import encode
@@ -27,7 +27,7 @@ from shardwright.verbs.legality import check_plan
 from tests.laws.damage import damaged, damaged_tree
 from tests.laws.models import MAX_NORM, OPTIMIZER, Model, model, plain
 from tests.laws.strategies import Shape, random_strategy
-from tests.laws.test_training import FACTOR, WANTED
+from tests.laws.test_placements import examples
 from tests.planner.search.models import cluster
 from tests.runtime.equivalence import assert_close
 from tests.runtime.rehearsed import train_rehearsed
@@ -38,18 +38,6 @@ EXAMPLES = {"mlp": 24, "cnn": 6, "gpt": 6, "lstm_translation": 4}
 PARTS = {"mlp": 12, "gpt": 6}
 GRIDS = (((2,), 1), ((4,), 1), ((2, 2), 1), ((2,), 2), ((1,), 4))
 MOST_RANKS = 8
-
-
-def examples(count: int) -> settings:
-    """So many examples, the same ones in every run unless a number was asked for."""
-    return settings(
-        max_examples=round(count * FACTOR),
-        derandomize=WANTED == 0,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
 
 
 def plan_of(one: Model, strategy: Strategy) -> Plan:
@@ -106,7 +94,7 @@ def tree_of(one: Model, strategy: Strategy, random: Random) -> object:
 def test_a_damaged_plan_is_refused_or_trains_as_one_process(name: str, tmp_path: Path) -> None:
     path, seen, said = tmp_path / "plan.json", {"refused": 0, "trained": 0}, list[str]()
 
-    @examples(EXAMPLES[name])
+    @settings(examples(EXAMPLES[name]), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(seed=st.integers(0, 2**30))
     def law(seed: int) -> None:
         one, random = model(name), Random(seed)
