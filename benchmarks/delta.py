@@ -36,9 +36,9 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.search.additive.context import Context, Training
-from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, judge
+from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.incremental import Incremental
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS

@@ -28,7 +28,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from shardwright import __version__
-from tests.planner.search.additive.bruteforce import (
+from tests.planner.solve.bruteforce import (
     Instance,
     mismatches,
     pipeline_mismatches,

@@ -23,14 +23,14 @@ from rich.table import Table
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Mesh
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.search.additive.context import Context, Training
-from shardwright.planner.search.additive.elimination import Elimination
-from shardwright.planner.search.additive.frontier import hull, nearest_within
-from shardwright.planner.search.additive.gaps import fastest_within, whole_frontier
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.additive.terms import Weights
-from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.terms import Weights
 from shardwright.planner.search.candidates import search_weights
+from shardwright.planner.solve.elimination import Elimination
+from shardwright.planner.solve.frontier import hull, nearest_within
+from shardwright.planner.solve.gaps import fastest_within, whole_frontier
 from shardwright.runtime.capture import capture, load_model
 
 OPTIMUM, HULL, FRONTIER = 0.05, 0.5, 5.0
@@ -65,7 +65,7 @@ def on_meshes(console: Console) -> bool:
     for axes, sizes, bar, most in MESHES:
         mesh = Mesh(axes=axes, sizes=sizes, devices=tuple(range(64)))
         begin = time.process_time()
-        problem = Problem(context, mesh, 4)
+        problem = Problem.of(context, mesh, 4)
         view = problem.elimination(weights)
         built = time.process_time()
         curve = hull(view, 2, limit)
@@ -111,7 +111,9 @@ def main() -> int:
     for tensor in [size for size in range(1, count + 1) if count % size == 0]:
         one = Arrangement(stages=1, data=count // tensor, tensor=tensor, microbatches=2)
         marks = [time.process_time()]
-        graph = Problem(context, one.mesh(0), 2).factor_graph(search_weights(one, EXPOSED, EXPOSED))
+        graph = Problem.of(context, one.mesh(0), 2).factor_graph(
+            search_weights(one, EXPOSED, EXPOSED)
+        )
         solver = Elimination.of(graph)
         marks.append(time.process_time())
         solver.solve(np.array([(1.0, 0.0)]))

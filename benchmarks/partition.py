@@ -29,7 +29,7 @@ from rich.table import Table
 from shardwright.core.profile import Layer, LayerGraph, PipelinePlan, WorkerKind
 from shardwright.errors import NoPlan, ShardwrightError
 from shardwright.files.layergraph import read_layer_graph
-from shardwright.planner.pipelines import (
+from shardwright.layerwise import (
     PipelineProblem,
     find_cuts,
     judged_as,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shardwright.core.version import VERSION
+
 if TYPE_CHECKING:
     from shardwright.api import (
         build,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from shardwright.planner.search import Wish
     from shardwright.verbs.request import Job, Request, Trial
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Cluster": "shardwright.core.cluster",

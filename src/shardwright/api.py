@@ -174,7 +174,7 @@ def explain(
 ) -> str:
     """Return, as text, why this plan: what else could be decided, what more of everything would buy,
     where time and memory go."""
-    from shardwright.voice import explanation_text
+    from shardwright.console import explanation_text
 
     return explanation_text(reasons(plan, model, cluster, batch=batch, pick=pick))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.text import Text
 
 from shardwright import api
+from shardwright.console import Terminal
 from shardwright.errors import ShardwrightError
 from shardwright.files.planfile import write_atomically
 from shardwright.report.html import page_text
@@ -26,7 +27,6 @@ from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.training import Outcome, start
 from shardwright.verbs.trials import Entry, run_trial
-from shardwright.voice import Voice
 
 MODEL = "shardwright.demo_model:build"
 BATCH = 16
@@ -37,29 +37,29 @@ EXACT_STEPS = 20
 TOLERANCE = 1e-4
 
 
-def play(voice: Voice, out: str, steps: int) -> None:
+def play(terminal: Terminal, out: str, steps: int) -> None:
     """Run the demo, writing into ``out``. Raises ShardwrightError when losses do not agree."""
     began = time.monotonic()
     folder = Path(out)
-    study = _study(voice)
+    study = _study(terminal)
     api.save_plan(study, folder / "plan.json")
-    voice.say(
+    terminal.say(
         frontier_table(study.frontier, study.spreads, _room(study)), chosen_lines(study.frontier)
     )
 
     job = Job(model=MODEL, steps=steps, learning_rate=LEARNING_RATE, profiles=True)
-    with voice.training(steps) as watch:
+    with terminal.training(steps) as watch:
         outcome = start(study.frontier.best, study.origin, job, watch)
-    alone = _alone(voice, len(outcome.run.losses))
+    alone = _alone(terminal, len(outcome.run.losses))
     story = _story(study, outcome, alone)
     chosen = story.plans[story.chosen]
-    voice.say(comparison_parts(chosen))
-    rows = _race(voice, study)
-    worst = _show_losses(voice, outcome, alone)
+    terminal.say(comparison_parts(chosen))
+    rows = _race(terminal, study)
+    worst = _show_losses(terminal, outcome, alone)
 
     page = write_atomically(folder / "report.html", page_text(story).encode())
     trace = api.save_trace(chosen, folder / "trace.json")
-    voice.emit(
+    terminal.emit(
         plan=str(folder / "plan.json"),
         page=str(page),
         trace=str(trace),
@@ -73,11 +73,11 @@ def play(voice: Voice, out: str, steps: int) -> None:
         ],
         seconds=time.monotonic() - began,
     )
-    voice.say(
+    terminal.say(
         Text(f"Wrote {folder}/plan.json, report.html and trace.json "
              f"in {seconds_text(time.monotonic() - began)}.")
     )  # fmt: skip
-    voice.next(f"open {page} in a browser, and trace.json at ui.perfetto.dev")
+    terminal.next(f"open {page} in a browser, and trace.json at ui.perfetto.dev")
     if worst > TOLERANCE:
         raise ShardwrightError(
             f"the plan's losses must equal a single process's to {TOLERANCE:g} in the first "
@@ -85,9 +85,9 @@ def play(voice: Voice, out: str, steps: int) -> None:
         )
 
 
-def _study(voice: Voice) -> Study:
+def _study(terminal: Terminal) -> Study:
     request = Request(global_batch=BATCH, seq=SEQ)
-    with voice.progress(stoppable=True) as watch:
+    with terminal.progress(stoppable=True) as watch:
         study = api.study(MODEL, None, request, watch)
     cluster, graph = study.cluster, study.graph
     kind = cluster.kind_of(0)
@@ -103,17 +103,17 @@ def _study(voice: Voice) -> Study:
     table.add_row("batch", f"{BATCH} x {SEQ} bytes of Python's standard library")
     new = f"{study.num_measured} new, {len(study.costs.operators)} operator shards known"
     table.add_row("measurements", new)
-    voice.say(table)
+    terminal.say(table)
     return study
 
 
-def _race(voice: Voice, study: Study) -> list[tuple[str, float | None, float, float]]:
+def _race(terminal: Terminal, study: Study) -> list[tuple[str, float | None, float, float]]:
     """Run the chosen plan beside plain data parallelism, ours and torch's, in turns; return and print
     (what, predicted, measured, spread) in seconds."""
     plain = study.plain
     entry = Entry(model=MODEL, seq=SEQ, optimizer="adamw", environment="")
     plans = [study.frontier.best, *(p for p in plain if p.strategy != study.frontier.best.strategy)]
-    with voice.progress() as watch:
+    with terminal.progress() as watch:
         watch.tell("the chosen plan beside plain data parallelism", 0.0)
         laps = run_trial(plans, entry, watch, with_torch=True)
     names = [plan.strategy.label for plan in plans] + ["torch's DistributedDataParallel"]
@@ -133,7 +133,7 @@ def _race(voice: Voice, study: Study) -> list[tuple[str, float | None, float, fl
             f"{seconds_text(seconds)} ±{spread / seconds:.1%}",
             "" if seconds is rows[0][2] else f"{seconds / rows[0][2]:.2f}x",
         )
-    voice.say(table)
+    terminal.say(table)
     return rows
 
 
@@ -142,14 +142,14 @@ def _room(study: Study) -> float:
     return min(study.cluster.kind_of(device).memory_bytes for device in devices)
 
 
-def _alone(voice: Voice, steps: int) -> tuple[float, ...]:
+def _alone(terminal: Terminal, steps: int) -> tuple[float, ...]:
     """Train the same model on the same batches in this process, with plain PyTorch."""
     from shardwright.runtime.capture import load_model
     from shardwright.runtime.train import Step, named_optimizer, train_alone
 
     source = load_model(MODEL)
     losses: list[float] = []
-    with voice.training(steps) as watch:
+    with terminal.training(steps) as watch:
 
         def tell_step(step: Step) -> None:
             losses.append(step.loss)
@@ -179,7 +179,7 @@ def _story(study: Study, outcome: Outcome, alone: tuple[float, ...]) -> Story:
     )
 
 
-def _show_losses(voice: Voice, outcome: Outcome, alone: tuple[float, ...]) -> float:
+def _show_losses(terminal: Terminal, outcome: Outcome, alone: tuple[float, ...]) -> float:
     """Print the loss curves beside each other; return the largest relative difference at first."""
     ours = outcome.run.losses
     pairs = list(zip(ours, alone, strict=False))
@@ -202,5 +202,5 @@ def _show_losses(voice: Voice, outcome: Outcome, alone: tuple[float, ...]) -> fl
     if held_out:
         mean = sum(held_out) / len(held_out)
         parts.append(Text(f"Held-out loss: {mean:.4f} nats per byte, on files never trained on."))
-    voice.say(table, *parts)
+    terminal.say(table, *parts)
     return worst

@@ -63,7 +63,7 @@ def test_planning_a_profile_loads_neither_torch_nor_what_plans_models(tmp_path):
         "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
     )
     loaded = modules_after(code)
-    assert "shardwright.planner.pipelines.kernel" in loaded
+    assert "shardwright.layerwise.kernel" in loaded
     assert not loaded & {
         "torch", "plotly", "highspy", "sqlite3", "shardwright.api", "shardwright.store",
         "shardwright.planner.search", "shardwright.core.program", "shardwright.files.planfile",

@@ -10,11 +10,11 @@ from hypothesis import Phase, given, settings
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
+from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.search.additive.context import Context, Training
-from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, judge
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.space import iterate
 from tests.laws.columns import columns
 from tests.laws.models import Model, model

@@ -19,7 +19,7 @@ from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.lower import lower
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.named import asked_for
 from shardwright.planner.space import ModulePart, Placement, Seed, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS

@@ -10,7 +10,7 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.local.moves import Space, refine
 from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.named import as_strategy

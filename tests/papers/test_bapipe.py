@@ -11,18 +11,18 @@ import pytest
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
 from shardwright.errors import NoPlan
-from shardwright.planner.pipelines import (
+from shardwright.layerwise import (
     PipelineProblem,
     find_cuts,
     in_flight,
     plan_bapipe,
     plan_exact,
 )
-from shardwright.planner.pipelines.bapipe import SYNCHRONOUS, balance
-from shardwright.planner.pipelines.compare import replayed
-from shardwright.planner.pipelines.events import StageTimes, replay
-from shardwright.planner.pipelines.problem import all_reduce
-from tests.planner.pipelines.oracle import price, random_problem
+from shardwright.layerwise.bapipe import SYNCHRONOUS, balance
+from shardwright.layerwise.compare import replayed
+from shardwright.layerwise.events import StageTimes, replay
+from shardwright.layerwise.problem import all_reduce
+from tests.layerwise.oracle import price, random_problem
 
 SHAPES = [(n, m) for n in (1, 2, 3, 4, 5, 8) for m in (n, n + 1, 2 * n + 1, 17, 64) if m >= n]
 TIMES = [(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
 from shardwright.files.layergraph import parse_layer_graph
-from shardwright.planner.pipelines import (
+from shardwright.layerwise import (
     Level,
     PipelineProblem,
     find_cuts,
@@ -15,7 +15,7 @@ from shardwright.planner.pipelines import (
     plan_pipedream,
     study_pipelines,
 )
-from shardwright.planner.pipelines.pipedream import OURS, Habits, nest
+from shardwright.layerwise.pipedream import OURS, Habits, nest
 
 G, FLAT4, FLAT8, SLOW5 = 1e9, ((4, 1e9),), ((8, 1e9),), ((5, 3e8),)
 HOSTS = ((4, 1e10), (2, 1e9))  # innermost first

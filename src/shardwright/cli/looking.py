@@ -15,16 +15,16 @@ from shardwright.cli.options import (
     Model,
     Precision,
     Seq,
-    voice_for,
+    terminal_for,
 )
 
 
 @app.command()
 def doctor(json: Json = False) -> None:
     """Look at this machine: what can be planned and run here."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    voice.show_checks(voice_for(json), api.doctor())
+    console.show_checks(terminal_for(json), api.doctor())
 
 
 @app.command()
@@ -35,9 +35,9 @@ def init(
     json: Json = False,
 ) -> None:
     """Write a commented cluster file to edit."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    voice.show_cluster_file(voice_for(json), api.init(path, detect=detect, force=force))
+    console.show_cluster_file(terminal_for(json), api.init(path, detect=detect, force=force))
 
 
 @app.command()
@@ -50,14 +50,14 @@ def capture(
     json: Json = False,
 ) -> None:
     """Capture a model and say which operators can be split."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.waiting("capturing the model"):
+    terminal = terminal_for(json)
+    with terminal.waiting("capturing the model"):
         graph = api.capture(model, global_batch=global_batch, seq=seq, precision=precision).graph
     coverage = api.coverage(graph)
-    voice.show_unruled(speaker, coverage.replicated, model)
-    voice.show_graph(speaker, graph, coverage, api.save_graph(graph, out))
+    console.show_unruled(terminal, coverage.replicated, model)
+    console.show_graph(terminal, graph, coverage, api.save_graph(graph, out))
 
 
 @app.command()
@@ -70,18 +70,18 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure this machine's links and a model's operators."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
+    terminal = terminal_for(json)
     request = api.Request(
         global_batch=global_batch,
         seq=seq,
         precision=precision,
         measure="always" if again else "auto",
     )
-    with speaker.progress() as watch:
+    with terminal.progress() as watch:
         found = api.profile(model, request, watch)
-    voice.show_profile(speaker, found)
+    console.show_profile(terminal, found)
 
 
 @app.command("verify-rules")
@@ -99,20 +99,20 @@ def verify_rules(
     json: Json = False,
 ) -> None:
     """Run operators in pieces against whole: are the rules right?"""
-    from shardwright import api, voice
+    from shardwright import api, console
     from shardwright.errors import InputError
 
-    speaker = voice_for(json)
+    terminal = terminal_for(json)
     if model and not find:
         raise InputError("--model says where --find looks; add --find, or leave it out")
-    with speaker.progress(stoppable=True) as watch:
+    with terminal.progress(stoppable=True) as watch:
         if find:
             proposals = api.find_rules(kinds or (), model, cases=cases, seed=seed, watch=watch)
         else:
             checks = api.verify_rules(kinds or (), cases=cases, seed=seed, watch=watch)
     if find:
-        return voice.show_proposals(speaker, proposals)
-    voice.show_rules(speaker, checks)
+        return console.show_proposals(terminal, proposals)
+    console.show_rules(terminal, checks)
     if checks.wrong or not checks.is_complete:
         raise typer.Exit(1)
     return None
@@ -125,9 +125,9 @@ def validate(
     json: Json = False,
 ) -> None:
     """Plan published runs as printed: predicted beside published."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.progress(stoppable=True) as watch:
+    terminal = terminal_for(json)
+    with terminal.progress(stoppable=True) as watch:
         found = api.validate(file, watch)
-    voice.show_validation(speaker, found, cases)
+    console.show_validation(terminal, found, cases)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, and the voice that answers."""
+"""Arguments and options that several commands take, and the terminal that answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from shardwright.voice import Voice
+    from shardwright.console import Terminal
 
 MODEL_HELP = "file.py:factory, package.module:factory, or hf:NAME (hf:gpt2, hf:config.json)"
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -129,8 +129,8 @@ def given(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def voice_for(as_json: bool) -> Voice:
+def terminal_for(as_json: bool) -> Terminal:
     """Return where a command speaks."""
-    from shardwright.voice import Voice
+    from shardwright.console import Terminal
 
-    return Voice(as_json)
+    return Terminal(as_json)

@@ -39,12 +39,12 @@ from shardwright.cli.options import (
     Tries,
     Workers,
     given,
-    voice_for,
+    terminal_for,
 )
 
 if TYPE_CHECKING:
+    from shardwright.console import Terminal
     from shardwright.verbs.pipelines import PipelineRequest
-    from shardwright.voice import Voice
 
 
 # So many new objects before Python looks for cycles among them.
@@ -97,15 +97,15 @@ def plan(
     """Find the best plans in step time, memory and money."""
     from shardwright.verbs.pipelines import PipelineRequest, is_of_profile
 
-    speaker = _speaker(json)
+    terminal = _speaker(json)
     if is_of_profile(given(context)):
         wanted = PipelineRequest(
             workers=workers, bandwidth=bandwidth, memory_limit=memory_limit, schedule=schedule,
             microbatches=microbatches, shards=shards,
         )  # fmt: skip
-        _plan_profile(speaker, profile, wanted)
+        _plan_profile(terminal, profile, wanted)
         return
-    from shardwright import api, voice
+    from shardwright import api, console
 
     request = api.Request(
         global_batch=global_batch, seq=seq, memory_limit=memory_limit, optimizer=optimizer,
@@ -114,26 +114,26 @@ def plan(
         seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
         proposals=proposals, spacing=spacing, trials=tries, costs=costs,
     )  # fmt: skip
-    with speaker.progress(stoppable=True) as watch:
+    with terminal.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
-    voice.show_unruled(speaker, study.origin.unruled, model)
-    voice.show_study(speaker, study, api.save_plan(study, out))
+    console.show_unruled(terminal, study.origin.unruled, model)
+    console.show_study(terminal, study, api.save_plan(study, out))
 
 
-def _speaker(as_json: bool) -> Voice:
+def _speaker(as_json: bool) -> Terminal:
     """Begin a search: looking for cycles as often as usual takes a quarter of it, and it makes few."""
     gc.set_threshold(COLLECTED, 10, 10)
-    return voice_for(as_json)
+    return terminal_for(as_json)
 
 
-def _plan_profile(speaker: Voice, profile: str, wanted: PipelineRequest) -> None:
+def _plan_profile(terminal: Terminal, profile: str, wanted: PipelineRequest) -> None:
     from shardwright.report.pipelines import pipeline_tables, pipeline_values
     from shardwright.verbs.pipelines import plan_profile
 
-    with speaker.waiting("planning the pipeline"):
+    with terminal.waiting("planning the pipeline"):
         graph, found = plan_profile(profile, wanted)
-    speaker.say(pipeline_tables(graph, found))
-    speaker.emit(**pipeline_values(graph, found))
+    terminal.say(pipeline_tables(graph, found))
+    terminal.emit(**pipeline_values(graph, found))
 
 
 @app.command()
@@ -146,12 +146,12 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Run a plan with a clock: where time and memory go."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.waiting("simulating"):
+    terminal = terminal_for(json)
+    with terminal.waiting("simulating"):
         story = api.simulate(plan, model, cluster, pick=pick)
-    voice.show_simulation(speaker, story, api.save_trace(story, trace))
+    console.show_simulation(terminal, story, api.save_trace(story, trace))
 
 
 @app.command()
@@ -164,12 +164,12 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why this plan, what else was possible, what more would buy."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.progress() as watch:
+    terminal = terminal_for(json)
+    with terminal.progress() as watch:
         found = api.reasons(plan, model, cluster, pick=pick, watch=watch)
-    voice.show_explanation(speaker, found, limit)
+    console.show_explanation(terminal, found, limit)
 
 
 @app.command()
@@ -181,12 +181,12 @@ def diff(
     json: Json = False,
 ) -> None:
     """Lay two plans side by side, and say what decides."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.waiting("simulating both"):
+    terminal = terminal_for(json)
+    with terminal.waiting("simulating both"):
         found = api.diff(one, other, model, cluster)
-    voice.show_contrast(speaker, found)
+    console.show_contrast(terminal, found)
 
 
 @app.command("why-not")
@@ -209,9 +209,9 @@ def why_not(
     json: Json = False,
 ) -> None:
     """Say what decides against an alternative that you name."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
+    terminal = terminal_for(json)
     wish = api.Wish(
         data=data,
         tensor=tensor,
@@ -221,9 +221,9 @@ def why_not(
         recompute=recompute,
         seed_plan=seed_plan,
     )
-    with speaker.waiting("planning the alternative"):
+    with terminal.waiting("planning the alternative"):
         found = api.why_not(plan, wish, model, cluster, pick=pick)
-    voice.show_contrast(speaker, found)
+    console.show_contrast(terminal, found)
 
 
 @app.command()
@@ -238,12 +238,12 @@ def report(
     json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about all plans of a file."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.progress() as watch:
+    terminal = terminal_for(json)
+    with terminal.progress() as watch:
         files = api.report(plan, model, cluster, out=out, trace=trace, watch=watch)
-    voice.show_report(speaker, files)
+    console.show_report(terminal, files)
 
 
 @app.command()
@@ -257,11 +257,11 @@ def iopddl(
     json: Json = False,
 ) -> None:
     """Solve a problem of the IOPDDL contest, with a bound."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.progress(stoppable=True) as watch:
+    terminal = terminal_for(json)
+    with terminal.progress(stoppable=True) as watch:
         found = api.iopddl(file, seconds=seconds, seed=seed, watch=watch)
-    voice.show_contest(speaker, found, api.save_choice(found, out))
+    console.show_contest(terminal, found, api.save_choice(found, out))
     if not (found.fits and found.is_allowed):
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwright.cli.app import app
-from shardwright.cli.options import Json, MaybeModel, Model, Pick, PlanPath, Steps, voice_for
+from shardwright.cli.options import Json, MaybeModel, Model, Pick, PlanPath, Steps, terminal_for
 
 
 @app.command()
@@ -32,9 +32,9 @@ def run(
     json: Json = False,
 ) -> None:
     """Train on this machine, one process per device."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
+    terminal = terminal_for(json)
     job = api.Job(
         model=model,
         steps=steps,
@@ -49,10 +49,10 @@ def run(
         for note in api.read_frontier(plan, pick).best.notes
         if "one opaque operator" in note or note.startswith("forward changes")
     ]
-    voice.show_unruled(speaker, api.read_origin(plan).unruled, model, notes)
-    with speaker.training(steps) as watch:
+    console.show_unruled(terminal, api.read_origin(plan).unruled, model, notes)
+    with terminal.training(steps) as watch:
         done = api.run(plan, job, watch, pick=pick)
-    voice.show_training(speaker, done, job)
+    console.show_training(terminal, done, job)
     if not done.is_complete:
         raise typer.Exit(128 + signal.SIGTERM if done.is_terminated else 1)
 
@@ -67,12 +67,12 @@ def compare(
     json: Json = False,
 ) -> None:
     """Train a few steps; lay predicted beside measured."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.training(steps) as watch:
+    terminal = terminal_for(json)
+    with terminal.training(steps) as watch:
         comparison = api.compare(plan, api.Job(model=model, steps=steps), watch, pick=pick)
-    voice.show_comparison(speaker, comparison, api.save_trace(comparison.story, trace))
+    console.show_comparison(terminal, comparison, api.save_trace(comparison.story, trace))
 
 
 @app.command()
@@ -88,9 +88,9 @@ def tune(
     json: Json = False,
 ) -> None:
     """Under torchrun: run the plans, choose the fastest measured, fit costs."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    voice.show_tuning(voice_for(json), api.tune(plan, model, out=out, tries=tries))
+    console.show_tuning(terminal_for(json), api.tune(plan, model, out=out, tries=tries))
 
 
 @app.command()
@@ -109,13 +109,13 @@ def verify(
     json: Json = False,
 ) -> None:
     """Prove that a plan trains like plain PyTorch, small and exact."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
+    terminal = terminal_for(json)
     trial = api.Trial(model=model, steps=steps, tolerance=tolerance, ranks=ranks)
-    with speaker.progress() as watch:
+    with terminal.progress() as watch:
         found = api.verify(plan, trial, watch, pick=pick)
-    voice.show_verification(speaker, found)
+    console.show_verification(terminal, found)
     if not found.is_equal:
         raise typer.Exit(1)
 
@@ -129,12 +129,12 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a checkpoint's weights as safetensors, for plain PyTorch."""
-    from shardwright import api, voice
+    from shardwright import api, console
 
-    speaker = voice_for(json)
-    with speaker.waiting("reading the checkpoint"):
+    terminal = terminal_for(json)
+    with terminal.waiting("reading the checkpoint"):
         path = api.export(checkpoint, out)
-    voice.show_export(speaker, path)
+    console.show_export(terminal, path)
 
 
 @app.command()
@@ -146,4 +146,4 @@ def demo(
     """Plan and train a small language model, start to end."""
     from shardwright import demo
 
-    demo.play(voice_for(json), out, steps)
+    demo.play(terminal_for(json), out, steps)

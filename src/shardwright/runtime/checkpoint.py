@@ -25,15 +25,7 @@ from shardwright.runtime import manifest as book
 from shardwright.runtime.agreement import from_first, rank, together, world_size
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
-from shardwright.runtime.manifest import (
-    LATEST,
-    MANIFEST,
-    REPLACED,
-    Box,
-    Group,
-    Manifest,
-    TensorTable,
-)
+from shardwright.runtime.manifest import LATEST, MANIFEST, REPLACED
 from shardwright.runtime.scaling import LossScaler
 from shardwright.runtime.scratch import claim, release, sweep, unclaim
 from shardwright.runtime.state import (
@@ -48,6 +40,7 @@ from shardwright.runtime.state import (
     parameter_groups,
     settings_of,
 )
+from shardwright.runtime.tables import Box, Group, Manifest, TensorTable
 from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
 from shardwright.runtime.validity import misfit
 

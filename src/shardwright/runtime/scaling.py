@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.core.program import Program
 from shardwright.errors import InputError
-from shardwright.runtime.manifest import ScaleTable
+from shardwright.runtime.tables import ScaleTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

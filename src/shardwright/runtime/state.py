@@ -19,8 +19,9 @@ from shardwright.errors import CheckpointError
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.gather import kept_values
 from shardwright.runtime.interpreter import Machine
-from shardwright.runtime.manifest import Group, ModuleTable, dtype_name, plain
+from shardwright.runtime.manifest import dtype_name, plain
 from shardwright.runtime.parameters import parts
+from shardwright.runtime.tables import Group, ModuleTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.store import DTYPES
+from shardwright.runtime.tables import Box, Manifest, ModuleTable, TensorTable
 from shardwright.runtime.tensorfile import CODES, reading
-
-if TYPE_CHECKING:
-    from shardwright.runtime.manifest import Box, Manifest, ModuleTable, TensorTable
 
 STORED_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CODES}
 # A module may have tensors on the meta device of dtypes that no file holds.

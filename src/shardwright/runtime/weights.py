@@ -20,9 +20,9 @@ from shardwright.runtime.capture import seen_as
 from shardwright.runtime.checkpoint import open_checkpoint
 from shardwright.runtime.gather import kept_values, whole_tensor
 from shardwright.runtime.interpreter import Machine
-from shardwright.runtime.manifest import ModuleTable
 from shardwright.runtime.state import idle_tensors, lasting, module_tables
 from shardwright.runtime.store import DTYPES
+from shardwright.runtime.tables import ModuleTable
 from shardwright.runtime.tensorfile import (
     Outline,
     Stored,

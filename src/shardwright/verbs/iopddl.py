@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardwright.errors import InputError
 from shardwright.files.iopddl import FORBIDDEN, ContestProblem, read_iopddl
-from shardwright.planner.search.wide import Standing, WideProblem, solve
+from shardwright.planner.solve.wide import Standing, WideProblem, solve
 from shardwright.verbs.request import Watch
 from shardwright.verbs.results import ContestAnswer
 

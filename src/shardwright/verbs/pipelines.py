@@ -97,7 +97,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
 
     Raises InputError for a malformed profile or request, NoPlan when nothing fits.
     """
-    from shardwright.planner.pipelines import (
+    from shardwright.layerwise import (
         EXPLORED,
         SCHEDULES,
         Level,

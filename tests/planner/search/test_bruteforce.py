@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.planner.search.additive.bruteforce import (
+from tests.planner.solve.bruteforce import (
     MOST_PLANS,
     mismatches,
     random_model,

@@ -7,12 +7,12 @@ import math
 
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Objective
+from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search import Limits, search
-from shardwright.planner.search.additive.context import Context, Training
 from shardwright.planner.search.candidates import to_strategy
 from shardwright.planner.search.holes import MOST, fill_holes
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import judge
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)

@@ -11,9 +11,9 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import REPLICATE
 from shardwright.core.plan import Objective, Plan
 from shardwright.core.strategy import ParameterConfig, Strategy
-from shardwright.planner.search.additive.context import Context, Training
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.labels import describe, told_apart
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
@@ -37,8 +37,8 @@ def described(graph: OperatorGraph, arrangement: Arrangement, wanted: str) -> st
     """Describe the assignment in which every operator has a dim of this name on the last axis, where
     it may, and no parameter is sharded."""
     context = Context(graph, cluster(1, arrangement.num_devices), CostTable(), Training())
-    problem = Problem(context, arrangement.mesh(0), 1)
-    assert problem.terms
+    problem = Problem.of(context, arrangement.mesh(0), 1)
+    assert problem.statement.terms
     assignment = [0] * len(problem.sizes)
     for root in problem.roots:
         names = [dims[-1] for dims in problem.domains[root]]

@@ -6,9 +6,9 @@ import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.errors import InputError, NoPlan
+from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.judge import judge
 from shardwright.planner.search.named import asked_for, grid_strategies, least_seconds
 from tests.planner.search.models import cluster, images, residual
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shardwright.core.costs import CostTable
+from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search import refit
-from shardwright.planner.search.additive.context import Context, Training
-from shardwright.planner.search.judge import judge
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, mlp

@@ -13,9 +13,9 @@ from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
+from shardwright.planner.model.arrangements import Arrangement, shapes
+from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Progress, Training, search, survey, surveyed
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.arrangements import Arrangement, shapes
 from shardwright.planner.search.candidates import explore, to_strategy
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
@@ -167,7 +167,7 @@ def test_a_second_free_axis_is_searched_and_never_makes_an_answer_worse(monkeypa
     where = cluster(2, 4, flops=1e11, near=20e9, far=1e9)
     best = search(graph, where, CostTable()).best
     assert best.strategy.meshes[0].axes[0] == "outer"
-    monkeypatch.setattr("shardwright.planner.search.arrangements.FEW", 0)
+    monkeypatch.setattr("shardwright.planner.model.arrangements.FEW", 0)
     less = search(graph, where, CostTable()).best
     assert best.predicted.step_seconds < less.predicted.step_seconds
 

@@ -6,8 +6,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.program import Kind
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
+from shardwright.planner.model.context import Context
 from shardwright.planner.search import Training
-from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
 from tests.planner.programs import Row, build_program, row_lists

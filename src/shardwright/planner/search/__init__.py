@@ -1,18 +1,18 @@
 """Search: which strategies are best, and how good the best could be.
 
 ``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``hunt`` goes through the
-arrangements: ``additive`` states and solves each as a problem whose costs add up, ``candidates`` and
-``judge`` bring the answers before the simulator, ``local`` changes the best of them decision by
-decision (so do Markov chains), ``reasons`` explains. ``wide`` solves problems
-too wide to eliminate. Nothing here knows torch, the clock or the disk.
+arrangements: the additive ``model`` proposes (``candidates``), ``judge`` brings the answers before the
+simulator, ``local`` changes the best of them decision by decision (so do Markov chains), ``reasons``
+explains. Nothing here knows torch, the clock or the disk.
 """
 
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.judge.evaluate import judge_closely
+from shardwright.planner.judge.ties import is_simpler
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.existence import grown, some_plan
 from shardwright.planner.search.goals import MODES, Goal
-from shardwright.planner.search.judge import judge_closely
 from shardwright.planner.search.limits import Limits, room
 from shardwright.planner.search.local.mcmc import STARTS, Chain
 from shardwright.planner.search.named import as_strategy
@@ -21,7 +21,6 @@ from shardwright.planner.search.reasons.explanation import explain
 from shardwright.planner.search.refit import refit
 from shardwright.planner.search.search import best_of, curve, sample, search, survey, why_not
 from shardwright.planner.search.survey import Survey, surveyed
-from shardwright.planner.search.ties import is_simpler
 
 __all__ = [
     "MODES",

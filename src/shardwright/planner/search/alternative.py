@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
+from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.model.arrangements import Shape, microbatch_counts
 from shardwright.planner.search.answer import fitting, make_plan
-from shardwright.planner.search.arrangements import Shape, microbatch_counts
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import Judged
 from shardwright.planner.search.merging import merge_fastest
 from shardwright.planner.space import Seed
 

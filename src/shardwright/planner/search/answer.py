@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shardwright import __version__
 from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
 from shardwright.core.strategy import MIXED
+from shardwright.core.version import VERSION
 from shardwright.errors import NoPlan
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.arrangements import global_batch
+from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.model.arrangements import global_batch
+from shardwright.planner.model.context import Context
 from shardwright.planner.search.goals import FASTEST, Goal
-from shardwright.planner.search.judge import Judged
 from shardwright.planner.search.labels import told_apart
 
 GIB = 2**30
@@ -128,7 +128,7 @@ def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
         global_batch=global_batch(context),
         method="exact elimination, partition program, simulation",
         seed=seed,
-        version=__version__,
+        version=VERSION,
         bound=_bound(found, verdict),
         sources=verdict.sources,
         notes=tuple(notes),

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.additive.domains import takes_at_least
-from shardwright.planner.search.additive.frontier import Hull, Point, hull, nearest_within
-from shardwright.planner.search.additive.modes import in_modes
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.additive.terms import (
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.domains import takes_at_least
+from shardwright.planner.model.modes import in_modes
+from shardwright.planner.model.partition import Chain, in_flight, measure, partition
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.terms import (
     EACH,
     FLIGHT,
     GATHER,
@@ -30,9 +31,8 @@ from shardwright.planner.search.additive.terms import (
     TRANSIENT,
     Weights,
 )
-from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.labels import describe
-from shardwright.planner.search.partition import Chain, in_flight, measure, partition
+from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
 
 # Candidates are ranked as if this share of what computation could hide at best remained exposed,
 # and gradients could hide behind this share of one microbatch: its backward.
@@ -108,7 +108,7 @@ def explore(
     ``best`` is the fastest step known so far and ``bound`` the least bound; both only save work: a
     bound of the arrangement above ``bound`` need not be tight, and one above ``best`` ends it.
     """
-    return solve(Problem(context, arrangement.mesh(0), arrangement.microbatches), arrangement,
+    return solve(Problem.of(context, arrangement.mesh(0), arrangement.microbatches), arrangement,
                  limit, (best, best), bound)  # fmt: skip
 
 
@@ -368,4 +368,4 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         accumulation=training.accumulation,
         label=describe(problem, arrangement, candidate.assignments),
     )
-    return in_modes(problem, strategy, problem.chosen_modes(candidate.assignments))
+    return in_modes(problem.context, strategy, problem.chosen_modes(candidate.assignments))

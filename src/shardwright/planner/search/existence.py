@@ -15,7 +15,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.answer import make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.hunt import Hunt

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.errors import InputError
-from shardwright.planner.search.additive.elimination import Elimination
-from shardwright.planner.search.additive.frontier import Point, hull
-from shardwright.planner.search.additive.gaps import Gaps
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
     MAX_POINTS,
     Candidate,
@@ -29,7 +27,9 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import Judged
+from shardwright.planner.solve.elimination import Elimination
+from shardwright.planner.solve.frontier import Point, hull
+from shardwright.planner.solve.gaps import Gaps
 
 # Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
 SPACING = 0.15
@@ -164,7 +164,7 @@ def _arrangements(hunt: Hunt, hole: _Hole) -> set[Arrangement]:
 
 def _more(hunt: Hunt, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
     """Return candidates from the whole frontier of an arrangement."""
-    problem = Problem(hunt.context, arrangement.mesh(0), arrangement.microbatches)
+    problem = Problem.of(hunt.context, arrangement.mesh(0), arrangement.microbatches)
     graph = problem.factor_graph(likely_weights(problem, arrangement))
     points: list[Point] = []
     try:

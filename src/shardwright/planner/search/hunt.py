@@ -1,30 +1,30 @@
 """The hunt: which strategies are proposed and simulated, and what is known so far.
 
-The additive model proposes (``candidates``), the simulator disposes (``judge``). What is exact and
+The additive model proposes (``candidates``), the simulator disposes (``judge.evaluate``). What is exact and
 what is not: per arrangement the additive optimum and all supported time/memory points are exact and
 proved; which of them are simulated is a selection.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import InputError
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.answer import Findings, fitting
-from shardwright.planner.search.arrangements import (
+from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.incremental import Incremental
+from shardwright.planner.model.arrangements import (
     FEW,
     Arrangement,
     Shape,
-    device_counts,
     free_axes,
     shapes,
 )
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.search.answer import Findings, fitting
 from shardwright.planner.search.candidates import (
     HOPELESS,
     Candidate,
@@ -34,17 +34,13 @@ from shardwright.planner.search.candidates import (
     solve,
     to_strategy,
 )
-from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.search.local.refinement import PATIENCE, improve
-from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
     Named,
     as_strategy,
     asked_for,
     grid_strategies,
     least_seconds,
-    named_strategies,
 )
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.selection import cheaper, decade, edge, leads, least_flat
@@ -133,19 +129,6 @@ class Hunt:
             is_complete=self.complete,
         )
 
-    def run(self, *, only: bool = False) -> Findings:
-        """Hunt to the end, or until stopped. ``only``: not on fewer devices than all."""
-        named = named_strategies(self.context)
-        self.judge_named(itertools.islice(named, 1))
-        self.explore((self.context.num_devices,) if only else device_counts(self.context))
-        self.judge_candidates()
-        self.judge_named(named)
-        self.judge_grids()
-        merge_fastest(self)
-        send_earlier(self)
-        self.refine()
-        return self.findings()
-
     def judge_named(self, every: Iterable[Named]) -> None:
         """Simulate the strategies people know, so that none of them beats the answer: all but those
         that must be slower than what fits already.
@@ -230,7 +213,7 @@ class Hunt:
                 if arrangement.stages == 1:
                     smallest[shape] = math.inf  # more microbatches are no less work
                 continue
-            problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
+            problem = Problem.of(self.context, arrangement.mesh(0), arrangement.microbatches)
             smallest[shape] = self._solve(problem, arrangement, smallest.get(shape, 0.0))
             share = (part[0] + (number + 1) / len(queue)) / part[1]
             count = arrangement.num_devices
@@ -262,7 +245,7 @@ class Hunt:
         for arrangement in shape.arrangements:
             if self.stopped():
                 return False
-            problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
+            problem = Problem.of(self.context, arrangement.mesh(0), arrangement.microbatches)
             smallest = self._solve(problem, arrangement, smallest)
             if smallest == math.inf:
                 break
@@ -307,7 +290,7 @@ class Hunt:
             bearable = [a for a in plan.arrangements if a.microbatches * count <= BEARABLE]
             arrangement = (bearable or plan.arrangements[:1])[-1]
             if not self.stopped() and all(c.arrangement != arrangement for c in self.candidates):
-                problem = Problem(self.context, arrangement.mesh(0), arrangement.microbatches)
+                problem = Problem.of(self.context, arrangement.mesh(0), arrangement.microbatches)
                 self._solve(problem, arrangement, 0.0)
 
     def judge_candidates(self) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.additive.modes import KEEP
-from shardwright.planner.search.additive.parameters import KEEPS
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.modes import KEEP
+from shardwright.planner.model.parameters import KEEPS
+from shardwright.planner.model.problem import Problem
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.samples import State
 

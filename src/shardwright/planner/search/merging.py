@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.judge import merge
+from shardwright.planner.judge.evaluate import merge
+from shardwright.planner.model.context import Context
+from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.selection import promise, unlike
-
-if TYPE_CHECKING:
-    from shardwright.planner.search.hunt import Hunt
 
 # So many of the fastest plans get buckets of their own, of small graphs more, if this close to the
 # fastest.

@@ -16,8 +16,8 @@ from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
-from shardwright.planner.search.additive.context import Context, local_shapes
-from shardwright.planner.search.arrangements import global_batch
+from shardwright.planner.model.arrangements import global_batch
+from shardwright.planner.model.context import Context, local_shapes
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims

@@ -19,7 +19,7 @@ from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
-from shardwright.planner.search.additive.context import Context
+from shardwright.planner.model.context import Context
 from shardwright.planner.simulate import simulate
 
 # A factor is expected within this of 1, as a logarithm: a message beneath computation may take

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from shardwright.errors import InputError
-from shardwright.planner.search.arrangements import Arrangement, shapes
+from shardwright.planner.model.arrangements import Arrangement, shapes
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.hunt import Hunt
 

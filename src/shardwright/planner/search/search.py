@@ -6,6 +6,7 @@ for every number of devices. Frontiers are made of simulated objectives only.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.model.arrangements import device_counts
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
@@ -23,7 +25,8 @@ from shardwright.planner.search.holes import fill_holes
 from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
-from shardwright.planner.search.merging import merge_fastest
+from shardwright.planner.search.merging import merge_fastest, send_earlier
+from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.rescue import rescue
 from shardwright.planner.search.survey import Survey
@@ -83,7 +86,7 @@ def survey(
         return Survey(named_answer(found, seed, name), found, goal, seed)
     if goal.mode == "min-time":
         hunt = session.hunt(cluster.num_devices)
-        if not hunt.run().fitting:
+        if not explore(hunt).fitting:
             rescue(hunt)
         fill_holes(hunt, limits.spacing)
         found = hunt.findings()
@@ -210,9 +213,24 @@ class _Session:
             if place and self._stop is not None and self._stop():
                 return
             hunt = self.hunt(number, (place, len(numbers)))
-            if not hunt.run(only=True).fitting:
+            if not explore(hunt, only=True).fitting:
                 rescue(hunt)
             yield number, hunt.findings()
+
+
+def explore(hunt: Hunt, *, only: bool = False) -> Findings:
+    """Hunt to the end, or until stopped. ``only``: not on fewer devices than all."""
+    context = hunt.context
+    named = named_strategies(context)
+    hunt.judge_named(itertools.islice(named, 1))
+    hunt.explore((context.num_devices,) if only else device_counts(context))
+    hunt.judge_candidates()
+    hunt.judge_named(named)
+    hunt.judge_grids()
+    merge_fastest(hunt)
+    send_earlier(hunt)
+    hunt.refine()
+    return hunt.findings()
 
 
 def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:

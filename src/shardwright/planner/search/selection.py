@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.core.cluster import Cluster
-from shardwright.planner.search.arrangements import Arrangement, Shape
+from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.search.candidates import Candidate, least_work
-from shardwright.planner.search.judge import Judged
 
 # Candidates so near in seconds and bytes are taken for the same plan on another mesh.
 ALIKE, WIDE = 0.01, 0.1

@@ -16,15 +16,15 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.judge.evaluate import Judged, weigh
+from shardwright.planner.judge.ties import NEAR, Doubts, complexity, half_width_between
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.answer import Findings, make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
-from shardwright.planner.search.judge import Judged, weigh
 from shardwright.planner.search.labels import told_apart
 from shardwright.planner.search.limits import room
 from shardwright.planner.search.local.refinement import REFINED
 from shardwright.planner.search.named import as_strategy
-from shardwright.planner.search.ties import NEAR, Doubts, complexity, half_width_between
 from shardwright.planner.space import Seed
 from shardwright.planner.space.seeds import capped_sync
 

@@ -14,11 +14,11 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.errors import InputError, NoPlan
+from shardwright.planner.judge.evaluate import Judged, judge
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
+from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, sample
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.judge import Judged, judge
 from shardwright.planner.search.local.mcmc import Chain, Walk, walk
 from shardwright.planner.search.local.moves import Place, Space, fine_mesh, move, refine, resplit
 from shardwright.planner.search.local.proposals import Proposals

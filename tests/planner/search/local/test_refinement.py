@@ -11,12 +11,12 @@ from shardwright.core.costs import CostTable
 from shardwright.core.program import Program
 from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.core.timeline import Timeline
+from shardwright.planner.judge.evaluate import Judged, judge, run
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
+from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
-from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.hunt import Hunt
-from shardwright.planner.search.judge import Judged, judge, run
 from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import bottlenecks, improve
 from shardwright.planner.search.named import as_strategy

@@ -14,16 +14,16 @@ from shardwright.core.costs import CostTable, collective_key, link_label
 from shardwright.core.plan import Plan
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, explain, room, search
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.additive.elimination import Elimination
-from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.reasons.rivals import neighbours
 from shardwright.planner.search.reasons.runners_up import price_choices, runners_up
 from shardwright.planner.search.reasons.shadow import hardware_prices
 from shardwright.planner.search.reasons.standing import standing
 from shardwright.planner.simulate import simulate
+from shardwright.planner.solve.elimination import Elimination
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=16, width=32, depth=2, classes=16)

@@ -22,12 +22,12 @@ from random import Random
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
+from shardwright.planner.judge.evaluate import Judged, merge
+from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
-from shardwright.planner.search.additive.context import Context
+from shardwright.planner.model.context import Context
 from shardwright.planner.search.answer import GIB, Findings, answer, fitting
-from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, merge
 from shardwright.planner.search.local.moves import Space, refine
 from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.named import named_strategies

@@ -16,7 +16,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import PARTIAL, Layout, local_shape
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
-from shardwright.planner.search.additive.context import Context
+from shardwright.planner.model.context import Context
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.rest import shard_further

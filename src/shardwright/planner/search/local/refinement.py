@@ -18,10 +18,10 @@ from shardwright.core.layout import local_bytes
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.arrangements import microbatch_counts
-from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, Run
+from shardwright.planner.judge.evaluate import Judged, Run
+from shardwright.planner.judge.incremental import Incremental
+from shardwright.planner.model.arrangements import microbatch_counts
+from shardwright.planner.model.context import Context
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
 from shardwright.planner.search.local.proposals import Proposals
 

@@ -12,7 +12,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
-from shardwright.planner.search.additive.context import Context, Training
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.reasons.rivals import Rivalry
 from shardwright.planner.search.reasons.runners_up import price_choices, runners_up
 from shardwright.planner.search.reasons.shadow import hardware_prices

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.explanation import Decision, ShadowPrice
 from shardwright.errors import InputError
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.arrangements import Arrangement, microbatch_counts
+from shardwright.planner.judge.evaluate import Judged, judge, merge
+from shardwright.planner.model.arrangements import Arrangement, microbatch_counts
+from shardwright.planner.model.context import Context
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
-from shardwright.planner.search.judge import Judged, judge, merge
 
 GIB = 2**30
 # So many candidates of a neighbour, and of those beyond the memory, are simulated.

@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from shardwright.core.explanation import Decision
 from shardwright.core.strategy import Strategy
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.additive.elimination import Elimination, Solutions
-from shardwright.planner.search.additive.factors import Factor, FactorGraph
-from shardwright.planner.search.additive.frontier import hull, slope
-from shardwright.planner.search.additive.problem import Problem
+from shardwright.planner.judge.evaluate import Judged, judge, merge
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
     MAX_POINTS,
     Candidate,
     likely_weights,
     to_strategy,
 )
-from shardwright.planner.search.judge import Judged, judge, merge
-from shardwright.planner.search.reasons.marginals import min_marginals
 from shardwright.planner.search.reasons.standing import Standing
+from shardwright.planner.solve.elimination import Elimination, Solutions
+from shardwright.planner.solve.factors import Factor, FactorGraph
+from shardwright.planner.solve.frontier import hull, slope
+from shardwright.planner.solve.marginals import min_marginals
 
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.

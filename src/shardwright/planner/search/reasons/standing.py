@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
-from shardwright.planner.search.additive.context import Context
-from shardwright.planner.search.additive.modes import in_modes
-from shardwright.planner.search.additive.parameters import num_levels, parameter_config
-from shardwright.planner.search.additive.problem import Problem
-from shardwright.planner.search.arrangements import Arrangement
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.modes import in_modes
+from shardwright.planner.model.parameters import num_levels, parameter_config
+from shardwright.planner.model.problem import Problem
 
 AXES = ("data", "outer", "tensor")
 T = TypeVar("T", str, int)
@@ -52,7 +52,7 @@ def standing(context: Context, strategy: Strategy) -> Standing | None:
     starts = _starts(context, strategy)
     if arrangement is None or starts is None:
         return None
-    problem = Problem(context, arrangement.mesh(0), arrangement.microbatches)
+    problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
     choices = _configs(problem, strategy) | _levels(problem, strategy) | _modes(problem, strategy)
     return Standing(arrangement=arrangement, problem=problem, choices=choices, starts=starts)
 
@@ -156,7 +156,7 @@ def _same(problem: Problem, tensor: int, config: ParameterConfig) -> Iterator[Pa
 
 def _modes(problem: Problem, strategy: Strategy) -> dict[int, int]:
     count = len(problem.context.ties.ranges)
-    told = [in_modes(problem, strategy, [mode] * count) for mode in problem.modes]
+    told = [in_modes(problem.context, strategy, [mode] * count) for mode in problem.modes]
     found: dict[int, int] = {}
     for lead, variable in problem.mode_of.items():
         mine = _again(problem, strategy, lead)

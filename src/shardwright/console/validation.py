@@ -1,0 +1,48 @@
+"""How predicted beside published runs sounds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from rich.text import Text
+
+from shardwright.console.terminal import Terminal
+from shardwright.core.accuracy import Validation
+from shardwright.report.text import plain_table
+from shardwright.report.validation import (
+    CASE_COLUMNS,
+    SOURCE_COLUMNS,
+    case_rows,
+    lines,
+    source_rows,
+)
+
+
+def show_validation(terminal: Terminal, found: Validation, with_cases: bool) -> None:
+    """Print what errors add up to, per source and overall, and every run if wanted."""
+    if with_cases:
+        table = plain_table(f"Runs of {found.file}")
+        for name in CASE_COLUMNS:
+            table.add_column(name, overflow="fold")
+        for row in case_rows(found.cases):
+            table.add_row(*map(Text, row))
+        terminal.say(table)
+    table = plain_table(f"Predicted against published, {found.file}")
+    for place, name in enumerate(SOURCE_COLUMNS):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for row in source_rows(found):
+        table.add_row(*map(Text, row))
+    terminal.say(table, Text("\n".join(lines(found))))
+    terminal.emit(
+        file=found.file,
+        overall=asdict(found.overall),
+        source_median=found.source_median,
+        source_median_baseline=found.source_median_baseline,
+        sources=[asdict(one) for one in found.sources],
+        reasons=[{"reason": reason, "count": count} for reason, count in found.reasons],
+        cases=[asdict(case) | {"error": case.error, "memory_error": case.memory_error}
+               for case in found.cases],
+        seconds=found.seconds,
+    )  # fmt: skip
+    if not with_cases:
+        terminal.next("`--cases` prints every run, `--json` all there is")

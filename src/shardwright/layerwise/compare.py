@@ -1,0 +1,155 @@
+"""The exact planner beside PipeDream's and BaPipe's, all judged by one cost model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy, ScheduleKind
+from shardwright.errors import InputError, NoPlan
+from shardwright.layerwise.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
+from shardwright.layerwise.events import StageTimes, replay
+from shardwright.layerwise.exact import plan_exact
+from shardwright.layerwise.pipedream import (
+    OURS,
+    Habits,
+    Level,
+    plan_levels,
+    plan_pipedream,
+)
+from shardwright.layerwise.problem import (
+    IN_FORWARD,
+    Crew,
+    PipelineProblem,
+    Placed,
+    all_reduce,
+    measure,
+)
+
+# Tried when no schedule is named: those of devices that run one operation at a time.
+EXPLORED: tuple[ScheduleKind, ...] = (*SYNCHRONOUS, "gpipe")
+ROUNDING = 1e-9  # of sums in another order
+
+
+def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
+    """Add the seconds of a replayed step, where the schedule has a flush and can be replayed."""
+    if plan.schedule in ("pipedream", "fbp-as"):
+        return plan
+    before = [1, *(stage.shards for stage in plan.stages)]
+    stages = [
+        StageTimes(
+            forward=stage.forward_seconds + IN_FORWARD * stage.collective_seconds,
+            backward=stage.compute_seconds
+            - stage.forward_seconds
+            + (1 - IN_FORWARD) * stage.collective_seconds,
+            receive=stage.receive_bytes / (min(shards, stage.shards) * problem.bandwidth),
+            message=_message(problem, stage),
+            replicas=stage.num_replicas,
+        )
+        for stage, shards in zip(plan.stages, before, strict=False)
+    ]
+    found = replay(stages, plan.schedule, problem.microbatches)
+    return dataclasses.replace(plan, simulated_seconds=found.seconds)
+
+
+def _message(problem: PipelineProblem, stage: PipelineStage) -> float:
+    """Seconds of the gradients' message at the end of a step."""
+    if stage.splits_weights:
+        return 0.0
+    return all_reduce(problem, stage.num_replicas, stage.parameter_bytes / stage.shards)
+
+
+def judged_as(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
+    """Return the same stages on the same workers as this problem's model counts them."""
+    place = {mask: cut for cut, mask in enumerate(problem.cuts.masks)}
+    done, stages = 0, list[Placed]()
+    for stage in plan.stages:
+        done |= sum(1 << layer for layer in stage.layers)
+        stages.append((place[done], Crew(stage.workers, stage.shards, stage.splits_weights)))
+    return measure(problem, stages, plan.planner)
+
+
+def _with_published_count(
+    problem: PipelineProblem, best: PipelinePlan, rivals: list[PipelinePlan]
+) -> tuple[PipelinePlan, list[PipelinePlan]]:
+    """Add what PipeDream's published optimizer takes each pipeline for.
+
+    It leaves out what the first stage sends, so that what it prints may be less than any pipeline
+    takes. Where a rival beats ours by that count, the best by it joins them.
+    """
+    published = dataclasses.replace(problem, formula="published")
+
+    def counted(plan: PipelinePlan) -> PipelinePlan:
+        return dataclasses.replace(plan, published_seconds=judged_as(published, plan).seconds)
+
+    best, rivals = counted(best), [counted(rival) for rival in rivals]
+    shortest = min((rival.published_seconds or 0.0 for rival in rivals), default=math.inf)
+    if shortest < (best.published_seconds or 0.0) * (1 - ROUNDING):
+        ours = judged_as(problem, plan_exact(published))
+        rivals.insert(0, counted(dataclasses.replace(ours, planner="exact, by PipeDream's count")))
+    return best, rivals
+
+
+def study_pipelines(
+    problem: PipelineProblem, schedules: tuple[ScheduleKind, ...] = ()
+) -> PipelineStudy:
+    """Plan with all planners; of ``schedules`` (none: the problem's) each takes its fastest.
+
+    Equal times: the earlier schedule. Raises NoPlan when nothing fits under any schedule.
+    """
+    schedules = schedules or (problem.schedule,)
+    best: PipelinePlan | None = None
+    refused: NoPlan | None = None
+    for schedule in schedules:
+        try:
+            found = plan_exact(dataclasses.replace(problem, schedule=schedule))
+        except NoPlan as error:
+            refused = error
+            continue
+        best = found if best is None or found.seconds < best.seconds else best
+    if best is None:
+        raise refused or NoPlan("no schedule was named")
+    judged = dataclasses.replace(problem, schedule=best.schedule)
+    rivals: list[PipelinePlan] = []
+    refusals: list[tuple[str, str]] = []
+    bapipe: tuple[ScheduleKind, ...] = tuple(
+        s for s in schedules if s in SYNCHRONOUS or s in STREAMING
+    ) or (best.schedule,)
+    for name, plan in (
+        ("pipedream", lambda: plan_pipedream(judged, counts_transfers=True)),
+        ("pipedream, transfers ignored", lambda: plan_pipedream(judged)),
+        ("bapipe", lambda: plan_bapipe(judged, bapipe)),
+    ):
+        try:
+            rivals.append(replayed(judged, dataclasses.replace(plan(), planner=name)))
+        except NoPlan as error:
+            refusals.append((name, str(error)))
+    best = replayed(judged, best)
+    if judged.schedule == "pipedream" and judged.formula == "code":
+        best, rivals = _with_published_count(judged, best, rivals)
+    return PipelineStudy(best=best, rivals=tuple(rivals), refusals=tuple(refusals))
+
+
+def study_levels(problem: PipelineProblem, levels: Sequence[Level]) -> PipelineStudy:
+    """Plan for workers in groups of groups, innermost level first, by PipeDream's recursion.
+
+    Raises InputError for what the recursion cannot express: kinds of workers, shards, a flush.
+    """
+    if len(problem.workers) > 1 or problem.microbatches or problem.shards > 1:
+        raise InputError(
+            "workers in levels must be equal, replicate their stages and run without a flush; give "
+            "one number of workers and one bandwidth, or leave kinds, --shards and --microbatches "
+            "out"
+        )
+    memory = min(kind.memory_bytes for kind in problem.workers)
+    common = Habits(counts_transfers=True, memory_bytes=memory, formula=problem.formula)
+    ours = dataclasses.replace(OURS, memory_bytes=memory, formula=problem.formula)
+    best = plan_levels(problem, levels, ours, "exact")
+    if problem.cuts.is_complete:
+        best = dataclasses.replace(best, bound=best.seconds)
+    try:
+        rival = plan_levels(problem, levels, common, "pipedream")
+    except NoPlan as error:
+        return PipelineStudy(best=best, rivals=(), refusals=(("pipedream", str(error)),))
+    return PipelineStudy(best=best, rivals=(rival,), refusals=())

@@ -1,0 +1,1 @@
+"""The one judge of strategies: lowered, simulated, and compared within the error of predictions."""

@@ -1,0 +1,299 @@
+"""The judge: what the simulator says about a strategy, and the gradient buckets it suggests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.plan import Objective
+from shardwright.core.program import Kind, Message, Program
+from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.core.timeline import Timeline
+from shardwright.planner.cost import collective_seconds, dollars_per_step, price
+from shardwright.planner.cost.burden import is_measured, message_burden
+from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.cost.price import Prices, Tariff
+from shardwright.planner.judge.ties import doubts_of
+from shardwright.planner.lower import lower
+from shardwright.planner.lower.unroll import Irregular, unroll
+from shardwright.planner.model.context import Context
+from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
+from shardwright.planner.simulate import Traits, period, simulate
+from shardwright.planner.space.seeds import capped_sync
+
+# Merging is for what starting messages comes to, as a share of a step.
+WORTHWHILE = 1e-3
+# Of more gradients the best buckets take too long: time grows with the square.
+MOST_GRADIENTS = 2000
+MOST_POWERS = 64  # of two, in bytes
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Judged:
+    """A strategy with its simulated objective.
+
+    ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
+    hideable message hidden (NaN for a strategy which did not come from the additive model).
+    """
+
+    strategy: Strategy
+    objective: Objective
+    stage_bytes: tuple[float, ...]
+    sources: tuple[tuple[str, float], ...]
+    least_seconds: float
+
+    @property
+    def bytes(self) -> float:
+        """Peak bytes on the fullest device."""
+        return self.objective.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per step."""
+        return self.objective.step_seconds
+
+
+# Judges a strategy, given the least seconds known of it; returns its Program and timeline too.
+Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
+
+
+def judge(
+    context: Context,
+    strategy: Strategy,
+    least_seconds: float = float("nan"),
+    judging: Run | None = None,
+) -> Judged:
+    """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered.
+
+    Where that is not possible, ``judging`` does it, if given.
+    """
+    found = _judge_abridged(context, strategy, least_seconds) if context.abridger.is_long else None
+    return found or (judging or partial(run, context))(strategy, least_seconds)[2]
+
+
+def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
+    """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
+    found = _priced_abridged(context, strategy)
+    return found and judge_program(context, *found, least_seconds)[1]
+
+
+def judge_closely(
+    context: Context, strategy: Strategy, *, runs_ahead: bool = False
+) -> tuple[Prices, Timeline, Judged]:
+    """Judge a strategy as ``judge`` does; return its prices and timeline too.
+
+    With ``runs_ahead`` its seconds are those from one step to the next, see ``simulate.period``.
+    """
+    program, prices = _priced(context, strategy)
+    timeline, judged = judge_program(context, program, prices, math.nan)
+    if runs_ahead:
+        objective = replace(judged.objective, step_seconds=period(program, timeline))
+        judged = replace(judged, objective=objective)
+    return prices, timeline, judged
+
+
+def weigh(context: Context, strategy: Strategy) -> tuple[Judged, dict[str, float]]:
+    """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
+    illegal."""
+    program, prices = _priced(context, strategy)
+    timeline, judged = judge_program(context, program, prices, math.nan)
+    return judged, doubts_of(program, prices, timeline)
+
+
+def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
+    found = _priced_abridged(context, strategy) if context.abridger.is_long else None
+    if found is not None:
+        return found
+    program = lower(context.graph, strategy, context.samples)
+    return program, price(program, context.graph, context.cluster, context.table)
+
+
+def _priced_abridged(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
+    abridged = context.abridger.abridge(strategy)
+    if abridged is None:
+        return None
+    try:
+        whole = unroll(abridged, strategy)
+    except Irregular:
+        return None
+    return whole.program, Tariff(whole.graph, context.shards).price(whole.program, whole.masters)
+
+
+def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:
+    """Merge gradients into the buckets that finish first, given when each is ready; keep the
+    better.
+
+    The gradients' ready times come from simulating the strategy with every gradient alone, by
+    ``judging`` if given. In deep graphs those of each block travel together first: then equal
+    blocks are still treated alike, and where starting a message a block is not felt, that is all.
+    What messages take from ranks that compute comes in no gradient's ready time; where that is
+    known, buckets of a given size are tried too.
+    """
+    judging = judging or partial(run, context)
+    parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
+    if pipeline.num_microbatches > 1:
+        # Of those sent with every microbatch merging would hold all back.
+        count = sum(one.sync == "step" for one in parameters)
+        if count * context.starting < WORTHWHILE * judged.seconds:
+            return judged
+    if context.abridger.is_long:
+        judged = _by_blocks(context, judged, judging)
+        starts = len(context.block_buckets) * context.starting
+        if starts < WORTHWHILE * judged.seconds or len(parameters) > MOST_GRADIENTS:
+            return judged
+    alone = replace(judged.strategy, gradient_sync=GradientSync())
+    program, timeline, _ = judging(alone, judged.least_seconds)
+    ways = [GradientSync(method="optimal", buckets=_buckets(context, program, timeline))]
+    if is_measured(context.table) and not context.abridger.is_long:
+        ways.append(capped_sync(context.graph))
+    best = judged
+    for sync in ways:
+        if any(len(bucket) > 1 for bucket in sync.buckets):
+            merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+            best = min(best, merged, key=lambda one: one.seconds)
+    return best
+
+
+def _by_blocks(context: Context, judged: Judged, judging: Run) -> Judged:
+    """Let the gradients of each block travel together; keep the better."""
+    sync = GradientSync(method="block", buckets=context.block_buckets)
+    if judged.strategy.gradient_sync == sync:
+        return judged
+    strategy = replace(judged.strategy, gradient_sync=sync)
+    merged = judge(context, strategy, judged.least_seconds, judging)
+    return merged if merged.seconds < judged.seconds else judged
+
+
+def run(
+    context: Context, strategy: Strategy, least_seconds: float
+) -> tuple[Program, Timeline, Judged]:
+    """Judge a strategy, and return its Program and timeline too."""
+    program = lower(context.graph, strategy, context.samples)
+    prices = price(program, context.graph, context.cluster, context.table)
+    timeline, judged = judge_program(context, program, prices, least_seconds)
+    return program, timeline, judged
+
+
+def judge_program(
+    context: Context,
+    program: Program,
+    prices: Prices,
+    least_seconds: float,
+    traits: Traits | None = None,
+) -> tuple[Timeline, Judged]:
+    """Simulate a strategy that is lowered and priced; ``traits`` as for ``simulate``."""
+    timeline = simulate(
+        program,
+        prices.seconds,
+        overlap_slowdown=context.cluster.overlap_slowdown,
+        scatter_copies=context.cluster.scatter_copies,
+        traits=traits,
+    )
+    fixed = context.table.overhead_map.get("process_bytes", 0.0)
+    peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
+    objective = Objective(
+        step_seconds=timeline.step_seconds,
+        peak_bytes=max(peaks),
+        dollars=dollars_per_step(context.cluster, program.strategy, timeline.step_seconds),
+    )
+    return timeline, Judged(
+        strategy=program.strategy,
+        objective=objective,
+        stage_bytes=peaks,
+        sources=prices.by_source(),
+        least_seconds=least_seconds,
+    )
+
+
+def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+    """Merge, per mesh and kind of message, the gradients in the order they became ready."""
+    channels: dict[tuple[object, ...], dict[int, tuple[float, float]]] = {}
+    groups: dict[tuple[object, ...], Message] = {}
+    last = _last_instruction(program)
+    for item, message in enumerate(program.messages):
+        if message.purpose != "synchronise" or item not in last or len(message.sources) != 1:
+            continue
+        source = program.values[message.sources[0]]
+        if source.role != "gradient" or message.destination >= 0 or not message.axes:
+            continue
+        if source.scope == "microbatch" and program.strategy.pipeline.num_microbatches > 1:
+            continue  # merging would hold gradients of every microbatch back
+        key = (message.mesh, message.axes, message.primitive, source.scope, source.dtype)
+        ready = _ready(program, timeline, last[item])
+        # A parameter that is used in two layouts has two gradients: they travel in one bucket.
+        channel = channels.setdefault(key, {})
+        known, size = channel.get(source.tensor, (0.0, 0.0))
+        channel[source.tensor] = max(known, ready), size + message.bytes
+        groups.setdefault(key, message)
+    buckets: list[tuple[int, ...]] = []
+    taken: set[int] = set()
+    for key, entries in channels.items():
+        fresh = sorted(
+            (ready, tensor, size)
+            for tensor, (ready, size) in entries.items()
+            if tensor not in taken
+        )
+        taken.update(tensor for _, tensor, _ in fresh)
+        merged = merge_gradients(
+            [ready for ready, _, _ in fresh],
+            [size for _, _, size in fresh],
+            _message_cost(context, program, groups[key]),
+        )
+        buckets += [tuple(fresh[position][1] for position in bucket) for bucket in merged]
+    return tuple(buckets)
+
+
+def _last_instruction(program: Program) -> dict[int, int]:
+    """Return, per message, its last instruction."""
+    found: dict[int, int] = {}
+    for index in np.flatnonzero(program.kind == Kind.MESSAGE):
+        found[int(program.item[index])] = int(index)
+    return found
+
+
+def _ready(program: Program, timeline: Timeline, index: int) -> float:
+    begin, stop = int(program.offset[index]), int(program.offset[index + 1])
+    before: NDArray[np.int32] = program.predecessor[begin:stop]
+    return float(timeline.end[before].max(initial=0.0))
+
+
+def _message_cost(context: Context, program: Program, message: Message) -> Cost:
+    """Return the seconds of merged messages by their bytes; merged items are also copied.
+
+    Read off between powers of two, since merging asks for the cost of every pair of gradients.
+    """
+    mesh = program.meshes[message.mesh]
+    routes = peer_groups(context.cluster, mesh, message.axes)
+    known: dict[int, float] = {}
+    lines = np.zeros((2, MOST_POWERS))  # seconds of no bytes, and per byte
+    drawn: set[int] = set()
+
+    def exactly(power: int) -> float:
+        if power not in known:
+            slowest = max(
+                collective_seconds(
+                    message.primitive, 2**power, devices, context.cluster, context.table, concurrent
+                ).seconds
+                for devices, concurrent in routes
+            )
+            held = message_burden(
+                message.primitive, 2**power, routes[0][0], context.cluster, context.table
+            ).held
+            known[power] = slowest + context.message_seconds + held
+        return known[power]
+
+    def cost(num_bytes: Sizes) -> Sizes:
+        powers = np.frexp(np.maximum(num_bytes, 1.0))[1] - 1
+        for power in set(powers.tolist()) - drawn:
+            low, high = exactly(power), exactly(power + 1)
+            lines[:, power] = 2 * low - high, (high - low) / 2**power
+            drawn.add(power)
+        constant, slope = lines[:, powers]
+        return constant + slope * num_bytes
+
+    return cost

@@ -1,0 +1,75 @@
+"""Judging one strategy after another: only what changed is lowered and priced again.
+
+``judge`` is the definition, this is its equal to the last bit. Local search asks it for strategies
+that differ little from those it asked for before (``lower.incremental``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.core.program import Program
+from shardwright.core.strategy import Strategy
+from shardwright.core.timeline import Timeline
+from shardwright.planner.cost.price import Tariff
+from shardwright.planner.judge.evaluate import Judged, judge_program
+from shardwright.planner.lower.incremental import IncrementalLowering
+from shardwright.planner.model.context import Context
+from shardwright.planner.simulate import Traits
+
+# Strategies on so many lists of meshes (or with so many counts of microbatches) are remembered: a
+# search that tries another and comes back goes on where it was.
+MOST_FRAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What is remembered of strategies on the same meshes."""
+
+    lowering: IncrementalLowering
+    tariff: Tariff
+    traits: Traits
+
+
+class Incremental:
+    """Judges strategies of one context, each quickly where it resembles one of the last.
+
+    It compares by itself, operator by operator, what a strategy has in common with those before.
+    Strategies on other meshes, with other microbatches or in another precision than the last few
+    begin anew. It is quickest where unchanged configs are the same objects.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._frames: dict[object, _Frame] = {}  # the last used comes last
+
+    @cached_property
+    def _lowering(self) -> IncrementalLowering:
+        return IncrementalLowering(self.context.graph, self.context.samples)
+
+    def judge(self, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
+        """Return what ``judge`` returns: every field is equal."""
+        return self.run(strategy, least_seconds)[2]
+
+    def run(self, strategy: Strategy, least_seconds: float) -> tuple[Program, Timeline, Judged]:
+        """Return what ``judge.run`` returns, the Program with other numbers of values, segments and
+        messages (``IncrementalLowering``)."""
+        frame = self._frame(strategy)
+        program = frame.lowering.lower(strategy)
+        prices = frame.tariff.price(program)
+        timeline, judged = judge_program(self.context, program, prices, least_seconds, frame.traits)
+        return program, timeline, judged
+
+    def _frame(self, strategy: Strategy) -> _Frame:
+        context, frames = self.context, self._frames
+        key = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
+        frame = frames.pop(key, None) or _Frame(
+            self._lowering.anew(),
+            Tariff(context.graph, context.shards),
+            Traits(),
+        )
+        frames[key] = frame
+        if len(frames) > MOST_FRAMES:
+            del frames[next(iter(frames))]
+        return frame

@@ -1,0 +1,266 @@
+"""Terms of activations: what it costs to bring them from their maker's layout to their readers'.
+
+Lowering makes one copy of a tensor per distinct (value, gradient) pair of layouts, always from the
+original. With one reader that is a table over two configs. With several readers a copy that more
+than one may want becomes a yes/no decision: the maker pays for it, readers that want it require it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.halo import Halos, extended_shape
+from shardwright.core.layout import PARTIAL, Layout, local_shape
+from shardwright.planner.cost.compute import has_backward
+from shardwright.planner.model.context import num_bytes
+from shardwright.planner.model.flows import Flow
+from shardwright.planner.model.modes import KEEP
+from shardwright.planner.model.terms import (
+    EACH,
+    FLIGHT,
+    NUM_COLUMNS,
+    ONCE,
+    TRANSIENT,
+    Term,
+)
+
+if TYPE_CHECKING:
+    from shardwright.planner.model.decisions import Decisions, Variables
+    from shardwright.planner.space.configs import Pair
+
+Key = tuple[Layout, Layout | None, Halos]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """Seconds of one copy, forward and backward, and the bytes it adds until backward."""
+
+    forward: float
+    backward: float
+    bytes: int
+
+
+def activation_terms(decisions: Decisions, variables: Variables) -> list[Term]:
+    """Return the terms of every activation; adds the variables of shared copies."""
+    terms: list[Term] = []
+    for flow in decisions.context.flows:
+        terms += _Copies(decisions, variables, flow).terms()
+    return terms
+
+
+class _Copies:
+    """Builds the terms of one tensor."""
+
+    def __init__(self, decisions: Decisions, variables: Variables, flow: Flow) -> None:
+        self.decisions, self.variables, self.flow = decisions, variables, flow
+        context = decisions.context
+        graph = context.graph
+        self.spec = graph.tensors[flow.tensor]
+        self.shape = decisions.shape(flow.tensor, flow.maker)
+        self.once = context.is_once(flow.maker)
+        made = [
+            context.placements(flow.maker, dims).outputs[flow.position]
+            for dims in decisions.domains[flow.maker]
+        ]
+        self.sources = [self._key(pair) for pair in made]
+        lenient = context.hands_on[flow.maker]
+        self.open_axes = [
+            tuple(
+                lenient and name == "" and axis == "data"
+                for name, axis in zip(dims, decisions.mesh.axes, strict=True)
+            )
+            for dims in decisions.domains[flow.maker]
+        ]
+        self.wanted = [
+            [
+                self._key(pair)
+                for dims in decisions.domains[reader]
+                for pair in (context.placements(reader, dims).inputs[position],)
+            ]
+            for reader, position in flow.readers
+        ]
+        first = graph.consumers[flow.tensor][0]
+        lead = context.ties.class_of(context.ties.block[first])
+        inside = {context.ties.block[r] for r in graph.consumers[flow.tensor]}
+        self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
+        self.modes = decisions.modes if self.switch is not None else (KEEP,)
+
+    def _key(self, pair: Pair) -> Key:
+        return (pair.value, pair.gradient if self.spec.needs_gradient else None, pair.halos)
+
+    def terms(self) -> list[Term]:
+        shared = self._shared()
+        maker = self.decisions.config_of[self.flow.maker]
+        terms: list[Term] = []
+        for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
+            alone = self._table(self.sources, wanted, [reader], skip=frozenset(shared))
+            terms += self._pair_terms(maker, self.decisions.config_of[reader], alone)
+        terms += self._sums()
+        for key in shared:
+            copy = self.variables.add(2)
+            readers = [reader for reader, _ in self.flow.readers]
+            made = self._table(self.sources, [key], readers, skip=frozenset())[:, :, 0]
+            columns = np.stack([np.zeros_like(made), made], axis=2)
+            terms += self._switched((maker, copy), columns)
+            terms += self._requirements(copy, key)
+        return terms
+
+    def _sums(self) -> list[Term]:
+        """Charge readers of one copy for adding their gradients up, neighbour to neighbour.
+
+        Of k readers in the same layouts k - 1 add to what is there. Counting neighbours only never
+        counts more, and just as much where those that agree stand together.
+        """
+        if not self.spec.needs_gradient or self.once:
+            return []
+        terms: list[Term] = []
+        blocks = self._reading_blocks()
+        graph = self.decisions.context.graph
+        ends = [
+            end
+            for end in zip(self.flow.readers, self.wanted, strict=True)
+            if has_backward(graph, graph.operators[end[0][0]])
+        ]
+        for ((left, first), here), ((right, second), there) in itertools.pairwise(ends):
+            if blocks[left, first] != blocks[right, second]:
+                continue  # a stage may begin between them
+            table = np.zeros((NUM_COLUMNS, len(here), len(there), 1))
+            for key in set(here) & set(there):
+                rows = np.flatnonzero([k == key for k in here])
+                columns = np.flatnonzero([k == key for k in there])
+                table[EACH, rows[:, None], columns[None, :], 0] = self._sum_seconds(key)
+            one, other = self.decisions.config_of[left], self.decisions.config_of[right]
+            if one == other:
+                table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
+                terms.append(Term((one,), table[..., 0], self.flow.blocks))
+            else:
+                ordered = table if one < other else table.swapaxes(1, 2)
+                pair = (min(one, other), max(one, other))
+                terms.append(Term(pair, ordered[..., 0], self.flow.blocks))
+        return terms
+
+    def _reading_blocks(self) -> dict[tuple[int, int], int]:
+        """Return the block of every reader, by its root and position."""
+        graph, ties = self.decisions.context.graph, self.decisions.context.ties
+        return {
+            (ties.root[reader], position): ties.block[reader]
+            for reader in graph.consumers[self.flow.tensor]
+            for position, read in enumerate(graph.operators[reader].inputs)
+            if read == self.flow.tensor
+        }
+
+    def _sum_seconds(self, key: Key) -> float:
+        local = local_shape(self.shape, key[0], self.decisions.mesh.sizes)
+        size = num_bytes(extended_shape(local, key[2]), self.spec.dtype)
+        return self.decisions.context.touch_seconds(3 * size)
+
+    def _shared(self) -> tuple[Key, ...]:
+        """Return the pairs which two or more readers may want and some maker does not offer, in the
+        order in which they are wanted: that of a set would differ from run to run."""
+        if len(self.flow.readers) < 2:
+            return ()
+        count: dict[Key, int] = {}
+        for wanted in self.wanted:
+            for key in dict.fromkeys(wanted):
+                count[key] = count.get(key, 0) + 1
+        offered = set(self.sources)
+        only = next(iter(offered)) if len(offered) == 1 else None
+        return tuple([key for key, times in count.items() if times > 1 and key != only])
+
+    def _table(
+        self, sources: list[Key], wanted: list[Key], readers: list[int], skip: frozenset[Key]
+    ) -> NDArray[np.float64]:
+        """Return columns over (maker config, reader config, mode), repeats shared.
+
+        Of the ``readers`` (roots) that may read the copy, one that runs again needs it again.
+        """
+        made = list(zip(sources, self.open_axes, strict=True))
+        places = {entry: i for i, entry in enumerate(dict.fromkeys(made))}
+        columns = {key: j for j, key in enumerate(dict.fromkeys(wanted))}
+        table = np.zeros((NUM_COLUMNS, len(places), len(columns), len(self.modes)))
+        seconds = ONCE if self.once else EACH
+        # Which of them will read it is not known; charged is what is certain.
+        whole = [mode.whole and all(map(mode.repeats, readers)) for mode in self.modes]
+        for (source, axes), i in places.items():
+            for target, j in columns.items():
+                if source == target or target in skip:
+                    continue
+                crossing = self._crossing(source, axes, target)
+                both = crossing.forward + crossing.backward
+                if both == float("inf"):
+                    table[EACH, i, j] = both
+                    continue
+                for number, mode in enumerate(self.modes):
+                    is_needed = whole[number] or (mode.copies and crossing.bytes > 0)
+                    again = crossing.forward if is_needed and not self.once else 0.0
+                    table[seconds, i, j, number] = both + again
+                    table[TRANSIENT if mode.copies else FLIGHT, i, j, number] = crossing.bytes
+        row = [places[entry] for entry in made]
+        column = [columns[key] for key in wanted]
+        return table[:, np.array(row)[:, None], np.array(column)[None, :]]
+
+    def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
+        wires, context = self.decisions.wires, self.decisions.context
+        forward = wires.reshard(self.shape, self.spec.dtype, source[0], target[0])
+        if forward < math.inf:
+            forward += wires.held(self.shape, self.spec.dtype, source[0], target[0])
+        backward = 0.0
+        if source[1] is not None and target[1] is not None:
+            # A sum over samples that no one needs here yet passes on as a partial gradient.
+            home = tuple(
+                PARTIAL if is_open and wanted == PARTIAL else placement
+                for placement, wanted, is_open in zip(source[1], target[1], axes, strict=True)
+            )
+            backward = wires.reshard(self.shape, self.spec.dtype, target[1], home)
+            if backward < math.inf:
+                backward += wires.held(self.shape, self.spec.dtype, target[1], home)
+        if target[2]:
+            local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
+            exchange = wires.halos(local, self.spec.dtype, target[2])
+            forward += exchange
+            backward += exchange if self.spec.needs_gradient else 0.0
+        size = 0
+        kept = context.saves.kept_below[self.flow.tensor] and not self.once
+        if source[0] != target[0] or target[2]:
+            forward += context.segment_seconds
+            backward += context.segment_seconds if self.spec.needs_gradient else 0.0
+            if kept and forward < float("inf"):
+                local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
+                size = num_bytes(extended_shape(local, target[2]), self.spec.dtype)
+        return _Crossing(forward, backward, size)
+
+    def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:
+        """Return the term of a table over maker and reader, possibly one and the same variable."""
+        if not table.any():
+            return []
+        if maker == reader:
+            table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
+            return self._switched((maker,), table)
+        if maker > reader:
+            return self._switched((reader, maker), table.swapaxes(1, 2))
+        return self._switched((maker, reader), table)
+
+    def _switched(self, scope: tuple[int, ...], table: NDArray[np.float64]) -> list[Term]:
+        """Attach the decision on the mode (the last axis) where there is one and it matters."""
+        if self.switch is None:
+            return [Term(scope, table[..., 0], self.flow.blocks)]
+        order = sorted((*scope, self.switch))
+        axes = [(*scope, self.switch).index(variable) + 1 for variable in order]
+        return [Term(tuple(order), table.transpose(0, *axes), self.flow.blocks)]
+
+    def _requirements(self, copy: int, key: Key) -> list[Term]:
+        terms: list[Term] = []
+        for (reader, _), wanted in zip(self.flow.readers, self.wanted, strict=True):
+            columns = np.zeros((NUM_COLUMNS, len(wanted), 2))
+            columns[EACH, [k == key for k in wanted], 0] = np.inf
+            if columns.any():
+                terms.append(
+                    Term((self.decisions.config_of[reader], copy), columns, self.flow.blocks)
+                )
+        return terms

@@ -1,0 +1,149 @@
+"""The outer choices: how many devices, stages, mesh axes and microbatches.
+
+Devices are taken in rank order, stages outermost, then the data axis, then the tensor axis, so that
+the heaviest talkers are neighbours on the fastest links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.legality import MOST_MICROBATCHES
+from shardwright.core.strategy import Mesh, ScheduleName
+from shardwright.planner.model.context import Context
+
+# A tensor axis beyond one host pays for every operator on the slow links; small clusters may try,
+# and others where little else helps (``free_axes``).
+SMALL_GROUP = 8
+# Two free axes square the number of configs; that is tried in graphs of no more operators.
+FEW = 100
+# More than so many doublings of the microbatches beyond the stages shrink the bubble below 6 %.
+MAX_FILLS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Arrangement:
+    """Stages x data x outer x tensor devices, and how many microbatches pass through.
+
+    The data axis splits samples alone; the other two whatever each operator likes, the outer one
+    between hosts where there are several.
+    """
+
+    stages: int
+    data: int
+    tensor: int
+    microbatches: int
+    schedule: ScheduleName = "1f1b"
+    outer: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in use."""
+        return self.stages * self.width
+
+    @property
+    def width(self) -> int:
+        """Devices of a stage."""
+        return self.data * self.outer * self.tensor
+
+    def mesh(self, stage: int) -> Mesh:
+        """Return a stage's mesh."""
+        axes = [("data", self.data), ("outer", self.outer), ("tensor", self.tensor)]
+        kept = [axis for axis in axes if axis[1] > 1] or axes[:1]
+        width = self.width
+        return Mesh(
+            axes=tuple(name for name, _ in kept),
+            sizes=tuple(size for _, size in kept),
+            devices=tuple(range(stage * width, (stage + 1) * width)),
+        )
+
+
+def global_batch(context: Context) -> int:
+    """Return the number of samples in a step."""
+    tensors, dims = context.graph.tensors, context.samples.tensor_dim
+    sizes = [tensors[i].shape[dims[i]] for i in context.graph.inputs if dims[i] >= 0]
+    return max(sizes, default=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Arrangements that differ in nothing but the number of microbatches, fewest first."""
+
+    stages: int
+    data: int
+    tensor: int
+    microbatches: tuple[int, ...]
+    outer: int = 1
+
+    @property
+    def arrangements(self) -> tuple[Arrangement, ...]:
+        """One per number of microbatches."""
+        return tuple(
+            Arrangement(
+                stages=self.stages, data=self.data, outer=self.outer, tensor=self.tensor,
+                microbatches=count,
+            )
+            for count in self.microbatches
+        )  # fmt: skip
+
+
+def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
+    """Yield every shape of so many devices that divides the batch, in a fixed order."""
+    widest = _widest(context.cluster)
+    for stages in _divisors(min(num_devices, len(context.ties.ranges)), num_devices):
+        width = num_devices // stages
+        for tensor in _divisors(min(width, widest), width):
+            data = width // tensor
+            counts = microbatch_counts(context, data, stages)
+            if counts:
+                yield Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
+
+
+def free_axes(context: Context, num_devices: int) -> Iterator[Shape]:
+    """Yield the shapes in which every operator splits what it likes over all devices, if ``shapes``
+    does not: over one axis, and in graphs of few operators over two."""
+    counts = microbatch_counts(context, 1, 1)
+    one = Shape(stages=1, data=1, tensor=num_devices, microbatches=counts)
+    if num_devices > _widest(context.cluster):
+        yield one
+    if len(context.graph.operators) <= FEW:
+        for outer in _divisors(num_devices // 2, num_devices)[1:]:
+            yield replace(one, outer=outer, tensor=num_devices // outer)
+
+
+def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ...]:
+    """Return powers of two that divide a device's samples, at most ``MOST_MICROBATCHES`` and enough
+    to fill the stages where possible; none where the batch does not divide."""
+    samples, rest = divmod(global_batch(context), data)
+    if rest:
+        return ()
+    if context.samples.blocker:
+        return (1,)
+    counts = [1]
+    while samples % (2 * counts[-1]) == 0 and counts[-1] < MOST_MICROBATCHES:
+        counts.append(2 * counts[-1])
+    full = tuple(count for count in counts if count >= stages)
+    return full[:MAX_FILLS] if stages > 1 else tuple(counts)
+
+
+def device_counts(context: Context) -> tuple[int, ...]:
+    """Return all devices, then halves of them while whole hosts or equal parts of one remain."""
+    counts = [context.num_devices]
+    while counts[-1] % 2 == 0:
+        counts.append(counts[-1] // 2)
+    if counts[-1] != 1:
+        counts.append(1)
+    return tuple(counts)
+
+
+def _widest(cluster: Cluster) -> int:
+    """Return the most devices that a tensor axis beside a data axis has."""
+    hosts = Counter(device.host for device in cluster.devices)
+    return max(SMALL_GROUP, *hosts.values())
+
+
+def _divisors(limit: int, number: int) -> list[int]:
+    return [value for value in range(1, limit + 1) if number % value == 0]

@@ -1,0 +1,102 @@
+"""What has to be decided on one mesh under one number of microbatches, before anything has a price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from shardwright.core.strategy import Mesh
+from shardwright.planner.model.context import Context, Shape, Shapes, Wires, local_shapes
+from shardwright.planner.model.domains import Dims, domain, least_seconds
+from shardwright.planner.model.modes import KEEP, Mode, find_modes
+
+
+class Variables:
+    """The variables of a problem while it is stated: how many values each has."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = list(sizes)
+        self.level_of: dict[int, int] = {}  # by (root) parameter
+
+    def add(self, size: int) -> int:
+        """Add a variable and return its index."""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """A config per (root) operator of ``domains``, and a mode per class of blocks that has equals.
+
+    ``config_of`` and ``mode_of`` are variables by operator and by the class's first block;
+    ``choices`` how many values each variable has.
+    """
+
+    context: Context
+    mesh: Mesh
+    num_microbatches: int
+    roots: tuple[int, ...]
+    domains: dict[int, tuple[Dims, ...]]
+    config_of: dict[int, int]
+    modes: tuple[Mode, ...]
+    mode_of: dict[int, int]
+    choices: tuple[int, ...]
+
+    @classmethod
+    def of(cls, context: Context, mesh: Mesh, num_microbatches: int) -> Self:
+        """List them; equal operators share their domain."""
+        ties = context.ties
+        roots = tuple(i for i, root in enumerate(ties.root) if root == i)
+        alike = {context.sort(i): i for i in reversed(roots)}
+        domains = {s: domain(context, mesh, num_microbatches, i) for s, i in alike.items()}
+        own = {i: domains[context.sort(i)] for i in roots}
+        modes = find_modes(context, mesh)
+        leads = [lead for lead, members in ties.classes.items() if len(members) > 1]
+        return cls(
+            context=context,
+            mesh=mesh,
+            num_microbatches=num_microbatches,
+            roots=roots,
+            domains=own,
+            config_of={root: variable for variable, root in enumerate(roots)},
+            modes=modes,
+            mode_of={lead: len(roots) + number for number, lead in enumerate(leads)},
+            choices=(*(len(own[i]) for i in roots), *(len(modes) for _ in leads)),
+        )
+
+    @cached_property
+    def wires(self) -> Wires:
+        """The prices of messages on the mesh."""
+        return self.context.wires(self.mesh)
+
+    @cached_property
+    def least_work(self) -> tuple[float, float]:
+        """Seconds of the operators alone, each split as well as it can be: those of a microbatch
+        through all blocks, and those once per step. No plan on this mesh has less to compute.
+        """
+        context, each, once = self.context, 0.0, 0.0
+        for index in self.roots:
+            options = self.domains[index]
+            least = least_seconds(context, index, options, self.mesh.sizes, self.num_microbatches)
+            block = context.ties.block[index]
+            total = least * len(context.ties.classes[context.ties.class_of(block)])
+            if context.is_once(index):
+                once += total
+            else:
+                each += total
+        return each, once
+
+    def shape(self, tensor: int, reader: int) -> Shape:
+        """Return a tensor's shape before sharding as ``reader`` (or its maker) sees it."""
+        whole = self.context.is_once(reader)
+        return self.context.shape(tensor, 1 if whole else self.num_microbatches)
+
+    def local(self, index: int, dims: Dims) -> tuple[Shapes, Shapes]:
+        """Return the local input and output shapes of an operator."""
+        count = 1 if self.context.is_once(index) else self.num_microbatches
+        return local_shapes(self.context, index, dims, self.mesh.sizes, count)
+
+    def modes_of(self, block: int) -> tuple[Mode, ...]:
+        """Return the modes of a block; only those that have equals choose."""
+        return self.modes if self.context.ties.class_of(block) in self.mode_of else (KEEP,)

@@ -1,0 +1,75 @@
+"""The configs that operators choose from on one mesh, and the least work that any choice leaves."""
+
+from __future__ import annotations
+
+import math
+
+from shardwright.core.strategy import Mesh
+from shardwright.planner.model.context import Context, local_shapes
+from shardwright.planner.space import choices
+from shardwright.planner.space.iteration import PLUS
+
+Dims = tuple[str, ...]
+
+
+def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> tuple[Dims, ...]:
+    """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
+    iteration, sample = context.iteration(index), context.samples.operator_dim[index]
+    options = choices(iteration, mesh.sizes, sample, num_microbatches)
+    operator, tensors = context.graph.operators[index], context.graph.tensors
+    if any(tensors[operator.inputs[position]].producer < 0 for position in iteration.linear):
+        # What enters from outside cannot be a partial sum.
+        options = tuple([dims for dims in options if PLUS not in dims])
+    name = context.sample_names[index]
+    if context.is_strict and name and "tensor" in mesh.axes:
+        place = mesh.axes.index("tensor")
+        options = tuple([dims for dims in options if dims[place] != name])
+    if mesh.axes[0] != "data" or mesh.sizes[0] == 1:
+        return options
+    split = tuple([dims for dims in options if name and dims[0] == name])
+    return split or tuple([dims for dims in options if dims[0] in ("", PLUS)])
+
+
+def least_seconds(
+    context: Context, index: int, options: tuple[Dims, ...], sizes: tuple[int, ...], pieces: int
+) -> float:
+    """Return the seconds of an operator, forward and backward in one of so many microbatches, split
+    as well as it can be over axes of these sizes."""
+    count = 1 if context.is_once(index) else pieces
+    costs = (
+        context.seconds(index, *local_shapes(context, index, dims, sizes, count))
+        for dims in options
+    )
+    return min(cost.forward + cost.backward for cost in costs)
+
+
+def takes_at_least(
+    context: Context, mesh: Mesh, pieces: int, rounds: tuple[float, float], seconds: float
+) -> bool:
+    """Whether a step on a mesh must take at least so many seconds, by the operators' work alone.
+
+    ``rounds``: how often a microbatch's work and the step's own count. Work that divides evenly is
+    replaced by what the operators' domains really allow, those of a sort together and the longest
+    first, until the sum says so: mostly after a few.
+    """
+    if seconds == math.inf:
+        return False
+    ties = context.ties
+    weights: dict[int, float] = {}
+    alike: dict[int, tuple[int, float]] = {}  # one of each sort, and its seconds if it divides
+    for index, whole in context.serial_work.items():
+        is_once, sort = context.is_once(index), context.sort(index)
+        count = len(ties.classes[ties.class_of(ties.block[index])])
+        weights[sort] = weights.get(sort, 0.0) + count * (rounds[1] if is_once else rounds[0])
+        alike[sort] = index, whole / len(mesh.devices) / (1 if is_once else pieces)
+    work = {sort: weight * alike[sort][1] for sort, weight in weights.items()}
+    total = sum(work.values())
+    for sort in sorted(work, key=lambda sort: -work[sort]):
+        if total >= seconds:
+            return True
+        if weights[sort] > 0:
+            index, even = alike[sort]
+            options = domain(context, mesh, pieces, index)
+            real = least_seconds(context, index, options, mesh.sizes, pieces)
+            total += weights[sort] * (real - even)
+    return total >= seconds

@@ -1,0 +1,245 @@
+"""Terms of parameters: memory at rest, gathers before use, gradient synchronisation, the update.
+
+A parameter's *level* says how much is sharded beyond its use over the axes that would keep copies:
+0 nothing, 1 the optimizer's share (ZeRO-1), 2 gradients too, reduced in every microbatch (ZeRO-2),
+3 the parameter at rest as well (ZeRO-3, FSDP), 4 the same, but kept from forward to backward (FSDP's
+SHARD_GRAD_OP). The last is for one microbatch: with more, what stays whole is gathered less often;
+and not for what the last block reads, which is kept at level 3 as well, its backward being next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.graph import TensorSpec
+from shardwright.core.layout import PARTIAL, Layout, local_bytes
+from shardwright.core.strategy import ParameterConfig
+from shardwright.planner.model.terms import (
+    EACH,
+    GATHER,
+    KEPT,
+    NUM_COLUMNS,
+    ONCE,
+    SYNC,
+    TRANSIENT,
+    Term,
+)
+from shardwright.planner.space.configs import Pair
+from shardwright.planner.space.rest import shard_further
+
+if TYPE_CHECKING:
+    from shardwright.planner.model.decisions import Decisions, Variables
+
+LEVELS = 5
+KEEPS = 4
+
+
+def parameter_config(
+    shape: tuple[int, ...], use: Layout, axis_sizes: tuple[int, ...], level: int
+) -> ParameterConfig:
+    """Return how a parameter with this layout in use is kept at a level."""
+    fine = shard_further(shape, use, axis_sizes)
+    return ParameterConfig(
+        rest=fine if level >= 3 else use,
+        optimizer=fine if level >= 1 else use,
+        sync="microbatch" if level >= 2 else "step",
+        keeps=level == KEEPS and fine != use,
+    )
+
+
+def num_levels(decisions: Decisions, tensor: int) -> int:
+    """Return among how many levels a trained parameter may choose."""
+    is_last = tensor in decisions.context.read_last
+    return LEVELS if decisions.num_microbatches == 1 and not is_last else KEEPS
+
+
+def parameter_terms(decisions: Decisions, variables: Variables) -> list[Term]:
+    """Return the terms of every parameter; adds the variables of their levels."""
+    graph, ties = decisions.context.graph, decisions.context.ties
+    terms: list[Term] = []
+    for tensor in graph.parameters:
+        readers = graph.consumers[tensor]
+        if not readers or ties.root[readers[0]] != readers[0]:
+            continue
+        terms.append(_home_term(decisions, variables, tensor))
+        seen = {readers[0]}
+        for reader in readers[1:]:
+            root = ties.root[reader]
+            if root not in seen:
+                seen.add(root)
+                terms += _away_terms(decisions, variables, tensor, root)
+    return terms
+
+
+def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
+    """Return the parameter's layouts under each config of a reader (a root)."""
+    context = decisions.context
+    operator = context.graph.operators[reader]
+    position = next(
+        (p for p, t in enumerate(operator.inputs) if t == tensor),
+        -1,
+    )
+    if position < 0:  # a root of another block reads its own parameter in this one's place
+        position = _position_of_tied(decisions, tensor, reader)
+    hands_on, mesh = context.hands_on[reader], decisions.mesh
+    pairs: list[Pair] = []
+    for dims in decisions.domains[reader]:
+        pair = context.placements(reader, dims).inputs[position]
+        gradient = tuple(
+            PARTIAL if hands_on and name == "" and axis == "data" and size > 1 else placed
+            for name, axis, size, placed in zip(
+                dims, mesh.axes, mesh.sizes, pair.gradient, strict=True
+            )
+        )
+        pairs.append(Pair(pair.value, gradient))
+    return pairs
+
+
+def _position_of_tied(decisions: Decisions, tensor: int, root: int) -> int:
+    graph, ties = decisions.context.graph, decisions.context.ties
+    reader = next(r for r in graph.consumers[tensor] if ties.root[r] == root)
+    return graph.operators[reader].inputs.index(tensor)
+
+
+def _home_term(decisions: Decisions, variables: Variables, tensor: int) -> Term:
+    """Build the term of a parameter with its first reader: over (config, level)."""
+    context = decisions.context
+    reader = context.graph.consumers[tensor][0]
+    trained = context.graph.tensors[tensor].needs_gradient
+    can_shard = trained and math.prod(decisions.mesh.sizes) > 1
+    pairs = _pairs(decisions, tensor, reader)
+    levels = num_levels(decisions, tensor) if can_shard else 1
+    columns = np.zeros((NUM_COLUMNS, len(pairs), levels))
+    for choice, pair in enumerate(pairs):
+        for level in range(levels):
+            columns[:, choice, level] = (
+                _trained(decisions, tensor, pair, level)
+                if trained
+                else _frozen(decisions, tensor, pair)
+            )
+    blocks = context.ties.classes[context.ties.block[reader]]
+    config = decisions.config_of[reader]
+    if not can_shard:
+        return Term((config,), columns[:, :, 0], blocks)
+    level = variables.level_of[tensor] = variables.add(levels)
+    return Term((config, level), columns, blocks)
+
+
+def _frozen(decisions: Decisions, tensor: int, pair: Pair) -> NDArray[np.float64]:
+    spec = decisions.context.graph.tensors[tensor]
+    column = np.zeros(NUM_COLUMNS)
+    column[KEPT] = local_bytes(spec.shape, spec.dtype, pair.value, decisions.mesh.sizes)
+    return column
+
+
+def _trained(decisions: Decisions, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
+    """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
+    spec = decisions.context.graph.tensors[tensor]
+    is_last = tensor in decisions.context.read_last
+    key = (spec.shape, spec.dtype, pair, level, decisions.num_microbatches, is_last)
+    known = decisions.wires.parameters
+    if key not in known:
+        gathers = 1 if is_last or level == KEEPS else 2
+        known[key] = _columns(decisions, spec, pair, level, gathers=gathers)
+    return known[key]
+
+
+def _columns(
+    decisions: Decisions, spec: TensorSpec, pair: Pair, level: int, *, gathers: int
+) -> NDArray[np.float64]:
+    """Follow what lowering does with a parameter that is gathered so often per microbatch."""
+    context, wires, sizes = decisions.context, decisions.wires, decisions.mesh.sizes
+    kept = parameter_config(spec.shape, pair.value, sizes, level)
+    master = context.master_dtype(spec.dtype)
+
+    def size(layout: Layout, dtype: str) -> int:
+        return local_bytes(spec.shape, dtype, layout, sizes)
+
+    column = np.zeros(NUM_COLUMNS)
+    sync = sync_seconds(decisions, spec, pair.gradient, kept)
+    gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+    back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
+    total = context.sum_dtype(spec.dtype, decisions.num_microbatches) if level < 2 else spec.dtype
+    if math.inf in (sync, gather, back):
+        column[EACH] = math.inf
+        return column
+    column[GATHER if level >= 2 else SYNC] += sync
+    column[GATHER] += gathers * gather
+    way = (pair.gradient, kept.optimizer)
+    column[EACH if level >= 2 else ONCE] += wires.lost(spec.shape, spec.dtype, *way)
+    column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
+    if level < 2:
+        # Every microbatch but the first adds its gradient to the kept one.
+        share = 1 - 1 / decisions.num_microbatches
+        touched = size(pair.value, spec.dtype) + 2 * size(pair.value, total)
+        column[EACH] += share * context.touch_seconds(touched)
+    column[ONCE] += back + context.update_seconds(size(kept.optimizer, spec.dtype))
+    state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
+    column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
+    if kept.rest != kept.optimizer or master != spec.dtype:
+        column[KEPT] += size(kept.optimizer, master)
+    if pair.gradient != kept.optimizer or master != total:
+        column[TRANSIENT if level >= 2 else KEPT] += size(pair.value, total)
+    if level >= 3:
+        column[KEPT if kept.keeps else TRANSIENT] += size(pair.value, spec.dtype)
+    return column
+
+
+def sync_seconds(
+    decisions: Decisions, spec: TensorSpec, gradient: Layout, kept: ParameterConfig
+) -> float:
+    """Price a gradient's synchronisation; one message may carry many of one step's."""
+    way = (spec.shape, spec.dtype, gradient, kept.optimizer)
+    if kept.sync == "step" or decisions.num_microbatches == 1:
+        return decisions.wires.merged(*way)
+    return decisions.wires.reshard(*way)
+
+
+def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:
+    """Return the term of a shared parameter's further reader: over both configs and the level."""
+    context, wires, sizes = decisions.context, decisions.wires, decisions.mesh.sizes
+    home = context.graph.consumers[tensor][0]
+    spec = context.graph.tensors[tensor]
+    first, second = _pairs(decisions, tensor, home), _pairs(decisions, tensor, root)
+    level_variable = variables.level_of.get(tensor)
+    levels = num_levels(decisions, tensor) if level_variable is not None else 1
+    columns = np.zeros((NUM_COLUMNS, len(first), len(second), levels))
+    for i, pair in enumerate(first):
+        for j, other in enumerate(second):
+            for level in range(levels):
+                kept = parameter_config(spec.shape, pair.value, sizes, level)
+                gather = wires.reshard(spec.shape, spec.dtype, kept.rest, other.value)
+                place = (slice(None), i, j, level)
+                column = np.zeros(NUM_COLUMNS)
+                if spec.needs_gradient and other != pair:
+                    sync = sync_seconds(decisions, spec, other.gradient, kept)
+                    column[GATHER if level >= 2 else SYNC] += sync
+                    total = spec.dtype
+                    if level < 2:
+                        total = context.sum_dtype(spec.dtype, decisions.num_microbatches)
+                    more = local_bytes(spec.shape, total, other.value, sizes)
+                    column[TRANSIENT if level >= 2 else KEPT] += more
+                if other.value != pair.value:
+                    column[GATHER] += (1 if kept.keeps else 2) * gather
+                    if kept.keeps and other.value != kept.rest:
+                        column[KEPT] += local_bytes(spec.shape, spec.dtype, other.value, sizes)
+                if not np.isfinite(column).all():
+                    column[:] = 0.0
+                    column[EACH] = math.inf
+                columns[place] = column
+    block = context.ties.block[root]
+    scope = [decisions.config_of[home], decisions.config_of[root]]
+    if level_variable is None:
+        columns = columns[..., 0]
+    else:
+        scope.append(level_variable)
+    if scope[0] == scope[1]:
+        columns = np.moveaxis(np.diagonal(columns, axis1=1, axis2=2), -1, 1)
+        del scope[1]
+    order = sorted(range(len(scope)), key=lambda k: scope[k])
+    columns = columns.transpose(0, *(k + 1 for k in order))
+    return [Term(tuple(scope[k] for k in order), columns, (block,))]

@@ -1,0 +1,240 @@
+"""The intra-stage problem of one mesh and one number of microbatches, as terms over decisions.
+
+Decisions: a config per (root) operator, how far each parameter is sharded further at rest, what the
+blocks of a class make again in backward, and which re-laid-out copies of a tensor with several readers
+exist (one copy serves all readers that want the same layouts, as in lowering).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.strategy import ParameterConfig
+from shardwright.planner.model.activations import activation_terms
+from shardwright.planner.model.context import Shapes, num_bytes
+from shardwright.planner.model.crossings import Crossing, find_crossings
+from shardwright.planner.model.decisions import Decisions, Variables
+from shardwright.planner.model.domains import Dims
+from shardwright.planner.model.modes import KEEP, Mode
+from shardwright.planner.model.parameters import parameter_config, parameter_terms
+from shardwright.planner.model.terms import (
+    EACH,
+    FLIGHT,
+    NUM_COLUMNS,
+    ONCE,
+    TRANSIENT,
+    Term,
+    Weights,
+    factor_graph,
+    network,
+    per_block,
+)
+from shardwright.planner.solve.elimination import Elimination
+from shardwright.planner.solve.factors import FactorGraph
+from shardwright.planner.solve.network import Network
+
+WORKING_COPIES = 2
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Statement:
+    """The terms, over how many values each of their variables has, and the variables of parameters'
+    levels, by (root) parameter."""
+
+    sizes: tuple[int, ...]
+    level_of: dict[int, int]
+    terms: list[Term]
+
+
+class Problem(Decisions):
+    """Decisions with what they cost. Tables are made when they are first asked for."""
+
+    @cached_property
+    def statement(self) -> Statement:
+        """All tables, with the variables of copies and of parameters' levels."""
+        variables = Variables(self.choices)
+        terms = self._segment_terms()
+        for index in self.roots:
+            terms += self._operator_terms(index)
+        terms += activation_terms(self, variables)
+        terms += parameter_terms(self, variables)
+        return Statement(tuple(variables.sizes), variables.level_of, terms)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many values every variable has."""
+        return self.statement.sizes
+
+    @cached_property
+    def level_of(self) -> dict[int, int]:
+        """The variables of parameters' levels, by (root) parameter."""
+        return self.statement.level_of
+
+    def forget_terms(self) -> None:
+        """Drop the tables once solved: what remains can still spell out assignments."""
+        _ = self.sizes, self.level_of  # which stay
+        for name in ("statement", "network"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """The activations that stage cuts may have to send."""
+        return find_crossings(self)
+
+    # -- terms ---------------------------------------------------------------------------------
+
+    def _segment_terms(self) -> list[Term]:
+        """Charge every block the fixed cost of one segment, forward and backward, and of those that
+        run again.
+        """
+        fixed, ties = self.context.segment_seconds, self.context.ties
+        terms: list[Term] = []
+        for lead, members in ties.classes.items():
+            modes = self.modes_of(lead)
+            columns = np.zeros((NUM_COLUMNS, len(modes)))
+            columns[EACH] = [fixed * (2 + _segments_again(ties.ranges[lead], m)) for m in modes]
+            if columns.any():
+                terms.append(self._switched(lead, (), columns, members))
+        return terms
+
+    def _switched(
+        self,
+        lead: int,
+        scope: tuple[int, ...],
+        columns: NDArray[np.float64],
+        blocks: tuple[int, ...],
+    ) -> Term:
+        """Return a term whose last axis is the mode of a class of blocks."""
+        switch = self.mode_of.get(lead)
+        if switch is None:
+            return Term(scope, columns[..., 0], blocks)
+        return Term((*scope, switch), columns, blocks)
+
+    def _operator_terms(self, index: int) -> list[Term]:
+        context, saves = self.context, self.context.saves
+        tensors, operator = context.graph.tensors, context.graph.operators[index]
+        column = ONCE if context.is_once(index) else EACH
+        block = context.ties.block[index]
+        modes = self.modes_of(block)
+        columns = np.zeros((NUM_COLUMNS, len(self.domains[index]), len(modes)))
+        for choice, dims in enumerate(self.domains[index]):
+            inputs, outputs = self.local(index, dims)
+            seconds = context.seconds(index, inputs, outputs)
+            kept = self._kept(index, inputs, outputs)
+            across = sum(
+                num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
+                for p in saves.crossing[index]
+            )
+            working = 0
+            if context.widest[block] == index:
+                # While the block's widest tensor is worked on, it and its gradient exist once more.
+                working = WORKING_COPIES * max(
+                    num_bytes(shape, tensors[t].dtype)
+                    for shape, t in zip(outputs, operator.outputs, strict=True)
+                )
+            for number, mode in enumerate(modes):
+                times = 2 if mode.repeats(index) else 1
+                dropped = sum(size for size, maker in kept if mode.repeats(maker))
+                columns[column, choice, number] = times * seconds.forward + seconds.backward
+                columns[FLIGHT, choice, number] = across + sum(s for s, _ in kept) - dropped
+                columns[TRANSIENT, choice, number] = working + dropped
+        lead = context.ties.class_of(block)
+        return [self._switched(lead, (self.config_of[index],), columns, context.ties.classes[lead])]
+
+    def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
+        """Return the bytes that an operator pays for, each with the operator that makes them."""
+        saves, tensors = self.context.saves, self.context.graph.tensors
+        operator = self.context.graph.operators[index]
+        read = [
+            (
+                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype),
+                saves.maker[operator.inputs[p]],
+            )
+            for p in saves.inputs[index]
+        ]
+        made = [
+            (num_bytes(outputs[p], tensors[operator.outputs[p]].dtype), index)
+            for p in saves.outputs[index]
+        ]
+        return [*read, *made, (saves.extra[index](inputs, outputs), index)]
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def factor_graph(self, weights: Weights) -> FactorGraph:
+        """Return the two-cost factor graph under one way to pipeline."""
+        return factor_graph(self.sizes, self.statement.terms, weights)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network of all decisions, prepared for every way to pipeline."""
+        return network(self.sizes, self.statement.terms)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether minima are bracketed instead of found by elimination; that takes seconds each."""
+        return self.network.is_wide
+
+    def elimination(self, weights: Weights) -> Elimination:
+        """Return the exact solver under one way to pipeline."""
+        return Elimination(self.network, *weights.views())
+
+    def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
+        """Return what an assignment costs in every block, by column."""
+        return per_block(self.statement.terms, assignment, len(self.context.ties.ranges))
+
+    def dims(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Dims, ...]:
+        """Return every operator's dims, each block following its own assignment."""
+        ties = self.context.ties
+        return tuple(
+            self.domains[root][assignments[ties.block[index]][self.config_of[root]]]
+            for index, root in enumerate(ties.root)
+        )
+
+    def parameters(
+        self, assignments: Sequence[tuple[int, ...]], *, keeps: bool = False
+    ) -> tuple[ParameterConfig, ...]:
+        """Return every parameter's config, each following the block of its first reader.
+
+        ``keeps``: what the last block gathers for forward stays for its backward, which comes next.
+        """
+        context = self.context
+        dims = self.dims(assignments)
+        configs: list[ParameterConfig] = []
+        for tensor in context.graph.parameters:
+            readers = context.graph.consumers[tensor]
+            if not readers:
+                whole = (-1,) * len(self.mesh.sizes)
+                configs.append(ParameterConfig(rest=whole, optimizer=whole))
+                continue
+            reader = readers[0]
+            position = context.graph.operators[reader].inputs.index(tensor)
+            pair = context.placements(reader, dims[reader]).inputs[position]
+            root = context.ties.root[reader]
+            key = context.graph.operators[root].inputs[position]
+            variable = self.level_of.get(key)
+            level = assignments[context.ties.block[reader]][variable] if variable is not None else 0
+            shape = context.graph.tensors[tensor].shape
+            config = parameter_config(shape, pair.value, self.mesh.sizes, level)
+            stays = keeps and config.rest != pair.value and tensor in context.read_last
+            configs.append(replace(config, keeps=True) if stays else config)
+        return tuple(configs)
+
+    def chosen_modes(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Mode, ...]:
+        """Return the mode of every block."""
+        ties = self.context.ties
+        return tuple(
+            self.modes[assignments[block][self.mode_of[lead]]] if lead in self.mode_of else KEEP
+            for block in range(len(ties.ranges))
+            for lead in (ties.class_of(block),)
+        )
+
+
+def _segments_again(span: tuple[int, int], mode: Mode) -> int:
+    """Return how many segments of a block run again: runs of repeated operators, at least."""
+    again = [mode.repeats(index) for index in range(*span)]
+    return sum(now and not before for before, now in zip([False, *again], again, strict=False))

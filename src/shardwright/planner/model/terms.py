@@ -1,0 +1,101 @@
+"""The terms of a problem: what a few decisions cost, in seven columns.
+
+Seconds come in four kinds because they count differently: ``EACH`` microbatch or ``ONCE`` a step on
+the compute stream's path, and two kinds that can hide behind computation, parameter ``GATHER``
+(each microbatch) and gradient ``SYNC`` (once). Bytes come in three: ``KEPT`` for the whole step,
+kept per microbatch in ``FLIGHT``, and ``TRANSIENT``, needed by one block at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.solve.factors import Factor, FactorGraph
+from shardwright.planner.solve.network import Network
+
+EACH, ONCE, GATHER, SYNC, KEPT, FLIGHT, TRANSIENT = range(7)
+NUM_COLUMNS = 7
+Columns = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """Costs of the joint choices of ``scope`` (ascending), once in each of ``blocks``.
+
+    ``columns`` has the seven kinds first, then one axis per variable. Forbidden choices are
+    infinite in ``EACH`` and nowhere else.
+    """
+
+    scope: tuple[int, ...]
+    columns: Columns
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How the columns add up to seconds per step and bytes on a device, under one way to pipeline.
+
+    ``exposed`` is the share of ``GATHER`` that computation does not hide, ``synced`` that of
+    ``SYNC``.
+    """
+
+    each: float
+    once: float
+    exposed: float
+    synced: float
+    kept: float = 1.0
+    flight: float = 1.0
+    transient: float = 1.0
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Weights of the first four columns."""
+        return np.array([self.each, self.once, self.each * self.exposed, self.once * self.synced])
+
+    def views(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what every column weighs in seconds, and in bytes."""
+        nothing = np.zeros(NUM_COLUMNS - KEPT)
+        memory = np.array([self.kept, self.flight, self.transient])
+        return np.concatenate([self.seconds, nothing]), np.concatenate([np.zeros(KEPT), memory])
+
+
+def factor_graph(sizes: tuple[int, ...], terms: list[Term], weights: Weights) -> FactorGraph:
+    """Add the columns up; a transient of tied blocks counts once, all else per block."""
+    factors: list[Factor] = []
+    for term in terms:
+        count = len(term.blocks)
+        seconds = np.tensordot(weights.seconds * count, term.columns[:KEPT], axes=1)
+        kinds = np.array([weights.kept * count, weights.flight * count, weights.transient])
+        factors.append(
+            Factor(term.scope, seconds, np.tensordot(kinds, term.columns[KEPT:], axes=1))
+        )
+    return FactorGraph(sizes, tuple(factors))
+
+
+def network(sizes: tuple[int, ...], terms: list[Term]) -> Network:
+    """Add up, over all blocks, every kind but a transient, which tied blocks need one at a time."""
+    tables: list[tuple[tuple[int, ...], Columns]] = []
+    for term in terms:
+        columns = term.columns * float(len(term.blocks))
+        columns[TRANSIENT] = term.columns[TRANSIENT]
+        tables.append((term.scope, columns))
+    return Network(sizes, tables)
+
+
+def per_block(
+    terms: list[Term], assignment: tuple[int, ...], num_blocks: int
+) -> NDArray[np.float64]:
+    """Return the columns of an assignment, block by block: shape (7, num_blocks)."""
+    sums: dict[tuple[int, ...], NDArray[np.float64]] = {}
+    for term in terms:
+        column = term.columns[(slice(None), *(assignment[variable] for variable in term.scope))]
+        known = sums.get(term.blocks)
+        sums[term.blocks] = column if known is None else known + column
+    total = np.zeros((NUM_COLUMNS, num_blocks))
+    for blocks, column in sums.items():
+        times = np.bincount(blocks, minlength=num_blocks)
+        total += column[:, None] * times[None, :]
+    return total

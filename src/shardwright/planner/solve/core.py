@@ -1,0 +1,289 @@
+"""The core of a network that is too wide to eliminate, minimised between certified bounds.
+
+Few-valued variables that touch very much (what a block makes again in backward) are tried value by
+value: with them, messages say little. Of the rest, what makes no table over more than two others is
+eliminated exactly. What is left then goes to the dual decomposition, a table over three variables as
+a node that chooses for all of them and must agree with each; what the bound excludes is forbidden,
+until what is left open can be eliminated after all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.errors import InputError
+from shardwright.planner.solve.buckets import Floats, Scope, plan
+from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import Descent, capped_cost
+from shardwright.planner.solve.wide.dual import Dual
+from shardwright.planner.solve.wide.net import BIG, net_of
+from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.solve.wide.region import room_of
+
+# Hubs touch at least so many others, and have at most so many joint values.
+HUB, MOST_VALUES = 64, 16
+# A variable is eliminated if that makes a table of at most so many cells over so many others.
+MAX_CELLS, MAX_OTHERS = 2**18, 2
+# Turns of bounding and searching, the sweeps and rounds in each, and the gap that is good enough.
+TURNS, SWEEPS, SETTLE, ROUNDS, ENOUGH = 8, 60, 10, 1, 1e-5
+REGION_NODES, REGION_CELLS = 500, 20_000
+# Costs become whole numbers of which the largest possible sum is about this.
+RANGE = 2.0**42
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Eliminate ``variable``: sum ``tables``, which mention it and ``others`` only."""
+
+    variable: int
+    tables: tuple[int, ...]
+    others: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Bracketed:
+    """A choice of every variable, and the bound that no choice's cost can be below."""
+
+    picks: Ints
+    bound: float
+
+
+class Core:
+    """A network's scopes, ready to be minimised for many costs of its tables."""
+
+    def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope]) -> None:
+        self._sizes, self._whole = sizes, list(scopes)
+        self._hubs = _hubs(sizes, scopes)
+        self._scopes = [tuple(v for v in scope if v not in self._hubs) for scope in scopes]
+        self._steps: list[_Step] = []
+        mentions: list[set[int]] = [set() for _ in sizes]
+        for number, scope in enumerate(self._scopes):
+            for variable in scope:
+                mentions[variable].add(number)
+        pending = {variable for variable, found in enumerate(mentions) if found}
+        while simple := [v for v in sorted(pending) if self._is_simple(v, mentions[v])]:
+            for variable in simple:
+                if self._is_simple(variable, mentions[variable]):
+                    pending.discard(variable)
+                    self._eliminate(variable, mentions)
+        self._left = sorted(pending)
+        self._tables = sorted({number for v in pending for number in mentions[v]})
+
+    def _others(self, variable: int, mentions: set[int]) -> Scope:
+        return tuple(sorted({v for number in mentions for v in self._scopes[number]} - {variable}))
+
+    def _is_simple(self, variable: int, mentions: set[int]) -> bool:
+        others = self._others(variable, mentions)
+        cells = self._sizes[variable] * math.prod(self._sizes[v] for v in others)
+        return len(others) <= MAX_OTHERS and cells <= MAX_CELLS
+
+    def _eliminate(self, variable: int, mentions: list[set[int]]) -> None:
+        tables, others = (
+            tuple(sorted(mentions[variable])),
+            self._others(variable, mentions[variable]),
+        )
+        self._steps.append(_Step(variable, tables, others))
+        for other in others:
+            mentions[other] -= set(tables)
+            mentions[other].add(len(self._scopes))
+        self._scopes.append(others)
+
+    def minimise(self, tables: Sequence[Floats]) -> Bracketed:
+        """Choose cheaply, given the tables' costs (shaped by their scopes, infinite: forbidden).
+
+        Where nothing is allowed the bound is infinite; raises InputError where that is unknown.
+        """
+        best, bound, picks = math.inf, math.inf, np.zeros(len(self._sizes), np.int64)
+        for values in itertools.product(*(range(self._sizes[hub]) for hub in self._hubs)):
+            fixed = dict(zip(self._hubs, values, strict=True))
+            own = [
+                table[tuple(fixed.get(v, slice(None)) for v in scope)]
+                for table, scope in zip(tables, self._whole, strict=True)
+            ]
+            found = self._with_hubs(own, best)
+            cost = sum(
+                float(table[tuple(found.picks[v] for v in scope)])
+                for table, scope in zip(own, self._scopes, strict=False)
+            )
+            bound = min(bound, found.bound)
+            if cost < best:
+                best, picks = cost, found.picks
+                picks[list(self._hubs)] = values
+        if math.isinf(best) and not math.isinf(bound):
+            raise InputError(
+                "no choice was found that is allowed in a graph too wide to search whole"
+            )
+        return Bracketed(picks, min(bound, best))
+
+    def _with_hubs(self, tables: list[Floats], upper: float) -> Bracketed:
+        """Choose for all but the hubs; ``bound`` is none for what costs ``upper`` or more."""
+        known, best = list(tables), list[NDArray[np.intp]]()
+        for step in self._steps:
+            joint = self._sum(known, step.tables, (*step.others, step.variable))
+            best.append(joint.argmin(axis=-1))
+            known.append(joint.min(axis=-1))
+        constant = sum(
+            float(table) for table, scope in zip(known, self._scopes, strict=True) if not scope
+        )
+        picks = np.zeros(len(self._sizes), np.int64)
+        bound = constant + self._choose_rest(known, upper - constant, picks)
+        for step, choice in zip(reversed(self._steps), reversed(best), strict=True):
+            picks[step.variable] = choice[tuple(picks[v] for v in step.others)]
+        return Bracketed(picks, bound)
+
+    def _sum(self, known: Sequence[Floats], numbers: Sequence[int], scope: Scope) -> Floats:
+        total = np.zeros([self._sizes[v] for v in scope])
+        for number in numbers:
+            total += _laid(known[number], self._scopes[number], scope)
+        return total
+
+    def _choose_rest(self, known: Sequence[Floats], upper: float, picks: Ints) -> float:
+        """Choose for the variables that are left; return the bound of their tables' cost."""
+        if not self._left:
+            return 0.0
+        groups: dict[Scope, list[int]] = {}
+        for number in self._tables:
+            groups.setdefault(self._scopes[number], []).append(number)
+        tables = {scope: self._sum(known, group, scope) for scope, group in groups.items()}
+        if not all(np.isfinite(table).any() for table in tables.values()):
+            return math.inf
+        # The dual decomposition takes costs not to be negative.
+        least = {scope: _least(table) for scope, table in tables.items()}
+        tables = {scope: table - least[scope] for scope, table in tables.items()}
+        most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables.values())
+        scale = RANGE / most if most > 0 else 1.0
+        whole = {scope: np.floor(table * scale) for scope, table in tables.items()}
+        shift = sum(least.values())
+        choice, bound = minimise(_wide(self._left, self._sizes, whole), (upper - shift) * scale)
+        picks[self._left] = choice[: len(self._left)]
+        return bound / scale + shift
+
+
+def _hubs(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
+    near: list[set[int]] = [set() for _ in sizes]
+    for scope in scopes:
+        for variable in scope:
+            near[variable].update(scope)
+    hubs: list[int] = []
+    count = 1
+    for variable in sorted(range(len(sizes)), key=lambda v: (-len(near[v]), v)):
+        if len(near[variable]) > HUB and 1 < sizes[variable] * count <= MOST_VALUES:
+            hubs.append(variable)
+            count *= sizes[variable]
+    return tuple(sorted(hubs))
+
+
+def _least(table: Floats) -> float:
+    finite = table[np.isfinite(table)]
+    return float(finite.min()) if len(finite) else 0.0
+
+
+def _laid(table: Floats, own: Scope, scope: Scope) -> Floats:
+    """Return a table with its axes where ``scope`` has them, the others of length 1."""
+    order = sorted(range(len(own)), key=lambda axis: scope.index(own[axis]))
+    turned = table.transpose(order)
+    sizes = dict(zip((own[axis] for axis in order), turned.shape, strict=True))
+    return turned.reshape([sizes.get(v, 1) for v in scope])
+
+
+def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
+    """Choose cheaply in a problem whose memory does not matter; return the choice and a bound.
+
+    What costs ``upper`` or more need not be bounded. Costs are whole numbers.
+    """
+    smaller = compact(problem)
+    own, constant = smaller.problem, smaller.constant
+    choice = np.zeros(own.num_nodes, np.int64)
+    if not own.num_nodes:
+        return smaller.expand(choice), constant
+    net, dual = net_of(own), Dual(own, net_of(own))
+    room = room_of(own.num_nodes, 8_000_000, int(own.sizes.max(initial=1)))
+    best, limit = math.inf, upper - constant
+    for turn in range(TURNS):
+        for _ in range(SWEEPS):
+            dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
+        *_, proposal = dual.propose(SETTLE)  # the one on which the messages have settled
+        descent = Descent(own, net, room, proposal, dual.prices(), turn)
+        for _ in range(ROUNDS):
+            descent.round(0.0, REGION_NODES, REGION_CELLS)
+        cost = capped_cost(own, descent.choice)
+        if cost < best:
+            best, choice = cost, descent.choice.copy()
+        least = min(best, limit)
+        if dual.bound >= least * (1 - ENOUGH):
+            break
+        exact = _open(own, dual.allowed & (own.cost < BIG))
+        if exact is not None:
+            cost = capped_cost(own, exact)
+            if cost < best:
+                best, choice = cost, exact
+            dual.bound = min(best, limit)
+            break
+    return smaller.expand(choice), constant + min(dual.bound, best, limit)
+
+
+def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
+    """Return the cheapest of the allowed choices, or None if those still are too many."""
+    options: list[Ints] = [
+        np.flatnonzero(allowed[a:b]) for a, b in itertools.pairwise(problem.first.tolist())
+    ]
+    if not all(len(one) for one in options):
+        return None
+    scopes: list[Scope] = [(node,) for node in range(problem.num_nodes)]
+    parts = [problem.cost[a + one] for a, one in zip(problem.first.tolist(), options, strict=False)]
+    for edge in range(len(problem.ends)):
+        one, two = int(problem.ends[edge, 0]), int(problem.ends[edge, 1])
+        scopes.append((one, two))
+        rows = int(problem.table[edge]) + options[one][:, None] * int(problem.sizes[two])
+        rows = rows + options[two][None, :]
+        parts.append(problem.cells[rows].ravel())
+    base = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+    sizes = [len(one) for one in options]
+    buckets = plan(sizes, scopes, base, int(base[-1]))
+    if buckets is None:
+        return None
+    picks = np.zeros(problem.num_nodes, np.int32)
+    buckets.minimise(np.concatenate([*parts, np.empty(buckets.num_messages)]), picks)
+    return np.array([one[pick] for one, pick in zip(options, picks, strict=True)], np.int64)
+
+
+def _wide(left: Sequence[int], sizes: Sequence[int], tables: dict[Scope, Floats]) -> WideProblem:
+    """Write tables as nodes and edges: variables first, then a node per table of more than two."""
+    place = {variable: node for node, variable in enumerate(left)}
+    costs = [np.zeros(sizes[variable]) for variable in left]
+    ends: list[tuple[int, int]] = []
+    cells: list[Floats] = []
+    for scope, table in tables.items():
+        if len(scope) == 1:
+            costs[place[scope[0]]] += table
+        elif len(scope) == 2:
+            ends.append((place[scope[0]], place[scope[1]]))
+            cells.append(table)
+        elif scope:
+            joint = np.argwhere(np.isfinite(table))
+            for axis, variable in enumerate(scope):
+                agrees = joint[:, axis][None, :] == np.arange(sizes[variable])[:, None]
+                ends.append((place[variable], len(costs)))
+                cells.append(np.where(agrees, 0.0, np.inf))
+            costs.append(table[np.isfinite(table)])
+    lengths = [table.size for table in cells]
+    count = np.array([len(cost) for cost in costs], np.int64)
+    nothing = np.zeros(len(costs), np.int64)
+    return WideProblem(
+        first=np.concatenate([[0], np.cumsum(count)]),
+        cost=np.concatenate(costs),
+        usage=np.zeros(int(count.sum())),
+        begin=nothing,
+        end=nothing,
+        ends=np.array(ends, np.int64).reshape(-1, 2),
+        table=np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64),
+        cells=np.concatenate([table.ravel() for table in cells]) if cells else np.zeros(0),
+        limit=1.0,
+        base=np.zeros(1),
+    )

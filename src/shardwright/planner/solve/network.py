@@ -1,0 +1,218 @@
+"""A network of decisions with several kinds of cost, prepared for repeated exact minimisation.
+
+By bucket elimination; where its tables would be too large, between certified bounds (``core``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.solve.buckets import Floats, Ints, Scope, strides
+from shardwright.planner.solve.buckets import plan as planned
+from shardwright.planner.solve.core import Core
+from shardwright.planner.solve.exchange import Exchange
+
+
+@dataclass(frozen=True, eq=False)
+class Minima:
+    """Per mix of the kinds: the least cost, its choices, and their cost in every kind.
+
+    In a network too wide to eliminate ``values`` are bounds, which the choices need not reach.
+    """
+
+    values: Floats
+    assignments: NDArray[np.int32]
+    totals: Floats
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """Costs of the joint choices of ``scope`` (ascending): one axis of kinds, one per variable."""
+
+    scope: Scope
+    columns: Floats
+
+
+class Network:
+    """Variables and tables, whose dominated choices are dropped, with a planned elimination.
+
+    The preparation is exact for every mix with no negative part; solving changes nothing. Kind 0 is
+    infinite where choices are forbidden, the others are finite.
+    """
+
+    def __init__(self, sizes: Sequence[int], tables: Sequence[tuple[Scope, Floats]]) -> None:
+        merged = _merged([Table(scope, columns) for scope, columns in tables])
+        self._allowed = undominated(sizes, merged)
+        kept = _merged([_restricted(sizes, table, self._allowed) for table in merged])
+        self._sizes = tuple(map(len, self._allowed))
+        self._spelling = np.concatenate([*self._allowed, np.zeros(0)]).astype(np.int32)
+        self._begin = np.cumsum([0, *self._sizes])[:-1]
+        self._columns, self._base = _flat(kept)
+        self._is_forbidden = np.isinf(self._columns[0])
+        self._forbidden = np.flatnonzero(self._is_forbidden)
+        self._columns[0, self._forbidden] = 0.0
+        self._scopes = [table.scope for table in kept]
+        self._places = _Places(self._sizes, self._scopes, self._base)
+        self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
+        self._plan = planned(self._sizes, self._scopes, self._base, self._columns.shape[1])
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether minima are only bracketed: some table of the elimination would be too large."""
+        return self._plan is None
+
+    @cached_property
+    def _core(self) -> Core:
+        return Core(self._sizes, self._scopes)
+
+    def solve(self, mixes: Floats) -> Minima:
+        """Minimise ``sum(mixes[i] * kinds)`` for every i, exactly unless the network is wide.
+
+        Ties go to the lower choice of the variable eliminated later, so the answer is
+        deterministic. Raises InputError where a wide network has no choice that is known to be
+        allowed.
+        """
+        picks = np.zeros((len(mixes), len(self._sizes)), np.int32)
+        values = np.zeros(len(mixes))
+        base, plan = self._columns.shape[1], self._plan
+        cells = np.empty(base + (plan.num_messages if plan else 0))
+        for row, mix in enumerate(mixes):
+            np.dot(mix, self._columns, out=cells[:base])
+            cells[self._forbidden] = np.inf
+            if plan is None:
+                found = self._core.minimise(self._shaped(cells))
+                picks[row], values[row] = found.picks, found.bound
+            else:
+                values[row] = cells[self._fixed].sum() + plan.minimise(cells, picks[row])
+        return Minima(values, self._spelled_out(picks), self._totals(picks))
+
+    def exchange(self, assignment: Sequence[int], views: Floats, limit: float) -> Minima | None:
+        """Return a choice near another one that keeps the second view within a limit and makes the
+        first small, changing one variable at a time; None if that leads nowhere. ``values`` are its
+        first view's, which others may be below.
+        """
+        seconds, memory = views @ self._columns
+        seconds[self._forbidden] = np.inf
+        tables = Exchange(self._sizes, self._scopes, self._shaped(seconds), self._shaped(memory))
+        picks = [np.searchsorted(*pair) for pair in zip(self._allowed, assignment, strict=True)]
+        found = tables.within(np.array(picks, np.int64), limit)
+        if found is None:
+            return None
+        chosen = found[None].astype(np.int32)
+        totals = self._totals(chosen)
+        return Minima(totals @ views[0], self._spelled_out(chosen), totals)
+
+    def _shaped(self, cells: Floats) -> list[Floats]:
+        return [
+            cells[self._base[n] : self._base[n + 1]].reshape([self._sizes[v] for v in scope])
+            for n, scope in enumerate(self._scopes)
+        ]
+
+    def _totals(self, picks: NDArray[np.int32]) -> Floats:
+        """Return the cost of choices in every kind, infinite in kind 0 where they are forbidden."""
+        places = self._places.of(picks)
+        totals = self._columns[:, places].sum(axis=2).T
+        totals[self._is_forbidden[places].any(axis=1), 0] = np.inf
+        return totals
+
+    def _spelled_out(self, picks: NDArray[np.int32]) -> NDArray[np.int32]:
+        return self._spelling[self._begin + picks]
+
+
+class _Places:
+    """Where the cells of choices lie in tables one after another."""
+
+    def __init__(self, sizes: Sequence[int], scopes: Sequence[Scope], base: Ints) -> None:
+        moves = [strides([sizes[v] for v in scope]) if scope else [] for scope in scopes]
+        lengths = [len(scope) for scope in scopes]
+        self._base = base[: len(scopes)]
+        self._several = np.flatnonzero(lengths)
+        self._variables = np.array([v for scope in scopes for v in scope], np.int64)
+        self._moves = np.array([move for several in moves for move in several], np.int64)
+        self._begin = np.cumsum([0, *lengths])[self._several]
+
+    def of(self, picks: NDArray[np.int32]) -> Ints:
+        """Return the cell of every table, a row per choice."""
+        places = np.tile(self._base, (len(picks), 1))
+        steps = picks[:, self._variables] * self._moves
+        places[:, self._several] += np.add.reduceat(steps, self._begin, axis=1)
+        return places
+
+
+# -- preparation -----------------------------------------------------------------------------------
+
+
+def _merged(tables: Sequence[Table]) -> list[Table]:
+    """Sum tables of equal scope."""
+    found: dict[Scope, Floats] = {}
+    for table in tables:
+        known = found.get(table.scope)
+        found[table.scope] = table.columns if known is None else known + table.columns
+    return [Table(scope, columns) for scope, columns in found.items()]
+
+
+def _flat(tables: Sequence[Table]) -> tuple[Floats, Ints]:
+    """Lay tables one after another; also return where each begins."""
+    lengths = [math.prod(table.columns.shape[1:]) for table in tables]
+    kinds = len(tables[0].columns) if tables else 2
+    parts = [table.columns.reshape(kinds, -1) for table in tables]
+    base = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    return np.concatenate(parts, axis=1) if parts else np.zeros((kinds, 0)), base
+
+
+def undominated(sizes: Sequence[int], tables: Sequence[Table]) -> list[NDArray[np.intp]]:
+    """Return, per variable, the choices that some mix may need.
+
+    A choice goes when another is nowhere worse in any kind whatever the neighbours choose (of
+    equals the first stays), and repeats until nothing goes.
+    """
+    from shardwright.planner.solve.kernels import prune
+
+    columns, base = _flat(tables)
+    touching: list[list[tuple[int, int]]] = [[] for _ in sizes]
+    for number, table in enumerate(tables):
+        for axis, variable in enumerate(table.scope):
+            touching[variable].append((number, axis))
+    first: list[int] = [0]
+    begin: list[int] = [0]
+    low: list[int] = []
+    steps: list[int] = []
+    near: list[int] = []
+    near_strides: list[int] = []
+    for variable, mentions in enumerate(touching):
+        for number, axis in mentions:
+            scope = tables[number].scope
+            moves = strides([sizes[v] for v in scope])
+            low.append(int(base[number]))
+            steps.append(moves[axis])
+            near += [v for v in scope if v != variable]
+            near_strides += [s for v, s in zip(scope, moves, strict=True) if v != variable]
+            begin.append(len(near))
+        first.append(len(low))
+    start = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    kept = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, np.int64)])
+    rows = tuple(np.array(row, np.int64) for row in (low, steps, begin, near, near_strides))
+    if len(kept):
+        prune(columns, np.array(first, np.int64), rows, (kept, start))
+    found: list[NDArray[np.intp]] = []
+    for variable in range(len(sizes)):
+        mine = kept[start[variable] : start[variable + 1]]
+        found.append(mine[mine >= 0] if touching[variable] else mine[:1])
+    return found
+
+
+def _restricted(sizes: Sequence[int], table: Table, allowed: Sequence[NDArray[np.intp]]) -> Table:
+    """Keep the allowed choices; variables with one choice left are no longer in the scope."""
+    columns = table.columns
+    for axis, variable in enumerate(table.scope):
+        if len(allowed[variable]) < sizes[variable]:
+            columns = columns.take(allowed[variable], axis=axis + 1)
+    scope = tuple(v for v in table.scope if len(allowed[v]) > 1)
+    shape = (len(columns), *(len(allowed[v]) for v in scope))
+    return Table(scope, np.ascontiguousarray(columns).reshape(shape))

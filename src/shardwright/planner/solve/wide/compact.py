@@ -1,0 +1,293 @@
+"""Make a wide problem smaller without losing a best solution.
+
+Dominated and forbidden strategies go, nodes with one strategy left become costs of their neighbours,
+nodes whose memory does not depend on their choice and that have at most two neighbours are
+eliminated, and of the time points only those stay at which something can peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.planner.solve.wide.net import net_of
+from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
+from shardwright.planner.solve.wide.prune import prune
+
+MOST_CELLS = 40_000  # of a table that elimination may make
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An eliminated node: its best strategy by those of its neighbours."""
+
+    node: int
+    near: tuple[int, ...]
+    best: NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compact:
+    """A smaller problem, what is spent in every case, and how to read its solutions.
+
+    Node ``i`` of the smaller problem is ``nodes[i]`` of the original one, its strategies are
+    ``strategies[first[i]:first[i + 1]]``. ``settled`` has what is decided already.
+    """
+
+    problem: WideProblem
+    constant: float
+    nodes: Ints
+    strategies: Ints
+    settled: Ints
+    steps: tuple[Step, ...]
+
+    def expand(self, choice: Ints) -> Ints:
+        """Return the original nodes' strategies for a solution of the smaller problem."""
+        full = self.settled.copy()
+        full[self.nodes] = self.strategies[self.problem.first[:-1] + choice]
+        for step in reversed(self.steps):
+            full[step.node] = step.best[tuple(full[list(step.near)])]
+        return full
+
+
+def compact(problem: WideProblem) -> Compact:
+    """Return the problem without what cannot matter. Exact."""
+    work = _Work(_ordered(problem))
+    work.restrict()
+    work.settle(range(work.count))
+    work.eliminate()
+    return work.finish()
+
+
+def _ordered(problem: WideProblem) -> WideProblem:
+    """Return the problem with one edge per pair of nodes, the lower node first."""
+    sizes = problem.sizes
+    pool: list[Floats] = [problem.cells]
+    size = len(problem.cells)
+    turned: dict[tuple[int, int, int], int] = {}
+    tables: dict[tuple[int, int], list[int]] = {}
+    for (one, two), table in zip(problem.ends.tolist(), problem.table.tolist(), strict=True):
+        rows, columns = int(sizes[one]), int(sizes[two])
+        if one > two:
+            key = (table, rows, columns)
+            if key not in turned:
+                whole = problem.cells[table : table + rows * columns].reshape(rows, columns)
+                pool.append(whole.T.ravel())
+                turned[key] = size
+                size += rows * columns
+            one, two, table = two, one, turned[key]
+        tables.setdefault((one, two), []).append(table)
+    cells = np.concatenate(pool)
+    summed: list[Floats] = []
+    starts: list[int] = []
+    for (one, two), parts in tables.items():
+        length = int(sizes[one] * sizes[two])
+        if len(parts) > 1:
+            summed.append(np.sum([cells[part : part + length] for part in parts], axis=0))
+            starts.append(size)
+            size += length
+        else:
+            starts.append(parts[0])
+    alive = problem.begin < problem.end
+    return replace(
+        problem,
+        ends=np.array(list(tables), dtype=np.int64).reshape(-1, 2),
+        table=np.array(starts, dtype=np.int64),
+        cells=np.concatenate([cells, *summed]),
+        usage=np.where(np.repeat(alive, sizes), problem.usage, 0.0),
+        begin=np.where(alive, problem.begin, 0),
+        end=np.where(alive, problem.end, 0),
+    )
+
+
+class _Work:
+    """A problem while it shrinks: tables by node and neighbour, both ways."""
+
+    def __init__(self, problem: WideProblem) -> None:
+        self.problem = problem
+        self.count = problem.num_nodes
+        self.constant = 0.0
+        self.base = problem.base.copy()
+        self.settled = np.zeros(self.count, dtype=np.int64)
+        self.steps: list[Step] = []
+        self.gone = np.zeros(self.count, dtype=bool)
+
+    def restrict(self) -> None:
+        """Drop strategies that no best solution needs, and lay the problem out node by node."""
+        problem = self.problem
+        keep = prune(net_of(problem))
+        if not np.logical_or.reduceat(keep, problem.first[:-1]).all():
+            keep[:] = True  # nothing is allowed; then the least forbidden is looked for
+        parts = [slice(a, b) for a, b in zip(problem.first[:-1], problem.first[1:], strict=True)]
+        self.kept = [np.flatnonzero(keep[part]) for part in parts]
+        self.cost = [problem.cost[part][keep[part]] for part in parts]
+        self.usage = [problem.usage[part][keep[part]] for part in parts]
+        patterns: dict[bytes, int] = {}
+        pattern = [patterns.setdefault(keep[part].tobytes(), len(patterns)) for part in parts]
+        cut: dict[tuple[int, int, int], Floats] = {}
+        self.near: list[dict[int, Floats]] = [{} for _ in parts]
+        sizes: list[int] = problem.sizes.tolist()
+        ends: list[tuple[int, int]] = problem.ends.tolist()
+        starts: list[int] = problem.table.tolist()
+        for (one, two), start in zip(ends, starts, strict=True):
+            key = (start, pattern[one], pattern[two])
+            table = cut.get(key)
+            if table is None:
+                table = problem.cells[start : start + sizes[one] * sizes[two]]
+                table = table.reshape(sizes[one], sizes[two])
+                if len(self.kept[one]) < sizes[one] or len(self.kept[two]) < sizes[two]:
+                    table = table[np.ix_(self.kept[one], self.kept[two])]
+                cut[key] = table
+            self.near[one][two] = table
+            self.near[two][one] = table.T
+
+    def settle(self, nodes: Iterable[int]) -> None:
+        """Turn nodes with one strategy into costs of their neighbours."""
+        for node in nodes:
+            usage = self.usage[node]
+            if usage.min() == usage.max() and usage[0] and not self.gone[node]:
+                self.base[self.problem.begin[node] : self.problem.end[node]] += usage[0]
+                self.usage[node] = np.zeros(len(usage))
+            if len(usage) > 1 or self.gone[node]:
+                continue
+            self.constant += float(self.cost[node][0])
+            self.settled[node] = self.kept[node][0]
+            self.gone[node] = True
+            for other, table in self.near[node].items():
+                self.cost[other] = self.cost[other] + table[0]
+                del self.near[other][node]
+            self.near[node] = {}
+
+    def eliminate(self) -> None:
+        """Eliminate nodes of constant usage with at most two neighbours, the fewest first."""
+        pending = [n for n in range(self.count) if self._can_go(n)]
+        while pending:
+            node = pending.pop()
+            if not self._can_go(node):
+                continue
+            near = tuple(self.near[node])
+            sizes = [len(self.cost[other]) for other in near]
+            total = self.cost[node].reshape(1, 1, -1)
+            for axis, other in enumerate(near):
+                shape = [1, 1, -1]
+                shape[axis] = sizes[axis]
+                total = total + self.near[node][other].T.reshape(shape)
+            least, best = total.min(axis=2), self.kept[node][total.argmin(axis=2)]
+            self._forget(node, near, best)
+            if not near:
+                self.constant += float(least[0, 0])
+            elif len(near) == 1:
+                self.cost[near[0]] = self.cost[near[0]] + least.ravel()
+            else:
+                one, two = near
+                table = self.near[one].get(two)
+                table = least if table is None else table + least
+                self.near[one][two], self.near[two][one] = table, table.T
+            pending += [other for other in near if self._can_go(other)]
+
+    def _can_go(self, node: int) -> bool:
+        if self.gone[node] or len(self.near[node]) > 2 or self.usage[node].any():
+            return False
+        cells = np.prod([len(self.cost[other]) for other in self.near[node]], initial=1)
+        return int(cells) * len(self.cost[node]) <= MOST_CELLS
+
+    def _forget(self, node: int, near: tuple[int, ...], best: NDArray[np.intp]) -> None:
+        """Remove a node, noting its best strategy by its neighbours' original strategies."""
+        full = np.zeros([int(self.problem.sizes[other]) for other in near], dtype=np.intp)
+        if near:
+            shape = [len(self.kept[other]) for other in near]
+            full[np.ix_(*(self.kept[other] for other in near))] = best.reshape(shape)
+        else:
+            full[()] = best[0, 0]
+        self.steps.append(Step(node, near, full))
+        self.gone[node] = True
+        for other in near:
+            del self.near[other][node]
+        self.near[node] = {}
+
+    def finish(self) -> Compact:
+        """Return what is left, in columns."""
+        nodes = np.flatnonzero(~self.gone)
+        place = {int(node): index for index, node in enumerate(nodes)}
+        pool: list[Floats] = []
+        starts: dict[bytes, int] = {}
+        known: dict[int, int] = {}
+        ends: list[tuple[int, int]] = []
+        tables: list[int] = []
+        size = 0
+        for node in nodes.tolist():
+            for other, table in self.near[node].items():
+                if other < node:
+                    continue
+                start = known.get(id(table))
+                if start is None:
+                    key = np.ascontiguousarray(table).tobytes()
+                    if key not in starts:
+                        starts[key] = size
+                        pool.append(np.ascontiguousarray(table).ravel())
+                        size += table.size
+                    start = known[id(table)] = starts[key]
+                ends.append((place[node], place[other]))
+                tables.append(start)
+        sizes = [len(self.cost[node]) for node in nodes]
+        first = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        smaller = WideProblem(
+            first=first,
+            cost=_joined([self.cost[node] for node in nodes]),
+            usage=_joined([self.usage[node] for node in nodes]),
+            begin=self.problem.begin[nodes],
+            end=self.problem.end[nodes],
+            ends=np.array(ends, dtype=np.int64).reshape(-1, 2),
+            table=np.array(tables, dtype=np.int64),
+            cells=_joined(pool),
+            limit=self.problem.limit,
+            base=self.base,
+        )
+        return Compact(
+            problem=_without_quiet_times(smaller),
+            constant=self.constant,
+            nodes=nodes,
+            strategies=np.concatenate([np.zeros(0, np.intp), *(self.kept[n] for n in nodes)]),
+            settled=self.settled,
+            steps=tuple(self.steps),
+        )
+
+
+def _joined(parts: list[Floats]) -> Floats:
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _without_quiet_times(problem: WideProblem) -> WideProblem:
+    """Join time points into runs in which first things only begin, and then only end.
+
+    What is alive at any time of a run is alive at the turn, and the base is largest there.
+    """
+    moves = (problem.begin < problem.end) & np.array(
+        [problem.usage[a:b].any() for a, b in zip(problem.first[:-1], problem.first[1:])],
+        dtype=bool,
+    )
+    length = len(problem.base)
+    begins = np.bincount(problem.begin[moves], minlength=length + 1)
+    ends = np.bincount(problem.end[moves], minlength=length + 1)
+    begins[1:length] += np.diff(problem.base) > 0
+    ends[1:length] += np.diff(problem.base) < 0
+    piece = np.zeros(length, dtype=np.int64)
+    current, has_end = 0, False
+    for time in range(1, length):
+        has_end = has_end or bool(ends[time])
+        if begins[time] and has_end:
+            current, has_end = current + 1, False
+        piece[time] = current
+    return problem if not length else _by_piece(problem, piece, moves)
+
+
+def _by_piece(problem: WideProblem, piece: Ints, moves: NDArray[np.bool_]) -> WideProblem:
+    """Return the problem in which each run of time points is one."""
+    base = np.full(int(piece[-1]) + 1, -np.inf)
+    np.maximum.at(base, piece, problem.base)
+    begin = np.where(moves, piece[problem.begin], 0)
+    end = np.where(moves, piece[np.maximum(problem.end, 1) - 1] + 1, 0)
+    return replace(problem, base=base, begin=begin, end=end)

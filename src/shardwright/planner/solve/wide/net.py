@@ -1,0 +1,72 @@
+"""A wide problem as kernels want it: finite costs, edges by node, each in index order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.planner.compiled import compiled
+from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
+
+# Stands for "forbidden" where sums must stay exact: far above any cost, far below 2**53.
+BIG = 1e15
+
+
+class Net(NamedTuple):
+    """The columns of ``WideProblem`` with ``ends[e, 0] < ends[e, 1]`` and at most one edge a pair.
+
+    The edges of node ``i`` are ``around[start[i]:start[i + 1]]``. What edge ``e`` tells its end
+    ``side`` begins at ``into[e, side]``, one number per strategy of that end.
+    """
+
+    first: Ints
+    cost: Floats
+    usage: Floats
+    begin: Ints
+    end: Ints
+    ends: Ints
+    table: Ints
+    cells: Floats
+    start: Ints
+    around: Ints
+    into: Ints
+
+
+@compiled
+def links(num_nodes: int, ends: Ints) -> tuple[Ints, Ints]:
+    """Return where every node's edges start, and the edges."""
+    start = np.zeros(num_nodes + 1, dtype=np.int64)
+    for edge in range(len(ends)):
+        start[ends[edge, 0] + 1] += 1
+        start[ends[edge, 1] + 1] += 1
+    for node in range(num_nodes):
+        start[node + 1] += start[node]
+    place = start[:-1].copy()
+    found = np.empty(2 * len(ends), dtype=np.int64)
+    for edge in range(len(ends)):
+        for side in range(2):
+            node = ends[edge, side]
+            found[place[node]] = edge
+            place[node] += 1
+    return start, found
+
+
+def net_of(problem: WideProblem) -> Net:
+    """Return the kernels' view of a problem whose edges are in order, one a pair."""
+    sizes = problem.sizes
+    start, around = links(problem.num_nodes, problem.ends)
+    told = np.concatenate([[0], np.cumsum(sizes[problem.ends].ravel())])
+    return Net(
+        first=problem.first,
+        cost=np.minimum(problem.cost, BIG),
+        usage=problem.usage,
+        begin=problem.begin,
+        end=problem.end,
+        ends=problem.ends,
+        table=problem.table,
+        cells=np.minimum(problem.cells, BIG),
+        start=start,
+        around=around,
+        into=told[:-1].reshape(-1, 2),
+    )

@@ -1,0 +1,211 @@
+"""Solve a wide problem: compaction, a lower bound by message passing, then neighbourhood search.
+
+Anytime: the best solution so far is always at hand. Equal problem, seed and rounds give an equal
+answer; the clock, if any, is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.planner.solve.wide.branch import Branching
+from shardwright.planner.solve.wide.compact import Compact, compact
+from shardwright.planner.solve.wide.descent import Descent, capped_cost, fits
+from shardwright.planner.solve.wide.dual import Dual, tolerance
+from shardwright.planner.solve.wide.net import BIG, net_of
+from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.solve.wide.region import room_of
+
+# Bounding goes on until the first share of the budget is used up, searching until the second.
+TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
+SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
+OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
+IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
+PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
+PROOF_SHARE = 0.85
+REGION_NODES = 500
+MOST_NODES = 4_000
+REGION_CELLS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a solve is: the best cost (infinite: none fits yet), the bound, and the stage."""
+
+    cost: float
+    bound: float
+    stage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WideSolution:
+    """A strategy per node and its cost, and the bound that no solution can go below.
+
+    ``is_within`` is false when nothing was found that keeps the memory limit.
+    """
+
+    choice: Ints
+    cost: float
+    bound: float
+    is_within: bool
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost; 0 where the solution is proved optimal."""
+        if self.cost <= self.bound:
+            return 0.0
+        return (self.cost - self.bound) / self.cost if math.isfinite(self.cost) else math.inf
+
+
+Spent = Callable[[int], float]
+
+
+def solve(
+    problem: WideProblem,
+    spent: Spent,
+    tell: Callable[[Standing], None] = lambda standing: None,
+    seed: int = 0,
+) -> WideSolution:
+    """Find a cheap solution within the memory limit.
+
+    ``spent`` says which fraction of the budget is used after a number of rounds; at 1 the search
+    stops. ``tell`` hears of progress. Costs are taken to be whole numbers: the bound is rounded up.
+    """
+    if math.isinf(problem.limit):
+        problem = replace(problem, limit=float(problem.usage.sum() + problem.base.max(initial=0)))
+    smaller = compact(problem)
+    run = _Run(problem, smaller, spent, tell, seed)
+    if smaller.problem.num_nodes:
+        run.work()
+    return run.solution()
+
+
+class _Run:
+    """One solve in progress."""
+
+    def __init__(
+        self,
+        original: WideProblem,
+        smaller: Compact,
+        spent: Spent,
+        tell: Callable[[Standing], None],
+        seed: int,
+    ) -> None:
+        self.original, self.smaller, self.seed = original, smaller, seed
+        self.problem = smaller.problem
+        self.net = net_of(self.problem)
+        self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
+        self.best = frugal(self.problem)
+        self.cost = (
+            capped_cost(self.problem, self.best) if fits(self.problem, self.best) else math.inf
+        )
+        self.num_rounds = 0
+        self._spent, self._tell = spent, tell
+        self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
+
+    def is_over(self, share: float, stage: str) -> bool:
+        """Count a round; say whether the share of the budget is used up or nothing is left to
+        find."""
+        self.num_rounds += 1
+        bound = min(self.dual.bound, self.cost) + self.smaller.constant
+        cost = self.cost + self.smaller.constant
+        self._tell(Standing(cost=cost if cost < BIG else math.inf, bound=bound, stage=stage))
+        return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.dual.bound)
+
+    def work(self) -> None:
+        """Raise the bound, search and, where the gap is small enough, prove, by turns; then polish
+        the best."""
+        for bounded, searched in TURNS:
+            self.dual.is_settled = False
+            while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
+                self.dual.advance(self.cost if self.cost < BIG else math.inf)
+            if self.is_over(searched, "searching"):
+                continue
+            self.descend(self._proposal(), searched)
+            if self.cost < BIG:
+                self.prove()
+        if fits(self.problem, self.best):
+            self.descend(self.best, 1.0, polishing=True)
+
+    def prove(self) -> None:
+        """Search all that the bound leaves open, if that is little."""
+        dual = self.dual
+        dual.advance(self.cost)
+        count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
+        if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
+            return
+        open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
+        rest = compact(replace(self.problem, cost=open_costs))
+        if not rest.problem.num_nodes:
+            return
+        cost = self.cost - rest.constant
+        below = Dual(rest.problem, net_of(rest.problem))
+        for _ in range(SETTLE):
+            below.advance(cost)
+        branching = Branching(rest.problem, below, cost)
+        while not (branching.is_done or self.is_over(PROOF_SHARE, "proving")):
+            branching.round(lambda: self._spent(self.num_rounds) < PROOF_SHARE)
+            if branching.best is not None and branching.cost + rest.constant < self.cost:
+                choice = rest.expand(branching.best)
+                self.best, self.cost = choice, capped_cost(self.problem, choice)
+            dual.bound = max(dual.bound, branching.bound + rest.constant)
+
+    def _proposal(self) -> Ints:
+        """Return the most promising of the choices that the messages settle on."""
+        best, least = self.dual.choice, math.inf
+        for choice in self.dual.propose(SETTLE):
+            limit = self.problem.limit
+            room = max(limit, 1.0)  # a limit may be 0
+            over = self.problem.profile(choice).max() / room - limit / room
+            merit = capped_cost(self.problem, choice) * (1 + OVER_WEIGHT * max(0.0, over))
+            if merit < least:
+                best, least = choice, merit
+            if self.is_over(1.0, "proposing"):
+                break
+        return best
+
+    def descend(self, choice: Ints, share: float, polishing: bool = False) -> None:
+        """Search from a choice until the share of the budget is used up or little is gained."""
+        self.seed += 1
+        prices = self.dual.prices()
+        descent = Descent(self.problem, self.net, self._room, choice, prices, self.seed)
+        patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
+        idle = num = 0
+        while not self.is_over(share, "polishing" if polishing else "searching"):
+            priced = num // 60 % 2 == 0 and not polishing
+            most_nodes = MOST_NODES if polishing and num % 4 == 0 else REGION_NODES
+            gained = descent.round(1.0 if priced else 0.0, most_nodes, REGION_CELLS)
+            num += 1
+            idle = 0 if gained > 0 or not descent.fits else idle + 1
+            if descent.fits and descent.cost < self.cost:
+                self.best, self.cost = descent.choice.copy(), descent.cost
+            if idle > patience and not polishing:
+                break
+
+    def solution(self) -> WideSolution:
+        """Return the best choice, in the original problem's numbers."""
+        choice = self.smaller.expand(self.best)
+        bound = self.smaller.constant + min(_whole(self.dual.bound), self.cost)
+        if not self.problem.num_nodes:
+            bound = self.smaller.constant
+        within = bool(self.original.profile(choice).max(initial=0.0) <= self.original.limit)
+        cost = self.original.evaluate(choice)
+        return WideSolution(choice=choice, cost=cost, bound=bound, is_within=within)
+
+
+def _whole(bound: float) -> float:
+    """Round a bound of whole numbers up, allowing for rounding errors of sums."""
+    return math.ceil(bound - tolerance(bound)) if math.isfinite(bound) else bound
+
+
+def frugal(problem: WideProblem) -> Ints:
+    """Return every node's strategy of least usage, the cheaper of equals."""
+    picks = [
+        np.lexsort((problem.cost[a:b], problem.usage[a:b]))[0]
+        for a, b in zip(problem.first[:-1], problem.first[1:], strict=True)
+    ]
+    return np.array(picks, dtype=np.int64)

@@ -1,0 +1,231 @@
+"""The additive cost of one strategy, straight from the definition on the untied graph.
+
+Prices of single operators and messages come from the same tables as the search's; which of them
+occur, and how often, is worked out here again: no ties, no factors, no copy variables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from shardwright.core.halo import extended_shape
+from shardwright.core.layout import PARTIAL, local_bytes, local_shape
+from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
+from shardwright.planner.cost.recomputation import storages
+from shardwright.planner.model.context import Context, Wires, num_bytes
+from shardwright.planner.model.modes import KEEP, Mode
+from shardwright.planner.model.parameters import parameter_config
+from shardwright.planner.model.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
+
+NO_MODES: Mapping[int, Mode] = MappingProxyType({})
+
+
+class Additive:
+    def __init__(self, context: Context, mesh: Mesh, microbatches: int) -> None:
+        self.context, self.mesh, self.microbatches = context, mesh, microbatches
+        self.wires = Wires(context, mesh)
+        self.totals = [0.0] * 6
+
+    def cost(
+        self,
+        dims: tuple[tuple[str, ...], ...],
+        levels: dict[int, int],
+        modes: Mapping[int, Mode] = NO_MODES,
+    ) -> list[float]:
+        """Return the first six columns."""
+        self.totals = [0.0] * 6
+        self.dims, self.levels = dims, levels
+        self.modes = [modes.get(block, KEEP) for block in range(len(self.context.ties.ranges))]
+        for index in range(len(dims)):
+            self._operator(index)
+        for tensor, spec in enumerate(self.context.graph.tensors):
+            if spec.producer >= 0 and self.context.graph.consumers[tensor]:
+                self._activation(tensor)
+        for tensor in self.context.graph.parameters:
+            self._parameter(tensor)
+        return self.totals
+
+    def _shape(self, tensor: int, reader: int) -> tuple[int, ...]:
+        return self.context.shape(tensor, 1 if self.context.is_once(reader) else self.microbatches)
+
+    def _operator(self, index: int) -> None:
+        context, saves = self.context, self.context.saves
+        graph = context.graph
+        operator, placed = graph.operators[index], context.placements(index, self.dims[index])
+        sizes = self.mesh.sizes
+        inputs = tuple(
+            extended_shape(local_shape(self._shape(t, index), pair.value, sizes), pair.halos)
+            for t, pair in zip(operator.inputs, placed.inputs, strict=True)
+        )
+        outputs = tuple(
+            local_shape(self._shape(t, index), pair.value, sizes)
+            for t, pair in zip(operator.outputs, placed.outputs, strict=True)
+        )
+        mode = self.modes[context.ties.block[index]]
+        again = self._runs_again(index, mode)
+        price = context.seconds(index, inputs, outputs)
+        times = 2 if again and not context.is_once(index) else 1
+        column = ONCE if context.is_once(index) else EACH
+        self.totals[column] += times * price.forward + price.backward
+        inner = sum(
+            num_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype)
+            for p in saves.inputs[index]
+            if not mode.whole and self._maker(operator.inputs[p]) not in mode.operators
+        )
+        if again:
+            self.totals[FLIGHT] += inner
+            inner = 0
+        inner += sum(
+            num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
+            for p in saves.outputs[index]
+        )
+        inner += saves.extra[index](inputs, outputs)
+        across = sum(
+            num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
+            for p in saves.crossing[index]
+        )
+        self.totals[FLIGHT] += across + (0 if again else inner)
+
+    def _runs_again(self, index: int, mode: Mode) -> bool:
+        """Whether an operator comes before the last of its block that a backward there needs."""
+        graph, block = self.context.graph, self.context.ties.block
+        inside = [i for i, other in enumerate(block) if other == block[index]]
+        root = storages(graph)
+        saved: set[int] = set()
+        needed: list[int] = []
+        for other in inside:
+            operator = graph.operators[other]
+            read, made, extra = saved_tensors(graph, operator)
+            saved |= {root[operator.inputs[p]] for p in read}
+            saved |= {root[operator.outputs[p]] for p in made}
+            shapes = [
+                tuple(graph.tensors[t].shape for t in ends)
+                for ends in (operator.inputs, operator.outputs)
+            ]
+            needed += [other] if extra(*shapes) else []
+        needed += [i for i in inside if saved & {root[t] for t in graph.operators[i].outputs}]
+        asked = [i for i in inside if mode.whole or i in mode.operators]
+        return index in asked and index <= max((i for i in needed if i in asked), default=-1)
+
+    def _maker(self, tensor: int) -> int:
+        """Return who made the data of a tensor, looking through views."""
+        graph = self.context.graph
+        maker = graph.tensors[tensor].producer
+        while maker >= 0 and is_view(base_kind(graph.operators[maker].kind)):
+            maker = graph.tensors[graph.operators[maker].inputs[0]].producer
+        return maker
+
+    def _activation(self, tensor: int) -> None:
+        context = self.context
+        graph = context.graph
+        spec = graph.tensors[tensor]
+        maker = spec.producer
+        out = context.placements(maker, self.dims[maker]).outputs[
+            graph.operators[maker].outputs.index(tensor)
+        ]
+        wanted = set()
+        for reader in graph.consumers[tensor]:
+            for position, read in enumerate(graph.operators[reader].inputs):
+                if read == tensor:
+                    pair = context.placements(reader, self.dims[reader]).inputs[position]
+                    gradient = pair.gradient if spec.needs_gradient else None
+                    wanted.add((pair.value, gradient, pair.halos))
+        self._sums(tensor)
+        wanted.discard((out.value, out.gradient if spec.needs_gradient else None, ()))
+        blocks = {context.ties.block[reader] for reader in graph.consumers[tensor]}
+        mode = self.modes[min(blocks)] if len(blocks) == 1 else KEEP
+        kept = context.saves.kept_below[tensor]
+        once = context.is_once(maker)
+        shape = self._shape(tensor, maker)
+        for value, gradient, halos in wanted:
+            forward = self.wires.reshard(shape, spec.dtype, out.value, value)
+            backward = 0.0
+            if gradient is not None:
+                home = list(out.gradient)
+                if context.hands_on[maker]:
+                    for axis, name in enumerate(self.dims[maker]):
+                        if (
+                            name == ""
+                            and gradient[axis] == PARTIAL
+                            and self.mesh.axes[axis] == "data"
+                        ):
+                            home[axis] = PARTIAL
+                backward = self.wires.reshard(shape, spec.dtype, gradient, tuple(home))
+            if halos:
+                local = local_shape(shape, value, self.mesh.sizes)
+                forward += self.wires.halos(local, spec.dtype, halos)
+                if gradient is not None:
+                    backward += self.wires.halos(local, spec.dtype, halos)
+            self.totals[ONCE if once else EACH] += forward + backward
+            moves = value != out.value or bool(halos)
+            read_again = all(self._runs_again(i, mode) for i in graph.consumers[tensor])
+            again = (mode.whole and read_again) or (mode.copies and kept and moves)
+            self.totals[EACH] += forward if again and not once else 0.0
+            if moves and kept and not once and not mode.copies:
+                local = extended_shape(local_shape(shape, value, self.mesh.sizes), halos)
+                size = num_bytes(local, spec.dtype)
+                self.totals[FLIGHT] += size
+
+    def _sums(self, tensor: int) -> None:
+        """Gradients that neighbouring readers in equal layouts add up."""
+        context = self.context
+        graph, ties, spec = context.graph, context.ties, context.graph.tensors[tensor]
+        if not spec.needs_gradient or context.is_once(spec.producer):
+            return
+        ends = {}
+        for reader in graph.consumers[tensor]:
+            outputs = graph.operators[reader].outputs
+            if not any(graph.tensors[output].needs_gradient for output in outputs):
+                continue  # it hands no gradient back
+            for position, read in enumerate(graph.operators[reader].inputs):
+                if read == tensor:
+                    pair = context.placements(reader, self.dims[reader]).inputs[position]
+                    ends[ties.root[reader], position] = (pair, ties.block[reader])
+        ordered = [ends[key] for key in sorted(ends)]
+        for one, other in itertools.pairwise(ordered):
+            if one == other:
+                pair, _ = one
+                shape = local_shape(self._shape(tensor, spec.producer), pair.value, self.mesh.sizes)
+                size = num_bytes(extended_shape(shape, pair.halos), spec.dtype)
+                self.totals[EACH] += context.touch_seconds(3 * size)
+
+    def _parameter(self, tensor: int) -> None:
+        context, graph, sizes = self.context, self.context.graph, self.mesh.sizes
+        spec = graph.tensors[tensor]
+        (reader,) = graph.consumers[tensor]
+        pair = context.placements(reader, self.dims[reader]).inputs[
+            graph.operators[reader].inputs.index(tensor)
+        ]
+        level = self.levels.get(tensor, 0)
+        kept = parameter_config(spec.shape, pair.value, sizes, level)
+        merges = level < 2 or self.microbatches == 1
+        price = self.wires.merged if merges else self.wires.reshard
+        sync = price(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+        self.totals[GATHER if level >= 2 else SYNC] += sync
+        gathers = 1 if self._is_last(tensor) or kept.keeps else 2
+        gather = self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+        self.totals[GATHER] += gathers * gather
+        if level < 2:
+            used = local_bytes(spec.shape, spec.dtype, pair.value, sizes)
+            share = 1 - 1 / self.microbatches
+            self.totals[EACH] += share * context.touch_seconds(3 * used)
+        self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
+        own = local_bytes(spec.shape, spec.dtype, kept.optimizer, sizes)
+        self.totals[ONCE] += context.update_seconds(own)
+        self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, kept.rest, sizes) + 3 * own
+        self.totals[KEPT] += own if kept.rest != kept.optimizer else 0
+        if kept.keeps:
+            self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
+        if pair.gradient != kept.optimizer and level < 2:
+            self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
+
+    def _is_last(self, tensor: int) -> bool:
+        """Whether only the last block that has parameters, which no other is alike, reads it."""
+        graph, ties = self.context.graph, self.context.ties
+        readers = {t: {ties.block[r] for r in graph.consumers[t]} for t in graph.parameters}
+        last = max(block for blocks in readers.values() for block in blocks)
+        alone = not any(last in blocks and len(blocks) > 1 for blocks in ties.classes.values())
+        return readers[tensor] == {last} and alone

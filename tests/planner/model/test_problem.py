@@ -1,0 +1,123 @@
+"""The stated problem against the definition of its costs, and its optimum against brute force."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.strategy import Mesh
+from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.parameters import num_levels
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.terms import Weights
+from shardwright.planner.solve.elimination import Elimination
+from shardwright.planner.solve.frontier import hull
+from tests.planner.model.oracle import Additive
+from tests.planner.search.models import cluster, images, mlp, residual, squares
+from tests.planner.solve import exhaustive
+
+# Levels and recomputation with transients left out, which the oracle does not know.
+WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, synced=0.25, transient=0.0)
+
+
+def problem_of(graph: OperatorGraph, sizes: tuple[int, ...], microbatches: int) -> Problem:
+    axes = ("data", "tensor") if len(sizes) == 2 else ("tensor",)
+    count = math.prod(sizes)
+    context = Context(graph, cluster(2, count // 2), CostTable(), Training())
+    mesh = Mesh(axes=axes, sizes=sizes, devices=tuple(range(count)))
+    return Problem.of(context, mesh, microbatches)
+
+
+def weigh(columns: list[float]) -> tuple[float, float]:
+    each, once, gather, sync, kept, flight = columns
+    seconds = WEIGHTS.each * (each + WEIGHTS.exposed * gather)
+    return seconds + once + WEIGHTS.synced * sync, kept + flight
+
+
+def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
+    """Return the cost of fixed choices with the cheapest copies."""
+    graph = problem.factor_graph(WEIGHTS)
+    allowed = [
+        np.array([choices[variable]]) if variable in choices else np.arange(size)
+        for variable, size in enumerate(graph.sizes)
+    ]
+    solved = Elimination.of(graph.restrict(allowed)).solve(np.array([(1.0, 0.0)]))
+    return float(solved.seconds[0]), float(solved.bytes[0])
+
+
+@pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2)])
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("build", [mlp, residual, images, squares])
+def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microbatches) -> None:
+    graph = build()
+    problem = problem_of(graph, sizes, microbatches)
+    ties, rng = problem.context.ties, random.Random(3)
+    oracle = Additive(problem.context, problem.mesh, microbatches)
+    finite = 0
+    for _ in range(60):
+        config = {root: rng.randrange(len(problem.domains[root])) for root in problem.roots}
+        level = {tensor: rng.randrange(num_levels(problem, tensor)) for tensor in problem.level_of}
+        again = {lead: rng.randrange(len(problem.modes)) for lead in problem.mode_of}
+        choices = {problem.config_of[root]: choice for root, choice in config.items()}
+        choices |= {problem.level_of[tensor]: choice for tensor, choice in level.items()}
+        choices |= {problem.mode_of[lead]: choice for lead, choice in again.items()}
+        dims = tuple(problem.domains[root][config[root]] for root in ties.root)
+        tied = {t: level[_root_parameter(problem, t)] for t in graph.parameters}
+        modes = {b: problem.modes[on] for lead, on in again.items() for b in ties.classes[lead]}
+        seconds, memory = weigh(oracle.cost(dims, tied, modes))
+        found = pinned(problem, choices)
+        assert found[0] == pytest.approx(seconds, rel=1e-9)
+        if math.isfinite(seconds):
+            finite += 1
+            assert found[1] == pytest.approx(memory, rel=1e-9)
+    assert finite > 0
+
+
+def _root_parameter(problem: Problem, tensor: int) -> int:
+    graph, ties = problem.context.graph, problem.context.ties
+    reader = graph.consumers[tensor][0]
+    return graph.operators[ties.root[reader]].inputs[graph.operators[reader].inputs.index(tensor)]
+
+
+@pytest.mark.parametrize("levels", [(0,), (0, 1, 2, 3, 4)])
+def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) -> None:
+    graph = mlp(batch=256, width=256, depth=1, classes=64)
+    problem = problem_of(graph, (4,), 1)
+    oracle = Additive(problem.context, problem.mesh, 1)
+    weights = list(problem.level_of)[:2]  # the first layer's weight and bias take every level
+    points = []
+    for choice in itertools.product(*(problem.domains[root] for root in problem.roots)):
+        for chosen in itertools.product(levels, repeat=2):
+            point = weigh(oracle.cost(choice, dict(zip(weights, chosen, strict=True))))
+            if math.isfinite(point[0]):
+                points.append(point)
+    frontier = []
+    for seconds, memory in sorted(set(points)):
+        if not frontier or memory < frontier[-1][1]:
+            frontier.append((seconds, memory))
+    factors = problem.factor_graph(WEIGHTS)
+    allowed = [np.arange(size) for size in factors.sizes]
+    for tensor, variable in problem.level_of.items():
+        allowed[variable] = np.array(levels if tensor in weights else (0,))
+    found = hull(Elimination.of(factors.restrict(allowed)))
+    expected = exhaustive.hull(frontier)
+    assert [(p.seconds, p.bytes) for p in found.points] == [pytest.approx(e) for e in expected]
+
+
+def test_equal_blocks_share_decisions_and_the_first_without_input_gradient_does_not() -> None:
+    context = Context(mlp(depth=3), cluster(1, 2), CostTable(), Training())
+    assert context.ties.classes == {0: (0,), 1: (1, 2), 3: (3,)}
+    context = Context(residual(depth=3), cluster(1, 2), CostTable(), Training())
+    assert context.ties.classes == {0: (0,), 1: (1, 2, 3), 4: (4,)}
+
+
+def test_every_operator_on_the_data_axis_splits_samples() -> None:
+    problem = problem_of(residual(), (2, 2), 1)
+    samples = problem.context.samples
+    for root, domain in problem.domains.items():
+        if samples.operator_dim[root]:
+            assert {dims[0] for dims in domain} == {samples.operator_dim[root]}
