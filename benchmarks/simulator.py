@@ -2,9 +2,8 @@
 
 A 1F1B pipeline with sends, receives and gradient messages, as lowering makes them, is simulated
 whole (times, memory and critical path) by the compiled kernels and by their plain-Python twin, with
-and without overlap slow-down. A second table takes the large one again with slow-down after one
-instruction takes half as long again: whole, and from the run before (`DeltaSimulator`). The first run
-of each, which compiles or loads the cache, is not counted.
+and without overlap slow-down. The first run of each, which compiles or loads the cache, is not
+counted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rich.table import Table
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.schedule import global_order, pipeline_order
-from shardwright.planner.simulate import DeltaSimulator, simulate
+from shardwright.planner.simulate import simulate
 
 # By whether it is the twin, and by slow-down. With one the twin looks at every queue at every event.
 SLOWDOWN = 1.2
@@ -127,28 +126,6 @@ def time_runs(
     return runs[1:]
 
 
-def changed_again(
-    program: Program, seconds: NDArray[np.float64], place: int, repeats: int
-) -> tuple[float, float, float]:
-    """Change one instruction back and forth; return the median CPU seconds of simulating whole and from
-    the run before, and the share of instructions that the latter visited."""
-    delta = DeltaSimulator(overlap_slowdown=SLOWDOWN)
-    runs: list[tuple[float, float, float]] = []
-    for number in range(2 * repeats + 2):
-        changed = seconds.copy()
-        changed[place] *= 1.5 if number % 2 else 1.0
-        begin = time.process_time()
-        want = simulate(program, changed, overlap_slowdown=SLOWDOWN)
-        middle = time.process_time()
-        got = delta.simulate(program, changed)
-        end = time.process_time()
-        if got.end.tobytes() != want.end.tobytes():
-            raise RuntimeError("delta and full simulation differ")
-        runs.append((middle - begin, end - middle, delta.visited / program.num_instructions))
-    whole, again, visited = np.median(np.array(runs[2:]), axis=0).tolist()
-    return whole, again, visited
-
-
 def main() -> int:
     """Measure, print the table, and fail when the kernel or its twin is below its bar."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,19 +148,8 @@ def main() -> int:
             numbers = [f"{rate:,.0f}" for rate in (rates[0], medians[plain, slowdown], rates[-1])]
             name = "twin" if plain else "kernel"
             table.add_row(name, f"{slowdown}", f"{program.num_instructions:,}", *numbers)
-    again = Table(title=f"Changed and simulated again, slow-down {SLOWDOWN} (CPU ms, medians)")
-    for column in ("tasks", "changed at", "whole", "from before", "ratio", "visited"):
-        again.add_column(column, justify="right", no_wrap=True)
-    for tasks in (options.tasks // 100, options.tasks // 10, options.tasks):
-        program, seconds = pipeline_program(options.stages, max(1, tasks // per_microbatch), pieces)
-        for share in (0.1, 0.5, 0.9):
-            place = int(share * program.num_instructions)
-            whole, delta, visited = changed_again(program, seconds, place, options.repeats)
-            again.add_row(f"{program.num_instructions:,}", f"{share:.0%}", f"{1e3 * whole:.2f}",
-                          f"{1e3 * delta:.2f}", f"{whole / delta:.2f}", f"{visited:.0%}")  # fmt: skip
     console = Console()
     console.print(table)
-    console.print(again)
     console.print(
         f"{processor_name()}; {platform.system()}; Python {platform.python_version()}, "
         f"NumPy {np.__version__}, Numba {numba.__version__}; {options.repeats} repeats, "

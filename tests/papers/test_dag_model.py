@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.core.program import Kind
-from shardwright.planner.simulate import program_statistics, simulate
+from shardwright.planner.simulate import simulate
 from tests.planner.programs import Row, build_program
+from tests.planner.simulate.statistics import program_statistics
 
 seconds_of_node = st.integers(0, 16).map(lambda eighths: eighths / 8)
 NUM_ITERATIONS = 12

@@ -9,8 +9,9 @@ import pytest
 
 from shardwright.core.program import Kind
 from shardwright.planner.schedule import global_order, pipeline_order
-from shardwright.planner.simulate import program_statistics, simulate
+from shardwright.planner.simulate import simulate
 from tests.planner.programs import Row, build_program
+from tests.planner.simulate.statistics import program_statistics
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 6) for m in (1, 2, 3, 4, 5, 8, 12)]
 FORWARD, BACKWARD = 1.0, 2.5

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.program import Kind
-from shardwright.planner.simulate import program_statistics, simulate
+from shardwright.planner.simulate import simulate
 from tests.planner.programs import Row, build_program, row_lists
+from tests.planner.simulate.statistics import program_statistics
 
 SLOWDOWNS = st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7])
 

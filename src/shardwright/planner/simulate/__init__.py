@@ -2,14 +2,10 @@
 
 from shardwright.planner.simulate.loop import period
 from shardwright.planner.simulate.memory import Traits
-from shardwright.planner.simulate.simulation import DeltaSimulator, simulate
-from shardwright.planner.simulate.statistics import ProgramStatistics, program_statistics
+from shardwright.planner.simulate.simulation import simulate
 
 __all__ = [
-    "DeltaSimulator",
-    "ProgramStatistics",
     "Traits",
     "period",
-    "program_statistics",
     "simulate",
 ]

@@ -16,11 +16,7 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.simulate.memory import Traits, memory_over_time
 from shardwright.planner.simulate.plain import Times, relax_plain, share_plain
 
-# Simulating so many instructions takes many times as long as keeping a checkpoint.
-CHECKPOINT_SPACING = 2000
-
 if TYPE_CHECKING:
-    from shardwright.planner.simulate.delta import Run
     from shardwright.planner.simulate.full import Wiring
 
 
@@ -51,60 +47,6 @@ def simulate(
             pass
     times = _plain_times(program, seconds, overlap_slowdown)
     return _timeline(program, times, scatter_copies, traits, plain=True)
-
-
-class DeltaSimulator:
-    """Simulates Programs that resemble each other, each beginning with the one before.
-
-    Equal to ``simulate`` in every bit; see ``delta`` for how. ``spacing``: from one checkpoint to the
-    next at least so many instructions complete, so that Programs of fewer are simulated whole, and
-    so are all where nothing slows down: that takes less time than finding what changed. ``visited``
-    is how many instructions of the last Program were really simulated.
-    """
-
-    def __init__(
-        self,
-        *,
-        overlap_slowdown: float = 1.0,
-        scatter_copies: float = 0.0,
-        spacing: int = CHECKPOINT_SPACING,
-    ) -> None:
-        self.overlap_slowdown = overlap_slowdown
-        self.scatter_copies = scatter_copies
-        self.spacing = spacing
-        self.visited = 0
-        self._last: Run | None = None
-        self._traits = Traits()
-
-    def simulate(self, program: Program, seconds: NDArray[np.float64]) -> Timeline:
-        """Predict the timeline of one step, from the one before where there is one."""
-        seconds = _checked(program, seconds, self.overlap_slowdown)
-        if self.overlap_slowdown == 1.0:
-            times = _compiled_times(program, seconds, 1.0)
-            self.visited = program.num_instructions
-        else:
-            times = self._shared_times(program, seconds)
-        return _timeline(program, times, self.scatter_copies, self._traits)
-
-    def _shared_times(self, program: Program, seconds: NDArray[np.float64]) -> Times:
-        from shardwright.planner.simulate import delta
-
-        names = sorted(program.resource_names)
-        number = np.array([names.index(name) for name in program.resource_names], dtype=np.int32)
-        wiring = _wiring(program)
-        job = delta.Job(
-            wiring=wiring._replace(resource=number[wiring.resource]),
-            seconds=seconds,
-            computes=np.array([name.startswith("compute") for name in names], dtype=np.bool_),
-            names=tuple(names),
-            num_groups=len(program.meshes),
-            slowdown=float(self.overlap_slowdown),
-            spacing=self.spacing,
-        )
-        last = self._last
-        run = delta.run(job) if last is None else delta.run_again(last, job)
-        self._last, self.visited = run, run.visited
-        return run.times
 
 
 def _timeline(
