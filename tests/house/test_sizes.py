@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "shardwright"
 FILES = sorted(SOURCE.rglob("*.py"))
-MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_NESTING = 450, 80, 8, 5
+MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 450, 80, 8
 
 # Larger than allowed, each with the reason why it is not cut.
 LONG_FILES: dict[str, str] = {}

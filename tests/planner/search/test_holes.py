@@ -56,8 +56,3 @@ def test_a_narrower_spacing_leaves_narrower_holes() -> None:
     assert len(fine) > len(plain)
     assert widest(fine) < widest(plain)
     assert fine[0] == plain[0]
-
-
-def test_the_same_question_gets_the_same_frontier() -> None:
-    first, again = (search(GRAPH, MACHINE, CostTable()) for _ in range(2))
-    assert first == again

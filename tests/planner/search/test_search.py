@@ -1,21 +1,27 @@
 """The whole search: legal, never worse than data parallel, deterministic, honest in failure."""
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
+from shardwright.core.codec import dumps, encode
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
+from shardwright.planner.model import arrangements
 from shardwright.planner.model.arrangements import Arrangement, shapes
 from shardwright.planner.model.context import Context
-from shardwright.planner.search import Limits, Progress, Training, search, survey, surveyed
+from shardwright.planner.search import Limits, Progress, Training, hunt, search, survey, surveyed
 from shardwright.planner.search.candidates import explore, to_strategy
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.simulate import simulate
@@ -105,9 +111,28 @@ def test_a_limit_that_nothing_meets_says_how_much_is_missing_where() -> None:
         search(large(), cluster(1, 2, **SLOW), CostTable(), limits=limits)
 
 
-def test_the_same_question_gets_the_same_answer() -> None:
-    again = search(large(), cluster(2, 2, **SLOW), CostTable(), limits=FEW)
-    assert again == answered(large, 2)
+ANSWER = """
+from shardwright.core.codec import dumps, encode
+from tests.planner.search.test_search import answered, large
+
+print(dumps([encode(plan) for plan in answered(large, 2).plans]))
+"""
+
+
+def test_other_processes_with_other_threads_and_hash_seeds_give_the_same_bytes() -> None:
+    root = str(Path(__file__).resolve().parents[3])
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", ANSWER], capture_output=True, check=True, cwd=root, timeout=300,
+            env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads,
+                              "NUMBA_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+                              "PYTHONPATH": os.pathsep.join([root, *sys.path])},
+        ).stdout
+        for seed, threads in (("1", "1"), ("2", "2"))
+    ]  # fmt: skip
+    assert answers[0] == answers[1]
+    here = dumps([encode(plan) for plan in answered(large, 2).plans])
+    assert answers[0].decode().strip() == here.strip()
 
 
 def test_stopping_at_once_still_returns_a_complete_plan_that_says_so() -> None:
@@ -162,13 +187,14 @@ def test_small_batches_split_large_layers_over_all_hosts() -> None:
     assert max(shards) == 16
 
 
-def test_a_second_free_axis_is_searched_and_never_makes_an_answer_worse(monkeypatch) -> None:
+def test_a_second_free_axis_is_searched_and_finds_what_one_does_not(monkeypatch) -> None:
     graph = residual(batch=32, width=128, depth=2, classes=32768)
     where = cluster(2, 4, flops=1e11, near=20e9, far=1e9)
-    best = search(graph, where, CostTable()).best
+    best = search(graph, where, CostTable(), limits=FEW).best
     assert best.strategy.meshes[0].axes[0] == "outer"
-    monkeypatch.setattr("shardwright.planner.model.arrangements.FEW", 0)
-    less = search(graph, where, CostTable()).best
+    for module in (arrangements, hunt):
+        monkeypatch.setattr(module, "FEW", 0)
+    less = search(graph, where, CostTable(), limits=FEW).best
     assert best.predicted.step_seconds < less.predicted.step_seconds
 
 

@@ -21,7 +21,7 @@ from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import bottlenecks, improve
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
-from tests.planner.search.models import cluster, mlp, residual
+from tests.planner.search.models import cluster, residual
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 HERE = Context(
@@ -90,13 +90,6 @@ def test_a_parameter_gathered_in_vain_is_kept_whole() -> None:
     assert after.seconds <= judge(HERE, whole).seconds * (1 + 1e-9)
 
 
-def test_equal_questions_get_equal_refinements() -> None:
-    before = judge(HERE, data_parallel(zero=1))
-    assert (
-        improve(HERE, before, math.inf, 25).strategy == improve(HERE, before, math.inf, 25).strategy
-    )
-
-
 def test_no_more_moves_are_simulated_than_allowed() -> None:
     seen: list[Strategy] = []
 
@@ -110,9 +103,9 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
     assert len({*seen} - {replace(begin, label="")}) == 7
 
 
-def test_the_search_is_never_worse_with_refinement_than_without(monkeypatch) -> None:
-    graph, where = mlp(batch=8, width=64), cluster(2, 2, **SLOW)
+def test_the_search_finds_more_with_refinement_than_without(monkeypatch) -> None:
+    graph, where = residual(batch=16, width=64, depth=3, classes=16), cluster(1, 2, **SLOW)
     refined = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
     monkeypatch.setattr(Hunt, "refine", lambda self: None)
     plain = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
-    assert refined.predicted.step_seconds <= plain.predicted.step_seconds
+    assert refined.predicted.step_seconds < 0.98 * plain.predicted.step_seconds
