@@ -55,10 +55,3 @@ class Decoder:
         attention = 2 * self.head_size * (self.heads + self.kv_heads)
         forward = (3 if self.gated else 2) * (experts * self.ffn + self.shared)
         return self.hidden * (self.layers * (attention + forward) + tables)
-
-    @property
-    def flops_per_token(self) -> float:
-        """Flops of forward and backward: 6 N + 12 L h s, the embedding's lookup left out."""
-        looked_up = self.hidden * (0 if self.tied else self.vocab)
-        mixing = 12 * self.layers * self.heads * self.head_size * self.seq
-        return 6.0 * (self.num_active - looked_up) + mixing

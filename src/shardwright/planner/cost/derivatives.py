@@ -84,14 +84,6 @@ def base_kind(kind: str) -> str:
     return parts[1] if len(parts) > 1 else kind
 
 
-def aliases_input(kind: str) -> int | None:
-    """Return which input the result shares storage with, None where it is a new tensor.
-
-    Taken from the name alone; a ``contiguous`` or ``reshape`` of a permuted tensor really copies.
-    """
-    return 0 if is_view(base_kind(kind)) else None
-
-
 def is_view(bare: str) -> bool:
     """Whether an operator (bare name) only describes existing storage anew."""
     return bare in VIEWS

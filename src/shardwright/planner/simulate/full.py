@@ -316,23 +316,6 @@ def _link(queue: Any, first: Ints, resource: int, group: int) -> None:
 
 
 @compiled
-def relink(wiring: Wiring, progress: Progress) -> None:
-    """Make the lists of busy resources and the tournament anew from the queues."""
-    queues, first, due, tree = progress.queues, progress.first, progress.due, progress.tree
-    first[:] = -1
-    due[:] = np.inf
-    for resource in range(len(queues)):
-        queue = queues[resource]
-        if queue.running >= 0:
-            group = wiring.group[queue.running]
-            _link(queue, first, resource, group)
-            due[group] = min(due[group], queue.finish)
-    for node in range(len(due) - 1, 0, -1):
-        left, right = tree[2 * node], tree[2 * node + 1]
-        tree[node] = left if due[left] <= due[right] else right
-
-
-@compiled
 def _settle(queues: Queues, first: int, now: float, slowdown: float) -> float:
     """Give every running instruction of a group the rate that its mix of work allows.
 
