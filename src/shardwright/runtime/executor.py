@@ -51,7 +51,8 @@ OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimi
 class RunOptions:
     """How to run a Program.
 
-    ``device``: torch device of this rank, the CPU where it is None. ``seed`` of dropout.
+    ``device``: torch device of this rank; None: its own of the type that is planned for, as ``build``
+    finds out, else the CPU. ``seed`` of dropout.
     ``max_norm``: bound of the global gradient norm, for plans that clip (None: the plan's own).
     ``check_finite`` raises
     before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual

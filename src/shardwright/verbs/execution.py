@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.plan import Plan
@@ -26,14 +27,22 @@ def build_executor(
     optimizer: Callable[..., Any],
     batch: Batch,
     options: RunOptions | None = None,
+    planned: str = "",
 ) -> Executor:
-    """Join the world and make the executor; see ``api.build``."""
+    """Join the world and make the executor; see ``api.build``. ``planned``: the type of device that the
+    plan is for, "" where it does not say."""
     from shardwright.runtime.capture.assemble import with_modules_of
     from shardwright.runtime.capture.prepare import named_batch
-    from shardwright.runtime.executor import Executor
+    from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.runtime.launch import join_world
+    from shardwright.runtime.place import choose, stand_on
 
-    join_world(device=str((options and options.device) or "cpu"))
+    options = options or RunOptions()
+    if options.world is None:
+        device = choose(options.device, planned)
+        join_world(device=device)
+        stand_on(device)
+        options = replace(options, device=device)
     strategy = plan.strategy
 
     def captured_with(example: Batch, global_batch: int | None) -> Captured:

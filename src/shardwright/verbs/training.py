@@ -119,7 +119,7 @@ def train_rank(task: Task) -> LoopEnd:
         optimizer=named_optimizer(task.optimizer, job.learning_rate),
         batch=example,
         options=RunOptions(
-            device=f"cuda:{local_rank()}" if task.backend == "cuda" else None,
+            device=f"cuda:{local_rank()}" if task.backend == "cuda" else "cpu",
             max_norm=job.clip or None,
             check_finite=True,
         ),
