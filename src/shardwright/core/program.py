@@ -51,6 +51,8 @@ class Kind(enum.IntEnum):
     RECEIVE = 5  # the other half, on the receiving mesh; same message index
     CLIP = 6  # all groups look at all gradients: their norm, and overflow of a scaled loss
     UPDATE = 7  # optimizer step on this mesh's master shards
+    FETCH = 8  # draw a batch from the loader, on the host
+    COPY = 9  # bring this mesh's shards of it to the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +215,8 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
 class Program:
     """All instructions of one step, in columns of equal length ``num_instructions``.
 
-    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for CLIP
-    and UPDATE), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
+    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for the
+    other kinds), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
     step t, for minibatch t - s; None where all work for that of their step. ``resource``: index of the queue that
     executes it, ``resource_names`` tells which; instructions of one resource run one after another
     in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,

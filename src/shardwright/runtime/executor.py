@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -130,9 +131,14 @@ class Executor:
         self._evaluation: Compiled | None = None
 
     def _mine(self) -> list[int]:
-        """Return this rank's instructions."""
-        groups, sites = self.program.group.tolist(), self.machine.sites
-        return [index for index, group in enumerate(groups) if group in sites]
+        """Return this rank's instructions, but for the input's: ``train``, or who calls ``step``, sees
+        to that."""
+        program, sites = self.program, self.machine.sites
+        fed = np.isin(program.kind, (Kind.FETCH, Kind.COPY)).tolist()
+        groups = zip(program.group.tolist(), fed, strict=True)
+        return [
+            index for index, (group, is_fed) in enumerate(groups) if group in sites and not is_fed
+        ]
 
     def _explain(self) -> None:
         texts = {index: self.program.describe(index) for index in self._mine()}

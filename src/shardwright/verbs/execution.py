@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardwright.core.cluster import Cluster
 from shardwright.core.plan import Plan
 from shardwright.planner.lower import lower
 from shardwright.planner.space.resize import resize
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 def build_executor(
     plan: Plan,
     model: nn.Module,
+    cluster: Cluster | None = None,
     *,
     optimizer: Callable[..., Any],
     batch: Batch,
     options: RunOptions | None = None,
-    planned: str = "",
 ) -> Executor:
-    """Join the world and make the executor; see ``api.build``. ``planned``: the type of device that the
-    plan is for, "" where it does not say."""
+    """Join the world and make the executor; see ``api.build``. ``cluster`` is what the plan is for, where
+    that is known."""
     from shardwright.runtime.capture.assemble import with_modules_of
     from shardwright.runtime.capture.prepare import named_batch
     from shardwright.runtime.executor import Executor, RunOptions
@@ -39,6 +40,7 @@ def build_executor(
 
     options = options or RunOptions()
     if options.world is None:
+        planned = cluster.kind_of(plan.strategy.devices[0]).backend if cluster else ""
         device = choose(options.device, planned)
         join_world(device=device)
         stand_on(device)
