@@ -245,12 +245,14 @@ def build(
 
     ``optimizer`` takes named parameters and returns a ``torch.optim`` optimizer
     (``functools.partial(torch.optim.AdamW, lr=1e-3)``). ``batch`` is an example of any batch size.
-    Raises PlanMismatch when the plan was made for another model.
+    Where ``options`` name no device it runs on this rank's own of the plan's type. Raises
+    PlanMismatch when the plan was made for another model.
     """
     from shardwright.verbs.execution import build_executor
 
-    chosen = picked(document_of(plan).frontier, pick)
-    return build_executor(chosen, model, optimizer=optimizer, batch=batch, options=options)
+    document = document_of(plan)
+    chosen, where = picked(document.frontier, pick), document.cluster
+    return build_executor(chosen, model, where, optimizer=optimizer, batch=batch, options=options)
 
 
 def run(

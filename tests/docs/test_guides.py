@@ -71,7 +71,7 @@ def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
     (tmp_path / "mine.py").write_text(snippet("start.md", "mine.py"))
     (tmp_path / "cluster.toml").write_text(snippet("guides/hosts.md", "cluster.toml"))
     script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")
-    (tmp_path / "train.py").write_text(script + "print(f'loss {float(loss):.6f}')\n")
+    (tmp_path / "train.py").write_text(script + "print(f'loss {float(step.loss):.6f}')\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     options = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

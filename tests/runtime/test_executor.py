@@ -165,3 +165,14 @@ def test_a_measured_timeline_covers_every_instruction_and_bounds_memory() -> Non
     assert (np.diff(timeline.start[compute]) >= 0).all()
     parameters = sum(p.numel() * 8 for p in executor.full_parameters().values())
     assert 2 * parameters <= timeline.worst_peak_bytes <= 20 * parameters
+
+
+def test_masks_are_those_of_the_minibatch_in_whichever_step_it_is_worked_for() -> None:
+    executor, _, batch = build(noisy)
+    losses = [float(executor.step(batch)) for _ in range(2)]
+    module, _ = noisy()
+    program, captured = executor.program, executor.captured
+    lagging = replace(program, shift=np.ones(program.num_instructions, dtype=np.int32))
+    later = Executor(captured, lagging, module, optimizer=SGD)
+    later.machine.clock.step = 1  # minibatch 0 is worked for in step 1
+    assert [float(later.step(batch)) for _ in range(2)] == losses

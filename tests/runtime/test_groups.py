@@ -1,4 +1,4 @@
-"""ZeRO within groups trains as plain PyTorch."""
+"""ZeRO within groups trains as plain PyTorch; links share process groups."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from functools import partial
 import pytest
 import torch
 
+from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.messages import Groups
+from shardwright.runtime.rehearsal import MemoryWorld, _Room
+from shardwright.runtime.world import Channel, Lanes, Link
 from tests import zoo
 from tests.runtime.equivalence import assert_close, train_plain
 from tests.runtime.rehearsed import train_rehearsed
@@ -28,3 +32,44 @@ def test_groups_that_each_hold_all_of_the_state_stay_equal(zero: int) -> None:
     runs, _ = train_rehearsed(captured, strategy, module, batch, ADAM, 0.1)
     for run in runs:
         assert_close(run, train_plain(MODEL, ADAM, 0.1), seed.label)
+
+
+class Asking(MemoryWorld):
+    """Notes the links that a rank asks for."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(_Room(size), 0)
+        self.links: list[tuple[int, int, Channel]] = []
+
+    def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
+        """Note it."""
+        self.links.append((source, destination, channel))
+        return super().link(source, destination, channel)
+
+
+def lanes_of(seed: Seed) -> tuple[int, int]:
+    """Return how many links a plan's Program has, and how many lanes they share."""
+    captured = capture(*zoo.gpt())
+    program = lower(captured.graph, seed_strategy(captured.graph, seed))
+    devices = program.strategy.devices
+    world = Asking(len(devices))
+    Groups(program, {device: rank for rank, device in enumerate(devices)}, world)
+    links, lanes = world.links, Lanes()
+    used = {
+        (lanes.of((a, b), channel), frozenset((a, b))): (a, b, channel) for a, b, channel in links
+    }
+    assert len(used) == len(set(links))  # in a lane two ranks have one link between them
+    return len(used), len({lane for lane, _ in used})
+
+
+@pytest.mark.torch
+def test_links_of_a_pipeline_share_two_lanes_however_long_and_wide_it_is() -> None:
+    short = lanes_of(Seed(stages=2, num_microbatches=2))
+    long = lanes_of(Seed(stages=4, data=2, num_microbatches=4))
+    assert (short, long) == ((2, 2), (12, 2))
+
+
+def test_ranks_that_meet_on_several_channels_have_a_lane_for_each() -> None:
+    lanes = Lanes()
+    asked = [((0, 1), (0, 1)), ((1, 0), (1, 0)), ((0, 1), (2, 3)), ((0, 1), (0, 1))]
+    assert [lanes.of(*one) for one in asked] == [(True, 0), (False, 0), (True, 1), (True, 0)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from shardwright.verbs.tuning import Tuning
 
+LEAST_WAIT = 0.02  # of a step: less is no news
 MOST_ROWS = 20  # of a table of tensors; --json has all
 
 
@@ -42,6 +43,8 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         ]
         if run.tokens_per_second:
             facts.append(f"{count_text(run.tokens_per_second)} tokens/s")
+        if run.input_seconds > LEAST_WAIT * run.step_seconds:
+            facts.append(f"{seconds_text(run.input_seconds)} more waiting for input")
         terminal.say(Text(", ".join(facts) + "."))
     if not run.is_complete:
         terminal.say(Text("Stopped before the last step.", style="yellow"))
@@ -51,6 +54,7 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         losses=run.losses,
         gradient_norms=run.gradient_norms,
         step_seconds=run.step_seconds,
+        input_seconds=run.input_seconds,
         tokens_per_second=run.tokens_per_second,
         peak_bytes=run.peak_bytes,
         checkpoint=run.checkpoint or None,

@@ -51,6 +51,8 @@ class Kind(enum.IntEnum):
     RECEIVE = 5  # the other half, on the receiving mesh; same message index
     CLIP = 6  # all groups look at all gradients: their norm, and overflow of a scaled loss
     UPDATE = 7  # optimizer step on this mesh's master shards
+    FETCH = 8  # draw a batch from the loader, on the host
+    COPY = 9  # bring this mesh's shards of it to the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +215,9 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
 class Program:
     """All instructions of one step, in columns of equal length ``num_instructions``.
 
-    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for CLIP
-    and UPDATE), ``microbatch`` (-1 when once per step). ``resource``: index of the queue that
+    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for the
+    other kinds), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
+    step t, for minibatch t - s; None where all work for that of their step. ``resource``: index of the queue that
     executes it, ``resource_names`` tells which; instructions of one resource run one after another
     in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
     all smaller than i. ``frees``: values whose last use is instruction i,
@@ -248,6 +251,7 @@ class Program:
     temporary: NDArray[np.int64]
     base_bytes: tuple[int, ...]
     outputs: tuple[Output, ...] = ()
+    shift: NDArray[np.int32] | None = None
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -258,6 +262,10 @@ class Program:
     def num_instructions(self) -> int:
         """How many instructions all groups have together."""
         return len(self.kind)
+
+    def shift_of(self, index: int) -> int:
+        """Return by how many steps the minibatch of an instruction is older than the step's own."""
+        return 0 if self.shift is None else int(self.shift[index])
 
     def pieces(self, item: int) -> tuple[tuple[Piece, ...], ...]:
         """Return what travels in transfer ``item``, for each of its sources."""

@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -70,3 +70,65 @@ def _answer(rank: int, device: torch.device, clock: Callable[[], float]) -> None
         question = torch.zeros(1, dtype=torch.float64, device=device)
         dist.recv(question, rank)
         dist.send(torch.tensor([clock()], dtype=torch.float64, device=device), rank)
+
+
+class Ticks(Protocol):
+    """Notes moments as the work that was asked for gets there, and tells them afterwards."""
+
+    def mark(self) -> Any:
+        """Note the moment at which all that was asked for so far is done."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until every moment that was noted has come."""
+        ...
+
+    def seconds(self, mark: Any) -> float:
+        """Return when that was, by ``time.perf_counter``."""
+        ...
+
+
+class HostTicks:
+    """Of the CPU, which has done what it was asked for when the call returns."""
+
+    def mark(self) -> float:
+        """Return now."""
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """Nothing is outstanding."""
+
+    def seconds(self, mark: float) -> float:
+        """Return the moment."""
+        return mark
+
+
+class DeviceTicks:
+    """Of a GPU, which gets to what it is asked for later: events on the stream that is the current one,
+    told by the host's clock as it was at an event when the device stood idle."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.synchronize(device)
+        self._zero = self.mark()
+        self._zero.synchronize()
+        self._zero_seconds = time.perf_counter()
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._device)
+
+    def seconds(self, mark: torch.cuda.Event) -> float:
+        """Return when the device came to an event; events know milliseconds."""
+        return self._zero_seconds + self._zero.elapsed_time(mark) * 1e-3
+
+
+def ticks_of(device: torch.device) -> Ticks:
+    """Return what times work on a device."""
+    return DeviceTicks(device) if device.type == "cuda" else HostTicks()

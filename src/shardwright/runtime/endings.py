@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+import torch
+
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.lifeline import die_with_parent
 
@@ -62,6 +64,29 @@ def prepare_ending() -> None:
             sys.stderr.write(f"error: {INTERRUPTED}\n")
 
     sys.excepthook = show
+
+
+def cause(error: Exception, rank: int, where: str) -> str:
+    """Say what ended a step of a rank, where that was, and what to do."""
+    if _is_exhaustion(error):
+        return (
+            f"rank {rank} is out of memory {where}; plan for less (--memory-limit, a "
+            "smaller global batch, more devices) and resume from the last checkpoint, which "
+            "any plan can load"
+        )
+    return lateness(error, rank, where) or (
+        f"rank {rank} failed {where}: {error}; "
+        "the last checkpoint is unharmed: resume from it once the cause is removed"
+    )
+
+
+def _is_exhaustion(error: Exception) -> bool:
+    """Whether an error means that memory ran out: of Python, of a GPU, or of torch's CPU
+    allocator, which has no class of its own for it."""
+    words = ("can't allocate memory", "not enough memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        word in str(error) for word in words
+    )
 
 
 def lateness(error: Exception, rank: int, where: str) -> str:

@@ -10,23 +10,24 @@ from __future__ import annotations
 import atexit
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
-from shardwright.runtime import checkpoint, gather, inputs, trace, weights
+from shardwright.runtime import checkpoint, gather, inputs, stream, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.capture.assemble import with_modules_of
-from shardwright.runtime.endings import lateness
+from shardwright.runtime.endings import cause
 from shardwright.runtime.interpreter import (
     Action,
     Compiled,
@@ -37,6 +38,7 @@ from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
 from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.status import StatusFile
+from shardwright.runtime.stream import TrainingStep
 from shardwright.runtime.update import bound_of, check_optimizer, clip
 from shardwright.runtime.world import TorchWorld, World
 
@@ -50,7 +52,8 @@ OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimi
 class RunOptions:
     """How to run a Program.
 
-    ``device``: torch device of this rank, the CPU where it is None. ``seed`` of dropout.
+    ``device``: torch device of this rank; None: its own of the type that is planned for, as ``build``
+    finds out, else the CPU. ``seed`` of dropout.
     ``max_norm``: bound of the global gradient norm, for plans that clip (None: the plan's own).
     ``check_finite`` raises
     before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
@@ -124,12 +127,18 @@ class Executor:
         self._inputs = inputs.compile_inputs(self.captured, self.program, self.machine.sites)
         self.loss = LossSum(self.machine)
         self._training = told_early(compiled, compiler, self.loss)
+        self._draws = compiler.draws
         self._evaluation: Compiled | None = None
 
     def _mine(self) -> list[int]:
-        """Return this rank's instructions."""
-        groups, sites = self.program.group.tolist(), self.machine.sites
-        return [index for index, group in enumerate(groups) if group in sites]
+        """Return this rank's instructions, but for the input's: ``train``, or who calls ``step``, sees
+        to that."""
+        program, sites = self.program, self.machine.sites
+        fed = np.isin(program.kind, (Kind.FETCH, Kind.COPY)).tolist()
+        groups = zip(program.group.tolist(), fed, strict=True)
+        return [
+            index for index, (group, is_fed) in enumerate(groups) if group in sites and not is_fed
+        ]
 
     def _explain(self) -> None:
         texts = {index: self.program.describe(index) for index in self._mine()}
@@ -146,13 +155,34 @@ class Executor:
         return self.loss.interrupted
 
     @property
+    def is_asked_to_stop(self) -> bool:
+        """The same without waiting for a device: on a GPU it comes true one step later."""
+        return self.loss.heard
+
+    @property
     def stage(self) -> int:
         """The first mesh that this rank belongs to."""
         return min(self.machine.sites)
 
     # -- running -------------------------------------------------------------------------------
 
-    def step(self, batch: inputs.Batch, outputs: Sequence[str] = ()) -> Tensor:
+    def train(
+        self, loader: Iterable[inputs.Batch], outputs: Sequence[str] = (), *, ahead: int = 1
+    ) -> Iterator[TrainingStep]:
+        """Train on every global batch of a loader, and yield each step as it went.
+
+        While a step computes, a thread draws the next batch, cuts this rank's shards out of it and
+        copies them to its device: ``ahead`` batches at most are drawn before their step (0: no
+        thread). All ranks must pass equal batches, and train ends on all of them after a step in which one
+        was interrupted. Leaving the loop early ends the thread; an iterator that was made of the loader
+        is closed. What the loader raises is raised by the step that would have had the batch.
+        """
+        device = next(iter(self.machine.sites.values())).device
+        copier = stream.Copier(self._inputs, self.captured, device)
+        feed = stream.Feed(loader, copier, rank=self.rank, ahead=ahead, draws=self._draws)
+        return stream.train(self, feed, outputs)
+
+    def step(self, batch: inputs.Batch | inputs.Shards, outputs: Sequence[str] = ()) -> Tensor:
         """Train on one global batch and return its loss, equal on all ranks (0-d, float64).
 
         The named ``outputs`` of the plan are put together in ``self.outputs``, as forward made them
@@ -183,10 +213,10 @@ class Executor:
             self._evaluation = compiler.compile(mine, goal)
         return self._run(self._evaluation, batch, self._walk)
 
-    def _sized(self, batch: inputs.Batch) -> Executor | None:
+    def _sized(self, batch: inputs.Batch | inputs.Shards) -> Executor | None:
         """Return what runs a batch of another size than planned, made at the first of its size; None
         where this does."""
-        if self._resize is None or self._closed:
+        if self._resize is None or self._closed or isinstance(batch, inputs.Shards):
             return None
         tensors = inputs.named(batch, self.captured)
         size = inputs.other_size(tensors, self.captured)
@@ -203,15 +233,17 @@ class Executor:
 
     def _through(self, other: Executor, run: Callable[[], Tensor]) -> Tensor:
         """Run one batch by another executor of the same state."""
+        self.loss.check_last()
         other.optimizer, self._running = self.optimizer, other
         other._explain()
         try:
             loss = run()
+            other.loss.check_last()
         finally:
             self._running = self
             self._explain()
         self.outputs, self.gradient_norm = other.outputs, other.gradient_norm
-        self.loss.interrupted = other.loss.interrupted
+        self.loss.follow(other.loss)
         return loss
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
@@ -227,14 +259,17 @@ class Executor:
         return trace.measure(machine, self.status, self.optimizer, self._training, run, meets)
 
     def _run(
-        self, compiled: Compiled, batch: inputs.Batch, walk: Callable[[Compiled], None]
+        self,
+        compiled: Compiled,
+        batch: inputs.Batch | inputs.Shards,
+        walk: Callable[[Compiled], None],
     ) -> Tensor:
         if self._closed:
             raise InputError("this executor was closed; build another to go on")
+        self.loss.check_last()
         store, source = self.machine.store, next(iter(self.machine.sites.values())).source
         inputs.fill(store, self._inputs, batch, self.captured, source.device)
         self.status.words[0] = self.machine.clock.step
-        numbers = source.state()
         try:
             with torch.no_grad():
                 self.loss.seed(self.scaler.scale if self.scaler else 1.0)
@@ -253,7 +288,6 @@ class Executor:
             self.status.words[1] = 0
             self._skips = None
             self.loss.clear()
-            source.restore(numbers)
             store.clear()
 
     def _walk(self, compiled: Compiled) -> None:
@@ -265,17 +299,7 @@ class Executor:
     def _explained(self, error: Exception) -> RunError:
         instruction = self._whereabouts()
         where = f"in step {self.steps}, {instruction}"
-        text = (
-            f"rank {self.rank} failed {where}: {error}; "
-            "the last checkpoint is unharmed: resume from it once the cause is removed"
-        )
-        text = lateness(error, self.rank, where) or text
-        if _is_exhaustion(error):
-            text = (
-                f"rank {self.rank} is out of memory {where}; plan for less (--memory-limit, a "
-                "smaller global batch, more devices) and resume from the last checkpoint, which "
-                "any plan can load"
-            )
+        text = cause(error, self.rank, where)
         return RunError(
             text,
             rank=self.rank,
@@ -328,15 +352,8 @@ class Executor:
 
     def _before_update(self) -> None:
         self.loss.start()
-        if self.options.check_finite and not bool(self.loss.finish().isfinite()):
-            loss = float(self.loss.finish())
-            raise RunError(
-                f"the loss must be finite, but it is {loss} in step {self.steps}; nothing was "
-                "updated: lower the learning rate, clip gradients, or look at the batch",
-                rank=self.rank,
-                stage=self.stage,
-                instruction="loss",
-            )
+        if self.options.check_finite:
+            self.loss.check(self.steps)
         if self.scaler and self._skips is None:
             # Here every gradient is complete, of all meshes that this rank is on.
             store = self.machine.store
@@ -383,6 +400,7 @@ class Executor:
         as a scheduler's ``state_dict()``; that of rank 0 is kept.
         """
         self._check_processes("a checkpoint")
+        self.loss.check_last()
         return checkpoint.save(
             self.machine, self.optimizer, Path(directory), extra or {}, self.scaler
         )
@@ -395,6 +413,7 @@ class Executor:
     def export(self, path: str | Path) -> Path:
         """Write the weights as one safetensors file (a collective call); returns its path."""
         self._check_processes("an export")
+        self.loss.check_last()
         return weights.export(self.machine, path)
 
     def load_weights(self, path: str | Path) -> None:
@@ -427,12 +446,3 @@ def _close_at_exit(reference: weakref.ref[Executor]) -> None:
     executor = reference()
     if executor is not None:
         executor.close()
-
-
-def _is_exhaustion(error: Exception) -> bool:
-    """Whether an error means that memory ran out: of Python, of a GPU, or of torch's CPU
-    allocator, which has no class of its own for it."""
-    words = ("can't allocate memory", "not enough memory")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        word in str(error) for word in words
-    )

@@ -99,19 +99,47 @@ def _with_halos(
     return tuple((dim, a, b - a) for dim, (a, b) in wide.items()), tuple(beyond)
 
 
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """This rank's shards of a batch, one for each cut, on its device and in nobody else's memory."""
+
+    tensors: Sequence[Tensor]
+
+
 def fill(
-    store: Store, cuts: Sequence[Cut], batch: Batch, captured: Captured, device: torch.device
+    store: Store,
+    cuts: Sequence[Cut],
+    batch: Batch | Shards,
+    captured: Captured,
+    device: torch.device,
 ) -> None:
-    """Check a batch and write its shards into the store."""
+    """Write the shards of a batch into the store; cuts them, and checks the batch, where that was not
+    done."""
+    if isinstance(batch, Shards):
+        shards = batch.tensors
+        if device.type == "cuda":  # made by another stream, which must not use their memory again
+            for shard in shards:
+                shard.record_stream(torch.cuda.current_stream(device))
+    else:
+        shards = cut(cuts, batch, captured, device)
+    for place, shard in zip(cuts, shards, strict=True):
+        store.data[store.slot(place.value, place.microbatch)] = shard
+
+
+def cut(
+    cuts: Sequence[Cut], batch: Batch, captured: Captured, device: torch.device | None
+) -> list[Tensor]:
+    """Check a batch and return its shards, on a device (None: where it is); they may be parts of it."""
     tensors = _checked(batch, captured)
-    for cut in cuts:
-        tensor = tensors[cut.name]
-        for dim, start, size in cut.ranges:
+    shards: list[Tensor] = []
+    for one in cuts:
+        tensor = tensors[one.name]
+        for dim, start, size in one.ranges:
             tensor = tensor.narrow(dim, start, size)
-        for dim, before, after, value in cut.beyond:
+        for dim, before, after, value in one.beyond:
             tensor = pad(tensor, dim, before, after, value)
-        shard = tensor.to(device=device, dtype=cut.dtype, non_blocking=True).contiguous()
-        store.data[store.slot(cut.value, cut.microbatch)] = shard
+        shards.append(tensor.to(device=device, dtype=one.dtype, non_blocking=True).contiguous())
+    return shards
 
 
 def named(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
@@ -119,6 +147,15 @@ def named(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
     if isinstance(batch, Mapping):
         return batch
     return dict(zip(captured.batch_names, batch, strict=False))
+
+
+def is_planned(batch: Mapping[str, Tensor], captured: Captured) -> bool:
+    """Whether a batch has all entries, of the shapes that the plan was made for."""
+    specs = [captured.graph.tensors[index] for index in captured.graph.inputs]
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in batch.items() if hasattr(tensor, "shape")
+    }
+    return all(shapes.get(spec.name) == spec.shape for spec in specs)
 
 
 def other_size(batch: Mapping[str, Tensor], captured: Captured) -> int | None:

@@ -39,9 +39,13 @@ COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
 @dataclass(slots=True)
 class Clock:
-    """The step that is being run; random operators read it."""
+    """How many steps were taken: the step that is being run."""
 
     step: int = 0
+
+    def minibatch(self, shift: int) -> int:
+        """Return which minibatch an instruction works for now that lags so many steps behind."""
+        return self.step - shift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class Compiler:
         self.program = machine.program
         self.special = special
         self.training = training
+        self.draws = False  # whether something compiled draws random numbers
         self._modules: dict[tuple[int, bool], fx.GraphModule] = {}
         self._graphs: dict[tuple[int, int], list[Any]] = {}
         self._mailbox: dict[int, Tensor] = {}
@@ -214,7 +219,8 @@ class Compiler:
         keeps_graph = self.training and segment.has_backward and segment.recomputed == again
         writes = not again and writes_buffers(self.machine.captured, segment)
         module = self._module(item, writes=writes)
-        return self._forward(segment, microbatch, module, kept if keeps_graph else None)
+        moment = (self.program.shift_of(index), microbatch)
+        return self._forward(segment, moment, module, kept if keeps_graph else None)
 
     def _module(self, item: int, *, writes: bool) -> fx.GraphModule:
         if (item, writes) not in self._modules:
@@ -229,9 +235,15 @@ class Compiler:
         return self._modules[item, writes]
 
     def _forward(
-        self, segment: Segment, microbatch: int, module: fx.GraphModule, kept: list[Any] | None
+        self,
+        segment: Segment,
+        moment: tuple[int, int],
+        module: fx.GraphModule,
+        kept: list[Any] | None,
     ) -> Action:
-        """Run a segment; where ``kept`` is given it receives the graph: edges in and out."""
+        """Run a segment at a moment, (shift, microbatch); where ``kept`` is given it receives the
+        graph: edges in and out."""
+        shift, microbatch = moment
         machine, values = self.machine, self.program.values
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
@@ -258,6 +270,7 @@ class Compiler:
             place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0
         ]
         is_random = any(node.target == "randomness" for node in module.graph.nodes)
+        self.draws |= is_random
         roots = {machine.store.root(value) for value in segment.inputs}
         gathered = {
             machine.parameters.raw[root].untyped_storage()._cdata
@@ -276,7 +289,7 @@ class Compiler:
                     tensor = leaves[place] = tensor.detach().requires_grad_()
                 arguments[place] = tensor
             if is_random:
-                source.stand_at(clock.step, microbatch)
+                source.stand_at(clock.minibatch(shift), microbatch)
             if kept is None:
                 outputs = run(*arguments)
             else:
@@ -292,7 +305,11 @@ class Compiler:
             if gathered:
                 _keep_apart(data, results, gathered)
 
-        return forward
+        def drawing() -> None:
+            with source.alone():
+                forward()
+
+        return drawing if is_random else forward
 
     def _backward(self, segment: Segment, microbatch: int, kept: list[Any]) -> Action:
         store, values = self.machine.store, self.program.values

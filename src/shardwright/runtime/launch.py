@@ -40,6 +40,7 @@ from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.endings import prepare_ending
 from shardwright.runtime.lifeline import die_with_launcher
+from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
 
@@ -79,8 +80,11 @@ class Terminated(SystemExit):
     """SIGTERM came, as from a scheduler. It unwinds to an exit with 143, the shell's number for it."""
 
 
-def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]:
+def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int, int]:
     """Initialise the process group from the environment; return (rank, number of ranks).
+
+    ``device``: what ranks train on, which says by what they talk: NCCL for GPUs, gloo for the CPU. None:
+    GPUs where each rank of the host has one, of which it makes its own the current one.
 
     The environment is the launcher's or torchrun's; without one this is a world of one rank, which
     needs no process group. A collective that takes longer than ``timeout`` seconds fails. The world
@@ -90,8 +94,11 @@ def join_world(*, timeout: float = 60.0, device: str = "cpu") -> tuple[int, int]
     prepare_ending()
     if size > 1 and not dist.is_initialized():
         store = os.environ.get(STORE_FILE)
+        place = device_of(device or "", "", this_host())
+        if place.startswith("cuda"):
+            torch.cuda.set_device(place)
         dist.init_process_group(
-            "nccl" if device.startswith("cuda") else "gloo",
+            "nccl" if place.startswith("cuda") else "gloo",
             init_method=f"file://{store}" if store else "env://",
             rank=rank,
             world_size=size,
@@ -191,6 +198,7 @@ def _rank_main(
     die_with_launcher()
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
         STATUS_DIRECTORY: str(directory), STORE_FILE: str(directory / "store"),
     }  # fmt: skip
     torch.set_num_threads(1)

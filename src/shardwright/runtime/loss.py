@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from shardwright.core.program import Kind
+from shardwright.errors import RunError
 from shardwright.runtime import outputs
-from shardwright.runtime.collectives import Pending
+from shardwright.runtime.hostcopy import HostCopy
 from shardwright.runtime.interpreter import Compiled, Compiler, Machine
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.store import DTYPES
 
 
 class LossSum:
-    """Sums the loss over microbatches and ranks, once a step; tells all whether one was interrupted."""
+    """Sums the loss over microbatches and ranks, once a step; tells all whether one was interrupted.
+
+    ``is_late``: before the update the loss can only be known by waiting for all that the device was
+    told to do; where it is summed early, and on the CPU, it is there by then.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.interrupted = False
-        self._pending: Pending | None = None
+        device = next(iter(machine.sites.values())).device
+        self.is_late = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._sum: HostCopy | None = None
+        self._last: HostCopy | None = None
+        self._before: HostCopy | None = None
+        self._unchecked: int | None = None  # the step whose loss nobody has looked at yet
 
     @property
     def slots(self) -> list[int]:
@@ -43,7 +54,7 @@ class LossSum:
 
     def start(self) -> None:
         """Start summing, unless that was done in this step."""
-        if self._pending is not None:
+        if self._sum is not None:
             return
         machine, program = self.machine, self.machine.program
         site = machine.sites.get(program.values[program.loss].mesh)
@@ -54,19 +65,64 @@ class LossSum:
                 held = machine.store.data[slot]
                 total[0] += held if held is not None else torch.nan
         total[1] = float(INTERRUPTION.requested)
-        self._pending = machine.world.all_reduce(total)
+        self._sum = HostCopy(machine.world.all_reduce(total), device, self._stream)
 
     def finish(self) -> Tensor:
-        """Return the sum, equal on all ranks."""
-        if self._pending is None:
+        """Return the sum, equal on all ranks, on the device: nothing waits there for the host."""
+        if self._sum is None:
             raise RuntimeError("the loss was not reduced")
-        total = self._pending.wait()
-        self.interrupted = bool(total[1])
-        return total[0]
+        return self._sum.tensor()[0]
+
+    def number(self) -> float:
+        """Return this step's sum or, between steps, the last one's; waits until it is known."""
+        known = self._sum or self._last
+        return float(known.read()[0]) if known is not None else 0.0
+
+    def check(self, step: int) -> None:
+        """Refuse a loss that is not finite before the update or, where it ``is_late``, keep that for
+        ``check_last``: to wait for it would leave the device without work."""
+        if self.is_late:
+            self._unchecked = step
+        else:
+            self._require_finite(step, "nothing was updated:")
+
+    def check_last(self) -> None:
+        """Look at the last step's loss, where the step itself did not."""
+        step, self._unchecked = self._unchecked, None
+        if step is not None:
+            done = "its gradients were used: go back to the last checkpoint, and"
+            self._require_finite(step, done)
+
+    def _require_finite(self, step: int, done: str) -> None:
+        if not math.isfinite(loss := self.number()):
+            raise RunError(
+                f"the loss must be finite, but it is {loss} in step {step}; {done} lower the learning "
+                "rate, clip gradients, or look at the batch",
+                rank=self.machine.world.rank,
+                stage=min(self.machine.sites),
+                instruction="loss",
+            )
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether some rank was asked to stop before it finished its last step."""
+        return self._last is not None and bool(self._last.read()[1])
+
+    @property
+    def heard(self) -> bool:
+        """The same without waiting: of the last step on the CPU, of the one before on a GPU."""
+        known = self._last if self._stream is None else self._before
+        return known is not None and bool(known.read()[1])
+
+    def follow(self, other: LossSum) -> None:
+        """Take over what another one's last step told."""
+        self._before, self._last = self._last, other._last
 
     def clear(self) -> None:
-        """Forget it: the step is over."""
-        self._pending = None
+        """The step is over."""
+        if self._sum is not None:
+            self._before, self._last = self._last, self._sum
+        self._sum = None
 
 
 def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compiled:
@@ -79,6 +135,7 @@ def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compil
     place = _made(compiled, compiler, total.slots)
     if len(program.meshes) > 1 or place < 0:
         return compiled
+    total.is_late = False
     index = compiled.actions[place][0]
     before, after = compiled.actions[: place + 1], compiled.actions[place + 1 :]
     return Compiled((*before, (index, total.start), *after), compiled.exchanges)

@@ -1,15 +1,20 @@
 """Random numbers that a plan cannot change by accident.
 
-Before every random operator the generator is seeded with a pure function of (seed, step,
+Before every random operator the generator is seeded with a pure function of (seed, minibatch,
 microbatch, operator, coordinate on the axes that split the operator). So a recomputed, resumed or
 replicated operator draws the same mask, shards draw different ones, and an operator that no axis
 splits draws the same under every plan with as many microbatches. The rule:
 
     place = blake2b-64(repr((operator, coordinate)))
-    seed of the generator = splitmix64(place + splitmix64(seed) + step * 2**20 + microbatch + 1)
+    seed of the generator = splitmix64(place + splitmix64(seed) + minibatch * 2**20 + microbatch + 1)
 
-where microbatch counts from 0, and is -1 for what runs once per step. An opaque module finds the
-generators of Python and NumPy seeded by the same number (NumPy's by its lowest 32 bits).
+where minibatch and microbatch count from 0, and microbatch is -1 for what runs once per step. The
+minibatch is the one that the operator works for, whichever is the step in which it runs: what is made
+again in a later step draws what it drew. An opaque module finds the generators of Python and NumPy
+seeded by the same number (NumPy's by its lowest 32 bits).
+
+Generators belong to the whole process, and a loader may draw its batches from them in a thread of its
+own. So what draws takes turns (``alone``), and puts the generator back as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +46,8 @@ _RATES = {
     "scaled_dot_product_attention": ("dropout_p", 4),
 }  # fmt: skip
 _MASK = (1 << 64) - 1
+# Whose turn it is to use the generators of torch, Python and NumPy.
+TURN = threading.RLock()
 
 
 def place_seed(operator: int, coordinate: tuple[int, ...]) -> int:
@@ -68,9 +76,9 @@ class RandomSource:
             torch.cuda.init()
             self._generator = torch.cuda.default_generators[device.index or 0]
 
-    def stand_at(self, step: int, microbatch: int) -> None:
-        """Say which step and microbatch the next random operators belong to."""
-        self.moment = splitmix64(self.seed) + (step << 20) + microbatch + 1
+    def stand_at(self, minibatch: int, microbatch: int) -> None:
+        """Say which minibatch and microbatch the next random operators belong to."""
+        self.moment = splitmix64(self.seed) + (minibatch << 20) + microbatch + 1
 
     def reseed(self, place: int) -> None:
         """Seed the generator for one operator; ``place`` is its ``place_seed``."""
@@ -80,13 +88,16 @@ class RandomSource:
         """Return the seed of an operator at this moment."""
         return splitmix64(place + self.moment)
 
-    def state(self) -> torch.Tensor:
-        """Return the generator's state, to be put back after the step."""
-        return self._generator.get_state()
-
-    def restore(self, state: torch.Tensor) -> None:
-        """Put back a state: the user's own random numbers are not ours to move."""
-        self._generator.set_state(state)
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the generator for a while, and put it back as it was: the user's own random numbers are
+        not ours to move."""
+        with TURN:
+            before = self._generator.get_state()
+            try:
+                yield
+            finally:
+                self._generator.set_state(before)
 
 
 def reseed(source: RandomSource, place: int) -> None:

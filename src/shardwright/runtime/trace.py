@@ -3,7 +3,8 @@
 Times and memory come from different steps, since recording memory slows one and the next. Times are
 those of the middle one of several, after one that nobody times: caches hold what came before. On the CPU
 memory is what the allocator reports through the profiler: exact bytes of every tensor, temporaries
-inside operators among them, plus what was alive before. On CUDA it is the allocator's own peak.
+inside operators among them, plus what was alive before. On CUDA it is the allocator's own peak, and
+times are those of events: when the device came to an instruction, not when it was told of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from shardwright.core.timeline import Timeline
-from shardwright.runtime.clocks import clock_offset
+from shardwright.runtime.clocks import Ticks, clock_offset, ticks_of
 from shardwright.runtime.collectives import alone_after_waiting
 from shardwright.runtime.interpreter import Compiled, Machine
 from shardwright.runtime.meeting import Seen, told
@@ -60,9 +61,11 @@ def measure(
 def _timed(machine: Machine, status: StatusFile, run: Run, offset: float) -> Lap:
     """Take one step that all ranks begin together."""
     _together()
-    with Stopwatch(machine.program.num_instructions, status) as clock:
+    ticks = ticks_of(_device(machine))
+    with Stopwatch(machine.program.num_instructions, status, ticks) as clock:
         begin = time.perf_counter()
         run(clock.walk)
+        ticks.settle()
         seconds = time.perf_counter() - begin
     return Lap(clock.seen().shifted(offset), begin + offset, seconds)
 
@@ -71,9 +74,14 @@ class Stopwatch:
     """Walks instructions and notes when each began and ended; messages end when complete, which may
     be long before anybody asks for them."""
 
-    def __init__(self, count: int, status: StatusFile) -> None:
-        self.start, self.end, self.done, self.asked, self.finished = np.full((5, count), np.nan)
-        self.status = status
+    def __init__(self, count: int, status: StatusFile, ticks: Ticks) -> None:
+        self.status, self.ticks = status, ticks
+        # What the ticks noted, by instruction.
+        self._start: list[Any] = [None] * count
+        self._end: list[Any] = [None] * count
+        self._asked: list[Any] = [None] * count
+        self._finished: list[Any] = [None] * count
+        self._done: list[list[Any]] = [[] for _ in range(count)]
         self._travels = np.zeros(count, dtype=np.bool_)
         # One for each work under way: what waited for its turn could wait for ever.
         self._waiters = ThreadPoolExecutor(MOST_WAITERS, thread_name_prefix="waiter")
@@ -86,30 +94,37 @@ class Stopwatch:
 
     def walk(self, compiled: Compiled) -> None:
         """Run one step."""
-        words = self.status.words
+        words, mark = self.status.words, self.ticks.mark
         for index, action in compiled.actions:
             words[1] = index + 1
             exchange = compiled.exchanges.get(index)
-            began = time.perf_counter()
+            began = mark()
             action()
-            ended = time.perf_counter()
+            ended = mark()
             if exchange is None:
-                if math.isnan(self.start[index]):
-                    self.start[index] = began
-                self.end[index] = ended
+                if self._start[index] is None:
+                    self._start[index] = began
+                self._end[index] = ended
             elif action == exchange.issue:
-                self.start[index], self.end[index] = began, ended
+                self._start[index], self._end[index] = began, ended
                 self._watch(index, exchange)
             elif action == exchange.complete:
-                self.asked[index], self.finished[index] = began, ended
+                self._asked[index], self._finished[index] = began, ended
 
     def seen(self) -> Seen:
         """Return what was noted. The backend may tell late that something is complete, yet never
         later than who waited for it went on."""
-        end = np.where(self._travels, np.fmin(self.done, self.finished), self.end)
-        unpacking = self.finished - np.maximum(self.asked, end)
+        start, ended, asked, finished = map(
+            self._told, (self._start, self._end, self._asked, self._finished)
+        )
+        last = [max(map(self.ticks.seconds, marks), default=math.nan) for marks in self._done]
+        end = np.where(self._travels, np.fmin(np.array(last), finished), ended)
+        unpacking = finished - np.maximum(asked, end)
         unpacking = np.where(self._travels, np.maximum(unpacking, 0.0), 0.0)
-        return Seen(start=self.start, end=end, asked=self.asked, unpacking=unpacking)
+        return Seen(start=start, end=end, asked=asked, unpacking=unpacking)
+
+    def _told(self, marks: list[Any]) -> NDArray[np.float64]:
+        return np.array([math.nan if m is None else self.ticks.seconds(m) for m in marks])
 
     def _watch(self, index: int, exchange: Exchange) -> None:
         """Note when all works of a message are complete."""
@@ -117,7 +132,8 @@ class Stopwatch:
             works: list[Any] = []
             for work in pending.works:
                 try:
-                    work.get_future().add_done_callback(lambda _: self._done(index))
+                    # On a GPU the callback runs on a stream that waits for the work.
+                    work.get_future().add_done_callback(lambda _: self._note_done(index))
                     works.append(work)
                 except (RuntimeError, NotImplementedError):
                     works.append(self._waited_for(index, work))
@@ -129,12 +145,12 @@ class Stopwatch:
 
         def wait() -> None:
             work.wait()
-            self._done(index)
+            self._note_done(index)
 
         return _Heard(self._waiters.submit(wait))
 
-    def _done(self, index: int) -> None:
-        self.done[index] = time.perf_counter()
+    def _note_done(self, index: int) -> None:
+        self._done[index].append(self.ticks.mark())
 
 
 @dataclass(frozen=True, slots=True)

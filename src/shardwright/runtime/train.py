@@ -6,6 +6,7 @@ It decides nothing about parallelism. Every rank runs it with the same options a
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.timeline import Timeline
+from shardwright.errors import InputError
 from shardwright.runtime.capture.models import ModelSource
 from shardwright.runtime.executor import Executor, OptimizerFactory
 from shardwright.runtime.profile import num_local_devices
@@ -32,12 +34,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step as it went. ``gradient_norm`` is that before clipping, None without it."""
+    """One training step as it went. ``gradient_norm`` is that before clipping, None without it.
+    ``input_seconds``: how long it waited for its batch, before its ``seconds``."""
 
     number: int
     loss: float
     seconds: float
     gradient_norm: float | None = None
+    input_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +100,31 @@ def train(
         executor.load(options.checkpoint_dir)
     first = executor.steps
     data = batches(first)
-    checkpoint = ""
-    for number in range(first, options.steps):
-        batch = next(data)
-        start = time.perf_counter()
-        loss = float(executor.step(batch))
-        seconds, norm = time.perf_counter() - start, executor.gradient_norm
-        norm = None if norm is None else float(norm)
-        if tell(Step(number=number + 1, loss=loss, seconds=seconds, gradient_norm=norm)):
+    checkpoint, before = "", time.perf_counter()
+    for step in executor.train(itertools.islice(data, max(options.steps - first, 0))):
+        loss, norm = float(step.loss), step.gradient_norm
+        now = Step(
+            number=step.number,
+            loss=loss,
+            seconds=time.perf_counter() - before - step.input_seconds,
+            gradient_norm=None if norm is None else float(norm),
+            input_seconds=step.input_seconds,
+        )
+        if tell(now):
             INTERRUPTION.requested = True  # all ranks agree on it in the next step
-        last = executor.interrupted or number + 1 == options.steps
-        if options.checkpoint_dir and (last or (number + 1) % options.checkpoint_every == 0):
-            extra: dict[str, Any] = {"step": number + 1, "loss": loss}
+        last = executor.interrupted or step.number == options.steps
+        if options.checkpoint_dir and (last or step.number % options.checkpoint_every == 0):
+            extra: dict[str, Any] = {"step": step.number, "loss": loss}
             checkpoint = str(executor.save(options.checkpoint_dir, extra))
         if executor.interrupted:
             break
+        before = time.perf_counter()
     is_complete = executor.steps >= options.steps
+    if not is_complete and not executor.interrupted:
+        raise InputError(
+            f"training needs a batch for each of its steps, but those of the model ended after "
+            f"{executor.steps} of {options.steps}; ask for fewer steps, or let them begin again"
+        )
     end = LoopEnd(
         first_step=first,
         checkpoint=checkpoint,
@@ -119,8 +132,7 @@ def train(
         is_terminated=INTERRUPTION.terminated and not is_complete,
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
-    batch = next(data)
-    timeline = executor.profile_step(batch) if options.profiles else None
+    timeline = executor.profile_step(next(data)) if options.profiles else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
 
 

@@ -100,6 +100,7 @@ class TorchWorld:
         self.size: int = dist.get_world_size() if joined else 1
         self._timeout = timedelta(seconds=timeout)
         self._made: dict[tuple[object, ...], ProcessGroup] = {}
+        self._lanes = Lanes()
 
     def group(self, ranks: tuple[int, ...]) -> Group:
         """Return a group of processes, made once."""
@@ -111,13 +112,19 @@ class TorchWorld:
     def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
         """Return a link: the world itself with gloo, whose messages have tags.
 
-        With NCCL each direction between two ranks has a group of its own per channel, since its
-        unmatched sends and receives would wait for each other.
+        With NCCL it is a lane of its own between its two ends, since unmatched sends and receives
+        would wait for each other.
         """
         group = _everyone()
         ends = (source, destination)
         if "nccl" in dist.get_backend() and source != destination:
-            group = self._make(("link", *ends, *channel), ends)
+            lane, everybody = self._lanes.of(ends, channel), tuple(range(self.size))
+            if group.bound_device_id is None:
+                # Of a group with everybody in it NCCL makes a communicator and a stream for each two
+                # ranks that exchange messages, at their first one.
+                group = self._make(("lane", *lane), everybody)
+            else:  # one communicator for all of a group, in which messages wait for each other
+                group = self._make(("link", *ends, *channel), ends)
         return TorchLink(group, ends)
 
     def _make(self, key: tuple[object, ...], ranks: tuple[int, ...]) -> ProcessGroup:
@@ -141,6 +148,25 @@ class TorchWorld:
             if dist.is_initialized():
                 dist.destroy_process_group(group)
         self._made.clear()
+
+
+class Lanes:
+    """Shares few groups among many links: no two links of a lane run between the same two ranks.
+
+    A lane is (whether it goes to higher ranks, which of the channels that its ends have that way). So a
+    pipeline of any length, whose neighbours have one channel each way, has two. Equal on all ranks,
+    which ask for all links in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._channels: dict[tuple[int, int], list[Channel]] = {}
+
+    def of(self, ends: tuple[int, int], channel: Channel) -> tuple[bool, int]:
+        """Return the lane of a link."""
+        known = self._channels.setdefault(ends, [])
+        if channel not in known:
+            known.append(channel)
+        return ends[0] < ends[1], known.index(channel)
 
 
 class TorchGroup:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardwright.core.cluster import Cluster
 from shardwright.core.plan import Plan
 from shardwright.planner.lower import lower
 from shardwright.planner.space.resize import resize
@@ -22,18 +24,27 @@ if TYPE_CHECKING:
 def build_executor(
     plan: Plan,
     model: nn.Module,
+    cluster: Cluster | None = None,
     *,
     optimizer: Callable[..., Any],
     batch: Batch,
     options: RunOptions | None = None,
 ) -> Executor:
-    """Join the world and make the executor; see ``api.build``."""
+    """Join the world and make the executor; see ``api.build``. ``cluster`` is what the plan is for, where
+    that is known."""
     from shardwright.runtime.capture.assemble import with_modules_of
     from shardwright.runtime.capture.prepare import named_batch
-    from shardwright.runtime.executor import Executor
+    from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.runtime.launch import join_world
+    from shardwright.runtime.place import choose, stand_on
 
-    join_world(device=str((options and options.device) or "cpu"))
+    options = options or RunOptions()
+    if options.world is None:
+        planned = cluster.kind_of(plan.strategy.devices[0]).backend if cluster else ""
+        device = choose(options.device, planned)
+        join_world(device=device)
+        stand_on(device)
+        options = replace(options, device=device)
     strategy = plan.strategy
 
     def captured_with(example: Batch, global_batch: int | None) -> Captured:

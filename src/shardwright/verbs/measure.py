@@ -78,7 +78,7 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
     sizes = [size for size in range(2, total + 1) if total % size == 0] or [1]
     count = 0
     for place, size in enumerate(reversed(sizes)):
-        if not again and _has_group(known, size):
+        if not again and _has_group(known, size, cluster.kind_of(0).backend):
             continue
 
         def progress(done: int, whole: int, place: int = place, size: int = size) -> None:
@@ -100,10 +100,11 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
     return count
 
 
-def _has_group(known: CostTable, size: int) -> bool:
-    if size == 1:
-        return "segment_seconds" in known.overhead_map
-    return any(key.startswith(f"held|all_reduce|1x{size}|") for key, _ in known.collectives)
+def _has_group(known: CostTable, size: int, backend: str) -> bool:
+    if size == 1:  # a GPU alone has nothing to be measured: its host's work hides behind its own
+        return "segment_seconds" in known.overhead_map or backend != "cpu"
+    last = "held|all_reduce" if backend == "cpu" else "collective|all_reduce"
+    return any(key.startswith(f"{last}|1x{size}|") for key, _ in known.collectives)
 
 
 def refine(

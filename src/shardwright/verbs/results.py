@@ -81,6 +81,7 @@ class TrainingRun:
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
     step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early.
+    ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps.
     """
 
     losses: tuple[float, ...]
@@ -93,6 +94,7 @@ class TrainingRun:
     is_complete: bool = True
     gradient_norms: tuple[float, ...] = ()
     is_terminated: bool = False
+    input_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

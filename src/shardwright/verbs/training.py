@@ -119,7 +119,7 @@ def train_rank(task: Task) -> LoopEnd:
         optimizer=named_optimizer(task.optimizer, job.learning_rate),
         batch=example,
         options=RunOptions(
-            device=f"cuda:{local_rank()}" if task.backend == "cuda" else None,
+            device=f"cuda:{local_rank()}" if task.backend == "cuda" else "cpu",
             max_norm=job.clip or None,
             check_finite=True,
         ),
@@ -134,6 +134,7 @@ def train_rank(task: Task) -> LoopEnd:
                 "step": step.number,
                 "loss": step.loss,
                 "seconds": step.seconds,
+                "input_seconds": step.input_seconds,
                 "tokens": tokens,
             }
             if step.gradient_norm is not None:
@@ -163,6 +164,7 @@ def _tokens(example: dict[str, Any], batch_size: int) -> float:
 def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
     times = [event["seconds"] for event in events]
     typical = statistics.median(times[WARM_STEPS:] or times or [0.0])
+    waits = [event["input_seconds"] for event in events]
     tokens = events[0]["tokens"] if events else 0.0
     timeline = end.timeline
     run = TrainingRun(
@@ -178,5 +180,6 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
         checkpoint=end.checkpoint,
         is_complete=end.is_complete,
         is_terminated=end.is_terminated,
+        input_seconds=statistics.fmean(waits[WARM_STEPS:] or waits or [0.0]),
     )
     return Outcome(run=run, timeline=timeline)

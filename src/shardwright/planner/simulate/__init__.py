@@ -3,9 +3,11 @@
 from shardwright.planner.simulate.loop import period
 from shardwright.planner.simulate.memory import Traits
 from shardwright.planner.simulate.simulation import simulate
+from shardwright.planner.simulate.steady import steady_seconds
 
 __all__ = [
     "Traits",
     "period",
     "simulate",
+    "steady_seconds",
 ]

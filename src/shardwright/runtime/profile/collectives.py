@@ -1,7 +1,9 @@
 """Time collectives of ranks of this machine.
 
 Real processes, the transport that training uses, and the very functions that the executor calls.
-Every rank does the same number of runs in the same order; rank 0's clock counts.
+Every rank does the same number of runs in the same order; rank 0's clock counts. Ranks of GPUs talk by
+NCCL about tensors on their own GPUs, and times are those of events; what runs on their host besides
+(segments, buffers, updates) is not measured but modelled.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,9 @@ from shardwright.core.costs import (
     link_label,
     meeting_name,
 )
+from shardwright.errors import InputError
 from shardwright.runtime import collectives as verbs
+from shardwright.runtime.clocks import Ticks, ticks_of
 from shardwright.runtime.profile.beneath import SIZES as SIZES_BENEATH
 from shardwright.runtime.profile.beneath import Start, run_through, time_beneath
 from shardwright.runtime.profile.clock import Timing, summarise
@@ -64,9 +68,34 @@ class Job:
     ranks: int
     probe: Probe
     budget_seconds: float
+    places: tuple[str, ...] = ()
+
+    def place(self, rank: int) -> torch.device:
+        """Return the torch device of a rank, the CPU where none is named."""
+        return torch.device(self.places[rank] if self.places else "cpu")
 
 
 WHOLE = Probe()
+HOST = torch.device("cpu")
+
+
+def places_of(
+    cluster: Cluster, devices: tuple[int, ...], gpus: int | None = None
+) -> tuple[str, ...]:
+    """Return the torch devices of this machine's devices; GPU i is the i-th device. ``gpus``: how many
+    torch can use, looked up where it is None."""
+    kinds = {cluster.kind_of(device).backend for device in devices}
+    if kinds == {"cpu"}:
+        return ("cpu",) * len(devices)
+    if gpus is None:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if "cpu" in kinds or max(devices) >= gpus:
+        raise InputError(
+            f"messages between GPUs are measured between those GPUs, but of devices {list(devices)} "
+            f"torch can use {gpus} here; measure on their machine, or plan with modelled costs "
+            "(--measure never)"
+        )
+    return tuple(f"cuda:{device}" for device in devices)
 
 
 def measure_collectives(
@@ -80,9 +109,15 @@ def measure_collectives(
 ) -> list[Record]:
     """Measure a group of devices of this machine.
 
-    A transfer is measured between two ranks whatever the group's size.
+    A transfer is measured between two ranks whatever the group's size. Raises InputError where they are
+    GPUs that this process cannot use.
     """
-    job = Job(ranks=len(devices), probe=probe, budget_seconds=budget_seconds)
+    job = Job(
+        ranks=len(devices),
+        probe=probe,
+        budget_seconds=budget_seconds,
+        places=places_of(cluster, devices),
+    )
     results = run_workers(
         "shardwright.runtime.profile.collectives:work",
         [job] * len(devices),
@@ -131,12 +166,15 @@ def _key(name: str, hosts: int, num_devices: int, label: str) -> str:
 def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Timing]:
     """Join a process group of our own and measure: the body of one process."""
     torch.set_num_threads(1)
-    probe, found = job.probe, dict[str, Timing]()
+    probe, found, place = job.probe, dict[str, Timing](), job.place(rank)
+    measures_host = probe.overheads and place.type == "cpu"
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     if job.ranks < 2:
         report(1, 1)
-        return time_overheads() if probe.overheads else found
+        return time_overheads() if measures_host else found
     dist.init_process_group(
-        "gloo",
+        "nccl" if place.type == "cuda" else "gloo",
         init_method=f"file://{directory / 'rendezvous'}",
         rank=rank,
         world_size=job.ranks,
@@ -144,12 +182,12 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
     )
     try:
         group = cast(ProcessGroup, dist.group.WORLD)
-        if probe.overheads:
+        if measures_host:
             found["overhead|process_bytes"] = _number(float(resident_bytes()))
             dist.barrier()  # all cores are busy while any of them is measured
             found |= time_overheads()
-        found |= time_collectives(group, probe, job.budget_seconds, report)
-        if probe.overheads:
+        found |= time_collectives(group, probe, job.budget_seconds, report, place)
+        if measures_host:
             # What computation loses to messages is priced message by message.
             found["overhead|overlap_slowdown"] = _number(1.0)
         dist.barrier()
@@ -159,64 +197,76 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> dict[str, Ti
 
 
 def time_collectives(
-    group: ProcessGroup, probe: Probe, budget_seconds: float, report: Progress
+    group: ProcessGroup,
+    probe: Probe,
+    budget_seconds: float,
+    report: Progress,
+    place: torch.device = HOST,
 ) -> dict[str, Timing]:
-    """Measure on a group that exists already; every rank must call it with equal arguments.
+    """Measure on a group that exists already; every rank must call it with equal arguments, but for
+    the device that is its ``place``.
 
-    Sizes are bytes as ``core.program.Message`` counts them. What they cost ranks that compute
+    Sizes are bytes as ``core.program.Message`` counts them. What they cost CPU ranks that compute
     (``time_beneath``) is measured besides. Everything has its turn in each of some rounds, of which
     the quietest counts: what else a machine does lasts for seconds.
     """
     deadline = time.perf_counter() + budget_seconds
     found: dict[str, Timing] = {}
+    ticks = ticks_of(place)
     # Small sizes of everything first, so that a short budget still sees every primitive.
     wanted = [(primitive, size) for size in sorted(probe.sizes) for primitive in probe.primitives]
     total = _ROUNDS * len(wanted)
     for done in range(total):
         primitive, size = wanted[done % len(wanted)]
         share = max(deadline - time.perf_counter(), 0.0) / (total - done)
-        run = partial(run_through, _prepare(primitive, size, group))
-        runs = _agree(_runs_within(run, share), group)
+        run = partial(run_through, _prepare(primitive, size, group, place))
+        runs = _agree(_runs_within(run, share, ticks), group, place)
         if runs > 0:
             name = f"{primitive}|{size}"
-            timings = [_timed(run, runs), *([found[name]] if name in found else [])]
+            timings = [timed(run, runs, ticks), *([found[name]] if name in found else [])]
             found[name] = min(timings, key=lambda timing: timing.seconds)
         report(done + 1, total)
-    starts = {one: _prepare(*one, group) for one in wanted if one[1] in SIZES_BENEATH}
+    if place.type != "cpu":
+        return found
+    starts = {one: _prepare(*one, group, place) for one in wanted if one[1] in SIZES_BENEATH}
     return found | time_beneath(group, starts, found)
 
 
-def _runs_within(run: Run, seconds: float) -> int:
+def _runs_within(run: Run, seconds: float, ticks: Ticks) -> int:
     """Return how many runs fit, judged by the second of two; 0 when the time is over."""
     run()
+    ticks.settle()
     start = time.perf_counter()
     run()
+    ticks.settle()
     once = max(time.perf_counter() - start, 1e-6)
     return 0 if seconds <= 0 else max(_MIN_RUNS, min(_MAX_RUNS, int(seconds / once)))
 
 
-def _agree(number: int, group: ProcessGroup) -> int:
+def _agree(number: int, group: ProcessGroup, place: torch.device) -> int:
     """Return rank 0's number on every rank."""
-    shared = torch.tensor([number])
+    shared = torch.tensor([number], device=place)
     dist.broadcast(shared, group=group, group_src=0)
     return int(shared.item())
 
 
-def _timed(run: Run, runs: int) -> Timing:
-    samples: list[float] = []
+def timed(run: Run, runs: int, ticks: Ticks) -> Timing:
+    """Time runs one after another; nobody waits for a device between them."""
+    marks: list[tuple[Any, Any]] = []
     for _ in range(runs):
-        start = time.perf_counter()
+        begin = ticks.mark()
         run()
-        samples.append(time.perf_counter() - start)
-    return summarise(samples)
+        marks.append((begin, ticks.mark()))
+    ticks.settle()
+    return summarise([ticks.seconds(end) - ticks.seconds(begin) for begin, end in marks])
 
 
-def _prepare(primitive: str, size: int, group: ProcessGroup) -> Start:
+def _prepare(primitive: str, size: int, group: ProcessGroup, place: torch.device) -> Start:
     """Return what starts a primitive on flat float32 buffers made beforehand."""
     ranks = group.size()
     count = max(size // 4 // ranks, 1) * ranks
-    whole, other = torch.ones(count), torch.empty(count)
-    piece = torch.ones(count // ranks)
+    whole, other = torch.ones(count, device=place), torch.empty(count, device=place)
+    piece = torch.ones(count // ranks, device=place)
     if primitive == "transfer":
         return _transfer(whole, other, group)
     starts: dict[str, Callable[[], verbs.Pending]] = {

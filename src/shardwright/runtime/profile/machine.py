@@ -25,10 +25,11 @@ from shardwright.runtime.profile.workers import Progress, run_workers
 
 LOOPBACK = Link(latency=2e-5, bandwidth=2e9, source="modelled")
 CPU_LAUNCH_SECONDS = 4e-6
-_MATRIX = 512
+_MATRIX, _GPU_MATRIX = 512, 4096
 _COPIED_BYTES = 64 * 2**20
 # Named anew whenever measurements mean something else, so that old ones are not mixed with new.
 METHOD = "in turns"
+METHOD_OF_GPUS = "each on its own GPU"
 RATES = ("peak_flops", "memory_bandwidth")
 
 
@@ -47,8 +48,16 @@ def local_backend() -> Literal["cpu", "cuda"]:
 def local_environment(concurrency: int) -> str:
     """Name what measurements depend on: processor, torch, threads, processes at one time, and how
     they are taken."""
-    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else _processor()
-    return f"{name}; torch {torch.__version__}; threads 1; processes {concurrency}; {METHOD}"
+    has_gpus = torch.cuda.is_available()
+    name = torch.cuda.get_device_name(0) if has_gpus else _processor()
+    method = METHOD_OF_GPUS if has_gpus else METHOD
+    return f"{name}; torch {torch.__version__}; threads 1; processes {concurrency}; {method}"
+
+
+def own_device(device: str, rank: int) -> str:
+    """Return where a measuring process of a rank measures, if told ``cpu`` or ``cuda``: each of several
+    processes on a GPU of its own."""
+    return f"cuda:{rank}" if device == "cuda" else device
 
 
 def _processor() -> str:
@@ -148,7 +157,7 @@ def _detect_gpus(facts: Mapping[str, float]) -> Cluster:
 def _gpu_rates(index: int) -> tuple[tuple[tuple[str, float], ...], float]:
     device = f"cuda:{index}"
     rates = tuple(
-        (name, _round(_matmul_flops(device, getattr(torch, name), 4096)))
+        (name, _round(_matmul_flops(device, getattr(torch, name), _GPU_MATRIX)))
         for name in ("float32", "bfloat16")
     )
     return rates, _round(_copy_bandwidth(device))
@@ -163,7 +172,7 @@ def measure_machine(concurrency: int, *, progress: Progress | None = None) -> li
     """Measure matrix product and copy rates with all devices busy, as records of overheads."""
     results = run_workers(
         "shardwright.runtime.profile.machine:work",
-        [None] * concurrency,
+        [local_backend()] * concurrency,
         timeout_seconds=120.0,
         progress=progress,
     )
@@ -182,10 +191,11 @@ def measure_machine(concurrency: int, *, progress: Progress | None = None) -> li
     ]
 
 
-def work(_rank: int, _job: object, _directory: Path, report: Progress) -> tuple[float, float]:
-    """Measure one device's rates: the body of one process."""
+def work(rank: int, job: str, _directory: Path, report: Progress) -> tuple[float, float]:
+    """Measure the rates of one device, of the type that is the job: the body of one process."""
     torch.set_num_threads(1)
-    rates = _matmul_flops("cpu", torch.float32, _MATRIX), _copy_bandwidth("cpu")
+    device, size = own_device(job, rank), _MATRIX if job == "cpu" else _GPU_MATRIX
+    rates = _matmul_flops(device, torch.float32, size), _copy_bandwidth(device)
     report(1, 1)
     return rates
 
@@ -220,7 +230,7 @@ def _clock(device: str) -> Callable[[], float]:
 
 def _settle(device: str) -> None:
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def resident_bytes() -> int:

@@ -21,6 +21,7 @@ import torch
 
 from shardwright.core.costs import Record
 from shardwright.runtime.profile.clock import Timing, measure
+from shardwright.runtime.profile.machine import own_device
 from shardwright.runtime.profile.passes import (
     FAILURES,
     RECENT,
@@ -56,7 +57,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process is to measure, in how many seconds, on which torch device."""
+    """What one process is to measure, in how many seconds, on which type of torch device: with GPUs each
+    process has its own."""
 
     shards: tuple[Shard, ...]
     budget_seconds: float
@@ -119,7 +121,9 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
     torch.set_num_threads(1)
     if not job.device.startswith("cuda"):
         return time_in_passes(job.shards, job.budget_seconds, report)
-    engine = _engine_seconds(job.device)
+    device = own_device(job.device, rank)
+    torch.cuda.set_device(device)
+    engine = _engine_seconds(device)
     deadline = time.perf_counter() + job.budget_seconds
     found: list[Timings] = []
     for done, shard in enumerate(job.shards):
@@ -128,7 +132,7 @@ def work(rank: int, job: Job, directory: Path, report: Progress) -> list[Timings
         pair: Timings = (None, None)
         if left > 0:
             try:
-                pair = time_queued(shard, job.device, share, engine)
+                pair = time_queued(shard, device, share, engine)
             except FAILURES:
                 pair = (None, None)
         found.append(pair)
@@ -150,7 +154,7 @@ def time_queued(shard: Shard, device: str, budget_seconds: float, engine_seconds
         for turn in range(number):
             target, args, kwargs = calls[turn % copies]
             kept.append(target(*args, **kwargs))
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
     ahead = measure(forward, budget_seconds=budget_seconds * 0.4)
     wanted = [[t for t in tensors if t.requires_grad] for tensors in drawn]
@@ -169,7 +173,7 @@ def time_queued(shard: Shard, device: str, budget_seconds: float, engine_seconds
                 made[which], wanted[which], seeds[which], retain_graph=True, allow_unused=True
             )
             recent.append(gradients)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
     back = measure(backward, budget_seconds=budget_seconds * 0.6)
     return ahead, Timing(

@@ -1,0 +1,87 @@
+"""Step after step: a Program as the body of a loop, whose instructions may work for other minibatches
+than their step's own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.program import Kind, Program
+from shardwright.planner.simulate.full import Wiring, relax, share
+from shardwright.planner.simulate.simulation import computing_resources
+
+STEPS = 8
+Ints = NDArray[np.int64]
+
+
+def steady_seconds(
+    program: Program,
+    seconds: NDArray[np.float64],
+    *,
+    overlap_slowdown: float = 1.0,
+    steps: int = STEPS,
+) -> float:
+    """Return the seconds from one step's end to the next's once that repeats, given the duration of
+    every instruction.
+
+    ``steps`` minibatches are played, with what comes before the first and after the last. An instruction of
+    shift s works in step t for minibatch t - s, waits for its predecessors' work on that minibatch, and is
+    skipped where there is no such minibatch. A step begins when all of the one before it is done, but
+    for instructions of another shift, which begin when their step does and are waited for by who needs
+    them. What fetches and copies input slows no computation down.
+    """
+    if steps < 4:
+        raise ValueError(f"a rhythm shows in 4 steps or more, not {steps}")
+    wiring, durations, closings = _unrolled(program, seconds, steps)
+    count = len(program.resource_names) + 1
+    if overlap_slowdown == 1.0:
+        _, end, _ = relax(wiring, durations, count)
+    else:
+        computes = np.append(computing_resources(program), False)
+        groups = int(wiring.group.max()) + 1
+        _, end, _ = share(wiring, durations, computes, groups, float(overlap_slowdown))
+    ends = end[closings]
+    half = len(ends) // 2
+    return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))
+
+
+def _unrolled(
+    program: Program, seconds: NDArray[np.float64], steps: int
+) -> tuple[Wiring, NDArray[np.float64], Ints]:
+    """Return all steps as one list of instructions, their durations, and where each step is closed: by
+    an instruction that takes no time behind all of the step's own."""
+    count = program.num_instructions
+    shift = np.zeros(count, dtype=np.int64) if program.shift is None else program.shift
+    offset, predecessor = program.offset, program.predecessor
+    waits = [predecessor[offset[i] : offset[i + 1]].tolist() for i in range(count)]
+    awaited = {one for own in waits for one in own}
+    own_ends = [i for i in range(count) if shift[i] == 0 and i not in awaited]
+    outside = np.isin(program.kind, (Kind.FETCH, Kind.COPY))
+    groups = np.where(outside, program.group + len(program.meshes), program.group)
+    place: dict[tuple[int, int], int] = {}  # by instruction and minibatch
+    rows: list[tuple[int, int, float]] = []
+    lists: list[list[int]] = []
+    closings: list[int] = []
+    for step in range(min(int(shift.min()), 0), steps + max(int(shift.max()), 0)):
+        for index in range(count):
+            minibatch = step - int(shift[index])
+            if not 0 <= minibatch < steps:
+                continue
+            found = [place[one, minibatch] for one in waits[index] if (one, minibatch) in place]
+            begins = not any(shift[one] == shift[index] for one in waits[index])
+            lists.append([*closings[-1:], *found] if begins else found)
+            place[index, minibatch] = len(rows)
+            rows.append((int(program.resource[index]), int(groups[index]), seconds[index]))
+        if 0 <= step < steps:
+            lists.append([place[one, step] for one in own_ends])
+            closings.append(len(rows))
+            rows.append((len(program.resource_names), 2 * len(program.meshes), 0.0))
+    lengths = np.array([len(own) for own in lists], dtype=np.int64)
+    resource, group, durations = zip(*rows, strict=True)
+    wiring = Wiring(
+        resource=np.array(resource, dtype=np.int32),
+        group=np.array(group, dtype=np.int32),
+        offset=np.concatenate([[0], np.cumsum(lengths)]),
+        predecessor=np.array([one for own in lists for one in own], dtype=np.int32),
+    )
+    return wiring, np.array(durations), np.array(closings, dtype=np.int64)

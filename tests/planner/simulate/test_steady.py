@@ -1,0 +1,105 @@
+"""Step after step, with the input fetched one step ahead: against closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.core.program import Kind, Program
+from shardwright.planner.lower import check, lower
+from shardwright.planner.lower.feed import fed
+from shardwright.planner.simulate import simulate, steady_seconds
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
+from shardwright.runtime.inputs import cut
+from tests import zoo
+
+pytestmark = pytest.mark.torch
+SEEDS = [
+    Seed(data=2, zero=3), Seed(data=2, num_microbatches=2), Seed(stages=2, num_microbatches=4),
+    Seed(data=2, tensor=2),
+]  # fmt: skip
+
+
+@cache
+def lowered() -> list[Program]:
+    graph = capture(*zoo.mlp()).graph
+    return [lower(graph, seed_strategy(graph, seed)) for seed in SEEDS]
+
+
+def durations(program: Program, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0.1, 1.0, program.num_instructions)
+
+
+def with_input(program: Program, seconds: np.ndarray, fetch: float, copy: float) -> np.ndarray:
+    """Return the durations of a fed Program."""
+    ahead = program.kind[: program.num_instructions - len(seconds)]
+    return np.concatenate([np.where(ahead == Kind.FETCH, fetch, copy), seconds])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 3), st.integers(0, 99), st.floats(0, 40), st.floats(0, 40))
+def test_a_step_takes_the_longer_of_input_and_the_rest(
+    which: int, seed: int, fetch: float, copy: float
+) -> None:
+    program = lowered()[which]
+    seconds = durations(program, seed)
+    step = simulate(program, seconds).step_seconds
+    assert steady_seconds(program, seconds) == pytest.approx(step, rel=1e-9)
+    ahead = fed(program)
+    both = steady_seconds(ahead, with_input(ahead, seconds, fetch, copy))
+    assert both == pytest.approx(max(step, fetch + copy), rel=1e-9)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+def test_input_beneath_a_step_slows_nothing_down(slowdown: float) -> None:
+    for program in lowered():
+        seconds = durations(program, 3)
+        step = simulate(program, seconds, overlap_slowdown=slowdown).step_seconds
+        ahead = fed(program)
+        given_input = with_input(ahead, seconds, 0.4 * step, 0.4 * step)
+        found = steady_seconds(ahead, given_input, overlap_slowdown=slowdown)
+        assert found == pytest.approx(step, rel=1e-9)
+
+
+def test_input_in_the_same_step_is_their_sum() -> None:
+    """Who does not work ahead waits: the shift alone makes the difference."""
+    program = lowered()[0]
+    seconds, ahead = durations(program, 1), fed(program)
+    at_once = replace(ahead, shift=None)
+    step = simulate(program, seconds).step_seconds
+    found = steady_seconds(at_once, with_input(ahead, seconds, 3.0, 2.0))
+    assert step < found <= step + 5.0 + 1e-9
+    assert found >= 5.0 + seconds[program.kind == Kind.UPDATE].max()
+
+
+def test_a_fed_program_is_sound_and_trains_alike_in_the_memory_of_one_more_batch() -> None:
+    for program in lowered():
+        ahead = fed(program)
+        check(ahead)
+        added = ahead.num_instructions - program.num_instructions
+        assert set(ahead.kind[:added]) == {Kind.FETCH, Kind.COPY}
+        np.testing.assert_array_equal(ahead.kind[added:], program.kind)
+        assert all(ahead.shift_of(index) == -(index < added) for index in range(added + 3))
+    assert trained(fed) == trained(lambda program: program)
+
+
+def trained(change: Callable[[Program], Program]) -> list[float]:
+    """Train, and see that the Program holds what is copied for a step, once, and as much again if fed."""
+    module, batch = zoo.mlp()
+    captured = capture(module, batch)
+    program = lower(captured.graph, seed_strategy(captured.graph, Seed(num_microbatches=2)))
+    changed, optimizer = change(program), partial(torch.optim.SGD, lr=0.1)
+    executor = Executor(captured, changed, module, optimizer=optimizer)
+    shards = cut(executor._inputs, batch, captured, None)
+    held = sum(changed.base_bytes) - sum(program.base_bytes)
+    assert held == (changed is not program) * sum(shard.nbytes for shard in shards)
+    return [float(step.loss) for step in executor.train([batch] * 3)]
