@@ -33,7 +33,11 @@ def names() -> list[str]:
 
 def __getattr__(name: str) -> object:
     """Let ``outside.py:NAME`` be a model's factory."""
-    if name.startswith("_") or name.endswith(("_batch", "_data")) or name in ("example_batch", "training_data"):
+    if (
+        name.startswith("_")
+        or name.endswith(("_batch", "_data"))
+        or name in ("example_batch", "training_data")
+    ):
         raise AttributeError(name)
     import outside_configs
     import outside_models
@@ -56,7 +60,9 @@ def study(name: str) -> dict[str, object]:
             row[what] = f"refused: {error}"
         except Exception as error:  # noqa: BLE001 - what the sweep looks for
             last = traceback.extract_tb(error.__traceback__)[-1]
-            row[what] = f"TRACEBACK {type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno})"
+            row[what] = (
+                f"TRACEBACK {type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno})"
+            )
         finally:
             row[f"{what} s"] = round(time.process_time() - begin, 1)
         return None
@@ -72,7 +78,9 @@ def study(name: str) -> dict[str, object]:
     row["not split"] = round(found.replicated_share, 3)
     row["unruled"] = [f"{one.kind} {one.share:.0%}" for one in found.replicated]
     row["notes"] = list(graph.notes)
-    frontier = attempt("plan", lambda: api.plan(spec, "1x2xH100", batch_norm="synchronised", seconds=SEARCH))
+    frontier = attempt(
+        "plan", lambda: api.plan(spec, "1x2xH100", batch_norm="synchronised", seconds=SEARCH)
+    )
     if frontier is not None:
         row["plan"] = frontier.best.strategy.label  # type: ignore[attr-defined]
     ways = {

@@ -168,7 +168,9 @@ class Boxes(torch.nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, pixel_values: torch.Tensor, classes: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, pixel_values: torch.Tensor, classes: torch.Tensor, boxes: torch.Tensor
+    ) -> torch.Tensor:
         pairs = zip(classes, boxes, strict=True)
         labels = [{"class_labels": one, "boxes": box} for one, box in pairs]
         return self.net(pixel_values=pixel_values, labels=labels).loss
@@ -181,8 +183,12 @@ class Masks(torch.nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, pixel_values: torch.Tensor, classes: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        return self.net(pixel_values=pixel_values, mask_labels=list(masks), class_labels=list(classes)).loss
+    def forward(
+        self, pixel_values: torch.Tensor, classes: torch.Tensor, masks: torch.Tensor
+    ) -> torch.Tensor:
+        return self.net(
+            pixel_values=pixel_values, mask_labels=list(masks), class_labels=list(classes)
+        ).loss
 
 
 def build(name: str, batch_size: int = 4) -> Example:
@@ -218,7 +224,9 @@ def _with_loss(forward: Any) -> Any:
 def batch_of(task: str, n: int) -> dict[str, torch.Tensor]:
     """Return what a batch of a task holds, for ``n`` samples."""
     text = tokens(60, n, 64 if task == "long" else 16, low=3)
-    image = {"pixel_values": floats(n, 3, 64 if task == "masks" else 32, 64 if task == "masks" else 32)}
+    image = {
+        "pixel_values": floats(n, 3, 64 if task == "masks" else 32, 64 if task == "masks" else 32)
+    }
     if task in ("text", "long"):
         return {"input_ids": text, "labels": text.clone()}
     if task == "image":
@@ -245,7 +253,10 @@ def batch_of(task: str, n: int) -> dict[str, torch.Tensor]:
     if task == "masks":
         return image | {"classes": tokens(4, n, 2), "masks": tokens(2, n, 2, 64, 64).float()}
     if task == "points":
-        return image | {"input_points": floats(n, 1, 2, 2).sigmoid() * 32, "input_labels": torch.ones(n, 1, 2).long()}
+        return image | {
+            "input_points": floats(n, 1, 2, 2).sigmoid() * 32,
+            "input_labels": torch.ones(n, 1, 2).long(),
+        }
     if task == "sound":
         return {"input_values": floats(n, 400), "labels": tokens(16, n, 4, low=1)}
     if task == "spectrogram":

@@ -68,11 +68,17 @@ class UNet(nn.Module):
 
 
 def unet(batch_size: int = 4) -> Example:
-    return WithLoss(UNet(2)), {"x": floats(batch_size, 3, 16, 16), "y": floats(batch_size, 1, 16, 16)}
+    return WithLoss(UNet(2)), {
+        "x": floats(batch_size, 3, 16, 16),
+        "y": floats(batch_size, 1, 16, 16),
+    }
 
 
 def unet_overlapping(batch_size: int = 4) -> Example:
-    return WithLoss(UNet(4)), {"x": floats(batch_size, 3, 16, 16), "y": floats(batch_size, 1, 16, 16)}
+    return WithLoss(UNet(4)), {
+        "x": floats(batch_size, 3, 16, 16),
+        "y": floats(batch_size, 1, 16, 16),
+    }
 
 
 class Separable(nn.Module):
@@ -81,7 +87,10 @@ class Separable(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.expand, self.norm1 = nn.Conv2d(width, 32, 1, bias=False), nn.BatchNorm2d(32)
-        self.depth, self.norm2 = nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False), nn.BatchNorm2d(32)
+        self.depth, self.norm2 = (
+            nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False),
+            nn.BatchNorm2d(32),
+        )
         self.squeeze, self.excite = nn.Conv2d(32, 8, 1), nn.Conv2d(8, 32, 1)
         self.project, self.norm3 = nn.Conv2d(32, width, 1, bias=False), nn.BatchNorm2d(width)
 
@@ -95,7 +104,9 @@ class Separable(nn.Module):
 
 def mobilenet_v3(batch_size: int = 4) -> Example:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8)]
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2, padding=1), Separable(16), Separable(16), *head)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), Separable(16), Separable(16), *head
+    )
     return Classifier(net), {"x": floats(batch_size, 3, 16, 16), "y": tokens(8, batch_size)}
 
 
@@ -213,10 +224,16 @@ class PackedTagger(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.inner, self.head = nn.Embedding(32, WIDTH), self.Inner(), nn.Linear(WIDTH, 8)
+        self.embed, self.inner, self.head = (
+            nn.Embedding(32, WIDTH),
+            self.Inner(),
+            nn.Linear(WIDTH, 8),
+        )
 
     def forward(self, x: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.inner(self.embed(x), lengths)).flatten(0, 1), y.flatten())
+        return F.cross_entropy(
+            self.head(self.inner(self.embed(x), lengths)).flatten(0, 1), y.flatten()
+        )
 
 
 def packed_tagger(batch_size: int = 4) -> Example:
@@ -230,10 +247,20 @@ class Conformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ff1 = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH))
-        self.ff2 = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH))
-        self.norm, self.attend = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 4, batch_first=True)
-        self.gate, self.depth = nn.Conv1d(WIDTH, 2 * WIDTH, 1), nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.ff1 = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH)
+        )
+        self.ff2 = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH)
+        )
+        self.norm, self.attend = (
+            nn.LayerNorm(WIDTH),
+            nn.MultiheadAttention(WIDTH, 4, batch_first=True),
+        )
+        self.gate, self.depth = (
+            nn.Conv1d(WIDTH, 2 * WIDTH, 1),
+            nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH),
+        )
         self.out = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,13 +292,18 @@ class Scan(nn.Module):
         step, a = F.softplus(step), -self.log_a.exp()
         h, made = u.new_zeros(u.shape[0], WIDTH, self.states), []
         for t in range(u.shape[1]):
-            h = (step[:, t, :, None] * a).exp() * h + step[:, t, :, None] * b[:, t, None] * u[:, t, :, None]
+            h = (step[:, t, :, None] * a).exp() * h + step[:, t, :, None] * b[:, t, None] * u[
+                :, t, :, None
+            ]
             made.append((h * c[:, t, None]).sum(-1))
         return self.out(torch.stack(made, 1) * F.silu(gate))
 
 
 def scan(batch_size: int = 4) -> Example:
-    return WithLoss(nn.Sequential(Scan(), Scan())), {"x": floats(batch_size, 6, WIDTH), "y": floats(batch_size, 6, WIDTH)}
+    return WithLoss(nn.Sequential(Scan(), Scan())), {
+        "x": floats(batch_size, 6, WIDTH),
+        "y": floats(batch_size, 6, WIDTH),
+    }
 
 
 class XLstm(nn.Module):
@@ -279,7 +311,11 @@ class XLstm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.gates, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 2), nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.gates, self.out = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, 2),
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -293,7 +329,10 @@ class XLstm(nn.Module):
 
 
 def xlstm(batch_size: int = 4) -> Example:
-    return WithLoss(nn.Sequential(XLstm(), XLstm())), {"x": floats(batch_size, 8, WIDTH), "y": floats(batch_size, 8, WIDTH)}
+    return WithLoss(nn.Sequential(XLstm(), XLstm())), {
+        "x": floats(batch_size, 8, WIDTH),
+        "y": floats(batch_size, 8, WIDTH),
+    }
 
 
 class ProbSparse(nn.Module):
@@ -313,7 +352,10 @@ class ProbSparse(nn.Module):
 
 
 def informer(batch_size: int = 4) -> Example:
-    return WithLoss(ProbSparse()), {"x": floats(batch_size, 8, WIDTH), "y": floats(batch_size, 8, WIDTH)}
+    return WithLoss(ProbSparse()), {
+        "x": floats(batch_size, 8, WIDTH),
+        "y": floats(batch_size, 8, WIDTH),
+    }
 
 
 # -- recommenders -------------------------------------------------------------------------------------
@@ -325,14 +367,19 @@ class Dlrm(nn.Module):
     def __init__(self, tables: int, mode: str) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(64, WIDTH, mode=mode) for _ in range(tables))
-        self.bottom, self.top = nn.Linear(8, WIDTH), nn.Linear(WIDTH + tables * (tables + 1) // 2, 1)
+        self.bottom, self.top = (
+            nn.Linear(8, WIDTH),
+            nn.Linear(WIDTH + tables * (tables + 1) // 2, 1),
+        )
 
     def interact(self, dense: Tensor, bags: list[Tensor], click: Tensor) -> Tensor:
         h = F.relu(self.bottom(dense))
         every = torch.stack([h, *bags], 1)
         rows, columns = torch.tril_indices(every.shape[1], every.shape[1], -1)
         pairs = torch.bmm(every, every.transpose(1, 2))[:, rows, columns]
-        return F.binary_cross_entropy_with_logits(self.top(torch.cat([h, pairs], 1)).squeeze(1), click)
+        return F.binary_cross_entropy_with_logits(
+            self.top(torch.cat([h, pairs], 1)).squeeze(1), click
+        )
 
 
 class RowDlrm(Dlrm):
@@ -357,7 +404,11 @@ def dlrm(batch_size: int = 4) -> Example:
 def dlrm_offsets(batch_size: int = 4) -> Example:
     offsets = torch.stack([torch.arange(batch_size) * 3, torch.arange(batch_size) * 2 + 1])
     offsets[:, 0] = 0
-    batch = {"dense": floats(batch_size, 8), "indices": tokens(64, 2, 4 * batch_size), "offsets": offsets}
+    batch = {
+        "dense": floats(batch_size, 8),
+        "indices": tokens(64, 2, 4 * batch_size),
+        "offsets": offsets,
+    }
     return BagDlrm(2, "mean"), batch | {"click": tokens(2, batch_size).float()}
 
 
@@ -396,7 +447,9 @@ class Gcn(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, y: Tensor) -> Tensor:
         source, target = edge_index
-        degree = torch.zeros(x.shape[0], dtype=x.dtype).index_add(0, target, torch.ones(len(target), dtype=x.dtype))
+        degree = torch.zeros(x.shape[0], dtype=x.dtype).index_add(
+            0, target, torch.ones(len(target), dtype=x.dtype)
+        )
         norm = degree.clamp(min=1).rsqrt()
         for layer in self.layers:
             weight = norm[source] * norm[target]
@@ -411,12 +464,20 @@ class Gcn(nn.Module):
 
 def gcn(batch_size: int = 4) -> Example:
     nodes = 4 * batch_size
-    return Gcn(False), {"x": floats(nodes, WIDTH), "edge_index": tokens(nodes, 2, 10 * batch_size), "y": tokens(8, nodes)}
+    return Gcn(False), {
+        "x": floats(nodes, WIDTH),
+        "edge_index": tokens(nodes, 2, 10 * batch_size),
+        "y": tokens(8, nodes),
+    }
 
 
 def gat(batch_size: int = 4) -> Example:
     nodes = 4 * batch_size
-    return Gcn(True), {"x": floats(nodes, WIDTH), "edge_index": tokens(nodes, 2, 10 * batch_size), "y": tokens(8, nodes)}
+    return Gcn(True), {
+        "x": floats(nodes, WIDTH),
+        "edge_index": tokens(nodes, 2, 10 * batch_size),
+        "y": tokens(8, nodes),
+    }
 
 
 class PooledGraphs(nn.Module):
@@ -531,8 +592,12 @@ def transformer_seq2seq(batch_size: int = 4) -> Example:
             self.net = nn.Transformer(WIDTH, 2, 1, 1, 32, 0.0, batch_first=True)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            mask = nn.Transformer.generate_square_subsequent_mask(y.shape[1] - 1, dtype=self.head.weight.dtype)
-            h = self.net(self.embed(x), self.embed(y[:, :-1]), tgt_mask=mask, src_key_padding_mask=x == 0)
+            mask = nn.Transformer.generate_square_subsequent_mask(
+                y.shape[1] - 1, dtype=self.head.weight.dtype
+            )
+            h = self.net(
+                self.embed(x), self.embed(y[:, :-1]), tgt_mask=mask, src_key_padding_mask=x == 0
+            )
             return F.cross_entropy(self.head(h).flatten(0, 1), y[:, 1:].flatten())
 
     return Translator(), {"x": tokens(32, batch_size, 8), "y": tokens(32, batch_size, 9)}
@@ -542,7 +607,9 @@ def siamese(batch_size: int = 4) -> Example:
     class Contrast(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, WIDTH))
+            self.net = nn.Sequential(
+                nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, WIDTH)
+            )
 
         def forward(self, x: Tensor, z: Tensor) -> Tensor:
             one, two = F.normalize(self.net(x), dim=-1), F.normalize(self.net(z), dim=-1)
@@ -564,7 +631,11 @@ def geometric(batch_size: int = 4) -> Example:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two, self.three = GCNConv(8, WIDTH), GATConv(WIDTH, 4, heads=4), SAGEConv(WIDTH, WIDTH)
+            self.one, self.two, self.three = (
+                GCNConv(8, WIDTH),
+                GATConv(WIDTH, 4, heads=4),
+                SAGEConv(WIDTH, WIDTH),
+            )
             self.head = nn.Linear(WIDTH, 4)
 
         def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, y: Tensor) -> Tensor:
