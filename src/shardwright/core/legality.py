@@ -167,9 +167,11 @@ def _check_shards(name: str, shape: tuple[int, ...], layout: Layout, mesh: Mesh)
         ) from None
 
 
-def divisors(size: int) -> tuple[int, ...]:
-    """Return what divides a size, ascending; at most that of ``MOST_MICROBATCHES``."""
-    return tuple([one for one in range(1, min(size, MOST_MICROBATCHES) + 1) if size % one == 0])
+def divisors(size: int, most: int = MOST_MICROBATCHES) -> tuple[int, ...]:
+    """Return what divides a size, ascending, up to ``most``."""
+    found = [one for one in range(1, min(math.isqrt(size), most) + 1) if size % one == 0]
+    found += [size // one for one in reversed(found) if one * one != size]
+    return tuple([one for one in found if one <= most])
 
 
 def numbers(values: Iterable[int]) -> str:

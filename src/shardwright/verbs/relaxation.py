@@ -16,6 +16,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.explanation import Relaxation
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.legality import divisors
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
@@ -240,7 +241,7 @@ def _batch(question: Question, watch: Watch) -> Relaxation | None:
     if request.global_batch is None and not isinstance(question.model, str):
         return None  # an example batch says how large it is
     whole = request.global_batch or own_batch_size(str(question.model))
-    sizes = [size for size in range(1, whole) if whole % size == 0]
+    sizes = list(divisors(whole, whole - 1))
 
     def fits(size: int) -> Plan | None:
         return _try(question, replace(request, global_batch=size), watch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import KEPT_AS
-from shardwright.errors import InputError
+from shardwright.errors import CaptureError, InputError
 from shardwright.files import clusterfile
 from shardwright.verbs.request import Watch
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.capture import Captured
+    from shardwright.runtime.capture.models import ModelSource
 
 Batch = Mapping[str, Any] | tuple[Any, ...]
 
@@ -45,18 +46,21 @@ def capture(
     if isinstance(model, str):
         source = load_model(model)
         size = global_batch or source.own_batch_size()
-        # Batches of one sample are special to export; a few samples stand for all.
-        example = source.example(max(2, min(size, 4)), seq)
+        example = source.sample(size, seq)
         name = source.name if model.startswith("hf:") else ""
-        return capture_module(
-            source.build(),
-            example,
-            global_batch=size,
-            precision=own,
-            batch_norm=over,
-            name=name,
-            outputs=outputs,
-        )
+        try:
+            return capture_module(
+                source.build(),
+                example,
+                global_batch=size,
+                precision=own,
+                batch_norm=over,
+                name=name,
+                outputs=outputs,
+            )
+        except CaptureError as error:
+            _say_if_resized(error, source, example, seq)
+            raise
     if batch is None:
         raise InputError("a module is captured with an example batch; give batch=")
     return capture_module(
@@ -67,6 +71,22 @@ def capture(
         batch_norm=over,
         outputs=outputs,
     )
+
+
+def _say_if_resized(
+    error: CaptureError, source: ModelSource, example: Mapping[str, Any], seq: int | None
+) -> None:
+    """Raise what is likelier the cause than the model, where rows were repeated or dropped."""
+    from shardwright.runtime.capture.models import rows_of
+
+    asked = rows_of(example)
+    have = source.made_otherwise(asked, seq)
+    if have:
+        raise CaptureError(
+            f"the example batch has {have} rows, and was brought to {asked} by repeating or dropping "
+            f"some, but then {error}; where rows refer to each other, let the function that makes the "
+            f"batch take batch_size, or plan for {have} (-b {have})"
+        ) from error
 
 
 def own_batch_size(model: str) -> int:

@@ -111,8 +111,8 @@ def train_rank(task: Task) -> LoopEnd:
 
     job, folder = task.job, Path(task.folder)
     source = load_model(job.model)
-    example = source.example(2, task.seq)
     plan = read_plan_file(folder / "plan.json").frontier.best
+    example = source.sample(plan.global_batch, task.seq)
     executor = build_executor(
         plan,
         build_seeded(source),

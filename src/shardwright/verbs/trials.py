@@ -218,7 +218,7 @@ def prepare(task: Task, plan: Plan) -> Ground:
     source = load_model(task.model)
     captured = capture(
         source.build("cpu"),
-        source.example(2, task.seq),
+        source.sample(plan.global_batch, task.seq),
         global_batch=plan.global_batch,
         precision=plan.strategy.precision,
         batch_norm=plan.strategy.batch_norm,

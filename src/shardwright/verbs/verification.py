@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.legality import divisors
 from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.core.strategy import Precision, Strategy
@@ -151,7 +152,7 @@ def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
 
     captured = capture(
         module,
-        made(max(2, min(task.global_batch, 4)), 1)[0],
+        made(max(2, task.global_batch), 1)[0],
         global_batch=task.global_batch,
         batch_norm=task.strategy.batch_norm,
         outputs=task.outputs,
@@ -177,8 +178,8 @@ def _tasks(plan: Plan, origin: Origin, trial: Trial, samples: Samples) -> list[T
     needed = _pieces_of_batch(samples, plan.strategy)
     sizes = [
         size
-        for size in range(max(2, needed), plan.global_batch + 1)
-        if plan.global_batch % size == 0 and size % needed == 0
+        for size in divisors(plan.global_batch, plan.global_batch)
+        if size >= max(2, needed) and size % needed == 0
     ] or [plan.global_batch]
     return [
         Task(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.errors import InputError
+from shardwright.errors import CaptureError, InputError
 from shardwright.runtime.capture import capture, load_model
 from shardwright.runtime.capture.tasks import KNOWN_CONFIGS
 from shardwright.verbs import subject
@@ -193,3 +193,75 @@ def test_without_a_global_batch_the_factorys_own_default_counts(
     assert load_model(f"{file}:{factory}").own_batch_size() == size
     graph = subject.capture(f"{file}:{factory}").graph
     assert {graph.tensors[index].shape[0] for index in graph.inputs} == {size}
+
+
+GRAPHS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x, edges):
+        count = int(edges.max())  # a value that export cannot know
+        h = self.linear(x)
+        return (h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])).pow(2).mean() + 0 * count
+
+def ring(nodes):
+    start = torch.arange(nodes)
+    return {"x": torch.ones(nodes, 4), "edges": torch.stack([start, (start + 1) % nodes])}
+
+def one():
+    return Net(), ring(30)
+
+def many(batch_size=4):
+    return Net(), ring(5 * batch_size)
+
+def huge(batch_size=4, seq=8):
+    return Net(), ring(batch_size * seq)
+"""
+
+
+@pytest.mark.parametrize(("factory", "rows"), [("one", 30), ("many", 20)])
+def test_rows_that_refer_to_each_other_are_left_as_their_factory_makes_them(
+    tmp_path: Path, factory: str, rows: int
+) -> None:
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    graph = subject.capture(f"{tmp_path}/graphs.py:{factory}").graph
+    assert {graph.tensors[index].shape for index in graph.inputs} == {(rows, 4), (2, rows)}
+
+
+def test_samples_of_several_rows_are_made_as_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    made = load_model(f"{tmp_path}/graphs.py:many").example(40)
+    assert made["x"].shape == (40, 4)
+    assert int(made["edges"].max()) == 39
+
+
+def test_a_batch_that_was_cut_is_named_as_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    with pytest.raises(
+        CaptureError, match=r"has 30 rows, and was brought to 8 .* graphs.py:12: .*-b 30"
+    ):
+        subject.capture(f"{tmp_path}/graphs.py:one", global_batch=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size", "seq"),
+    [
+        ("hf:t5-tiny", 2, 2**31),
+        ("hf:wav2vec2-tiny", 2, 2**31),
+        ("hf:bert-tiny", 2**31, None),
+        ("graphs.py:huge", 4, 2**31),
+        ("graphs.py:many", 2**31, None),
+        ("graphs.py:one", 2**31, None),
+    ],
+)
+def test_an_example_of_billions_of_numbers_is_refused_before_it_is_made(
+    tmp_path: Path, model: str, batch_size: int, seq: int | None
+) -> None:
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    source = load_model(model if model.startswith("hf:") else f"{tmp_path}/{model}")
+    with pytest.raises(InputError, match=r"at most 2\^28 numbers"):
+        source.example(batch_size, seq)

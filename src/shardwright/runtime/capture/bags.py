@@ -1,7 +1,7 @@
 """Bags of embeddings: a lookup and a sum over each bag, where bags are rows of one length.
 
 ``embedding_bag`` takes all indices in one row and where each bag begins, which cannot be split by
-samples; ``nn.EmbeddingBag`` makes it of indices ``b l``. Bags of any length stay as they are.
+samples; ``nn.EmbeddingBag`` makes it of indices ``b l``. Bags of any length stay one operator.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.heads import reshaped_from
 from shardwright.runtime.capture.record import Recorder, Value, aten, parameter_names
 
@@ -20,14 +21,25 @@ RESULTS = 4
 def summed(
     recorder: Recorder, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[Value]:
-    """Emit a call whose bags are rows as a lookup and a sum; others as they are.
+    """Emit a call whose bags are rows as a lookup and a sum; others as one operator of our own.
 
     The first of the operator's results then stands for all: the rest is for its own backward.
     """
     names = parameter_names(target)
     given = dict(names)
     given |= dict(zip((name for name, _ in names), args, strict=False)) | kwargs
-    return _as_rows(recorder, given) or recorder.emit(target, *args, **kwargs)
+    rows = _as_rows(recorder, given)
+    if rows is not None:
+        return rows
+    if given.get("scale_grad_by_freq"):
+        return recorder.emit(target, *args, **kwargs)
+    padding = given.get("padding_idx")
+    found = recorder.emit(
+        operators.embedding_bags, given["weight"], given["indices"], given["offsets"],
+        given.get("per_sample_weights"), given.get("mode") or SUM,
+        bool(given.get("include_last_offset")), None if padding is None or padding < 0 else padding,
+    )  # fmt: skip
+    return [found] * RESULTS
 
 
 def _as_rows(recorder: Recorder, given: dict[str, Any]) -> list[Value] | None:

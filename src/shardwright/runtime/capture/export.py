@@ -27,6 +27,7 @@ from shardwright.runtime.capture.assemble import (
     dtype_name,
     live_records,
 )
+from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks, no_custom_gradients
 from shardwright.runtime.capture.hooks import call_whole, opaque_modules
@@ -93,7 +94,7 @@ def capture(
         dtype=dtype,
         copied=lambda: fake_copy(mode, module, dtype),
     )
-    with quiet(), eager_masks(prepared.tensors), untouched_numbers():
+    with quiet(), eager_masks(prepared.tensors), traceable_ctc(), untouched_numbers():
         try:
             return _export_watched(job)
         except CaptureError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
-from shardwright.runtime.capture.source import ModelSource
+from shardwright.runtime.capture.source import ModelSource, check_numbers
 from shardwright.runtime.capture.tasks import KNOWN_CONFIGS, TASK_ENDINGS, TASKS
 
 DEFAULT_SEQ = 128
@@ -103,10 +104,12 @@ def _from_config(spec: str, task: str, config: Any) -> nn.Module:
 
 
 def _draw(shape: tuple[int, ...], high: int, seed: int) -> Tensor:
+    check_numbers(math.prod(shape), f"at {shape[0]:,} samples of {math.prod(shape[1:]):,}")
     return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _noise(shape: tuple[int, ...]) -> Tensor:
+    check_numbers(math.prod(shape), f"at {shape[0]:,} samples of {math.prod(shape[1:]):,}")
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -13,8 +13,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import InputError
 from shardwright.runtime.capture.huggingface import hugging_face
-from shardwright.runtime.capture.source import USUAL_BATCH, ModelSource
+from shardwright.runtime.capture.source import USUAL_BATCH, ModelSource, check_numbers
 
 
 def load_model(spec: str) -> ModelSource:
@@ -49,13 +51,16 @@ def load_model(spec: str) -> ModelSource:
     batches = getattr(source, f"{attribute}_batch", None) or getattr(source, "example_batch", None)
     data = getattr(source, f"{attribute}_data", None) or getattr(source, "training_data", None)
     kept = getattr(source, "held_out_data", None)
+    maker = _Maker(spec, factory, batches)
     return ModelSource(
         attribute,
         partial(_build, spec, factory),
-        partial(_batch, spec, factory, batches),
+        maker.batch,
         None if data is None else partial(_data, spec, data),
         None if kept is None else partial(_data, spec, kept),
-        partial(_own_batch_size, spec, factory, batches),
+        maker.own_size,
+        maker.sample,
+        maker.made_otherwise,
     )
 
 
@@ -134,39 +139,98 @@ def _build(spec: str, factory: Callable[..., Any]) -> nn.Module:
     return module
 
 
-def _batch(
-    spec: str,
-    factory: Callable[..., Any],
-    batches: Callable[..., Any] | None,
-    batch_size: int,
-    seq: int | None,
-) -> dict[str, Tensor]:
-    """Make the batch and bring it to the batch size asked for."""
-    made = _made(spec, factory, batches, {"batch_size": batch_size, "seq": seq})
-    sizes = [tensor.shape[0] for tensor in made.values() if tensor.dim()]
-    return {
-        name: resize(tensor, batch_size) if tensor.dim() and tensor.shape[0] == sizes[0] else tensor
-        for name, tensor in made.items()
-    }
+@dataclass(frozen=True)
+class _Maker:
+    """What makes a model's batches: a function of the user's, told sizes where it takes them."""
+
+    spec: str
+    factory: Callable[..., Any]
+    batches: Callable[..., Any] | None
+
+    def made(self, batch_size: int | None = None, seq: int | None = None) -> Mapping[str, Tensor]:
+        """Return what the function makes. Raises InputError where that is too large."""
+        given = {"batch_size": batch_size, "seq": seq} if batch_size else {}
+        taken = _parameters(self.function).keys() & given.keys()
+        sizes = [given[name] or 1 for name in taken]
+        check_numbers(math.prod(sizes), f"model {self.spec!r}, asked for {_asked(given, taken)}")
+        return _made(self.spec, self.factory, self.batches, given)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that makes batches."""
+        return self.batches or self.factory
+
+    def batch(self, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+        """Make a batch of so many rows: by asking for it, else by repeating or dropping rows."""
+        takes_size = "batch_size" in _parameters(self.function)
+        each = self.rows_each(seq) if takes_size and batch_size > FEW else 1
+        made = self.made(max(1, batch_size // each), seq)
+        have = rows_of(made)
+        if takes_size and have > batch_size and have % batch_size == 0:
+            each = have // batch_size  # several rows per sample, such as the nodes of a graph
+            made = self.made(max(1, batch_size // each), seq)
+            have = rows_of(made)
+        if have not in (0, batch_size):
+            row = sum(t.numel() // have for t in made.values() if t.dim() and t.shape[0] == have)
+            check_numbers(batch_size * row, f"model {self.spec!r}, at {batch_size:,} rows")
+        return {
+            name: resize(tensor, batch_size) if tensor.dim() and tensor.shape[0] == have else tensor
+            for name, tensor in made.items()
+        }
+
+    def sample(self, batch_size: int, seq: int | None) -> dict[str, Tensor]:
+        """Make what a step of so many rows is captured with.
+
+        A few rows stand for all where the function makes as few and every tensor has a row each.
+        Edges of a graph say which rows belong together, so these are left as they are made.
+        """
+        few = max(2, min(batch_size, FEW))
+        made = self.made(few, seq)
+        have = rows_of(made)
+        if have == batch_size:
+            return dict(made)
+        each = {tensor.shape[0] for tensor in made.values() if tensor.dim()}
+        return self.batch(few if len(each) == 1 else batch_size, seq)
+
+    def rows_each(self, seq: int | None) -> int:
+        """Return how many rows of the first tensor belong to one sample."""
+        return max(1, rows_of(self.made(2, seq)) // 2)
+
+    def own_size(self) -> int:
+        """Return the rows of a batch where nobody says how many: by the default of ``batch_size``, or
+        as many as there are where there is none."""
+        parameter = _parameters(self.function).get("batch_size")
+        default = parameter.default if parameter is not None else None
+        if default is inspect.Parameter.empty:
+            return USUAL_BATCH
+        if isinstance(default, int) and default > 0:
+            return default * self.rows_each(None)
+        return rows_of(self.made()) or USUAL_BATCH
+
+    def made_otherwise(self, batch_size: int, seq: int | None) -> int:
+        """Return how many rows the function makes where rows are repeated or dropped to have
+        ``batch_size``, otherwise 0."""
+        have = rows_of(self.made(batch_size, seq))
+        return 0 if have == batch_size else have
 
 
-def _own_batch_size(
-    spec: str, factory: Callable[..., Any], batches: Callable[..., Any] | None
-) -> int:
-    """Return the default of ``batch_size``, or where there is none the size of the batch that is made
-    without one."""
+FEW = 4  # samples of a batch that stand for all while a model is captured
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        parameter = inspect.signature(batches or factory).parameters.get("batch_size")
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):  # such as a callable written in C
-        parameter = None
-    default = parameter.default if parameter is not None else None
-    if default is inspect.Parameter.empty:
-        return USUAL_BATCH
-    if isinstance(default, int) and default > 0:
-        return default
-    made = _made(spec, factory, batches, {})
-    sizes = [tensor.shape[0] for tensor in made.values() if tensor.dim()]
-    return (sizes or [0])[0] or USUAL_BATCH
+        return {}
+
+
+def _asked(given: Mapping[str, Any], taken: Iterable[str]) -> str:
+    return " and ".join(f"{name} {given[name]}" for name in sorted(taken)) or "a batch"
+
+
+def rows_of(batch: Mapping[str, Tensor]) -> int:
+    """Return dim 0 of the first tensor that has one: what counts as the size of a batch."""
+    return next((tensor.shape[0] for tensor in batch.values() if tensor.dim()), 0)
 
 
 def _made(

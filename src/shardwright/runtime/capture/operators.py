@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardwright.runtime.capture.ctc import ctc_losses
 from shardwright.runtime.capture.vocabulary import (
     vocabulary_cross_entropy_sum,
     vocabulary_logsumexp,
@@ -73,6 +74,23 @@ def token_cross_entropy_sum(
     return cross_entropy_sum(
         input.flatten(0, -2), target.flatten(), weight, ignore_index, label_smoothing
     )
+
+
+def embedding_bags(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None = None,
+    mode: int = 0,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Return the folds of bags of any length: ``indices`` in one row, of which a bag begins at each
+    of ``offsets``."""
+    given = (per_sample_weights, include_last_offset, padding_idx)
+    return torch.embedding_bag(
+        weight, indices, offsets, False, mode, False, *given
+    )[0]  # fmt: skip
 
 
 def nll_sum(
@@ -140,6 +158,6 @@ KINDS = {
     for function in (
         linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
-        increment, assign,
+        increment, assign, ctc_losses, embedding_bags,
     )
 }  # fmt: skip

@@ -118,6 +118,14 @@ def substitute(argument: Any, tensors: Sequence[Tensor]) -> Any:
     return argument
 
 
+def _dense(target: Callable[..., Any], named: dict[str, Any], name: str) -> bool:
+    """Ask for dense gradients, and say whether sparse ones were asked for."""
+    asked = bool(named.pop(name, False))
+    if (name, inspect.Parameter.empty) in parameter_names(target):
+        named[name] = False
+    return asked
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -159,7 +167,8 @@ class Recorder:
     def emit(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run an operator. Returns its value, a list of values, or None, as the operator does."""
         bound, named = bind(target, args, kwargs)
-        if any(named.pop(name, False) for name in SPARSE):
+        are_sparse = [_dense(target, named, name) for name in SPARSE]
+        if any(are_sparse):
             self.notes["sparse gradients (sparse=True) are dense here, with equal values"] = None
         if not torch.is_grad_enabled():
             bound = map_values(bound, self._cut)

@@ -15,10 +15,25 @@ from shardwright.errors import InputError
 HELD_OUT_BATCHES = 8
 # Samples of a batch where neither the user nor the model's own function says how many.
 USUAL_BATCH = 16
+MOST_NUMBERS = 2**28  # of an example batch: 2 GiB of tokens, and as much of labels
 
 
 def _usual_batch() -> int:
     return USUAL_BATCH
+
+
+def _never_otherwise(batch_size: int, seq: int | None) -> int:
+    del batch_size, seq
+    return 0
+
+
+def check_numbers(count: int, what: str) -> None:
+    """Refuse an example of too many numbers before it is made. Raises InputError."""
+    if count > MOST_NUMBERS:
+        raise InputError(
+            f"an example batch has at most 2^{MOST_NUMBERS.bit_length() - 1} numbers, but {what}, "
+            f"would have {count:,} or more; lower the batch or seq"
+        )
 
 
 # How modules on the meta device would have been built with values.
@@ -36,7 +51,9 @@ class ModelSource:
 
     ``make_module`` builds it under whatever device is current. ``make_batch`` takes batch size and
     sequence length (None: the model's own choice) and makes an example batch. ``own_batch_size``
-    says how many samples it has where nobody asks for a number.
+    says how many samples it has where nobody asks for a number, ``make_sample`` makes a smaller one
+    that a step of so many samples can be captured with, and ``made_otherwise`` says how many rows
+    its maker makes where it is not as many as it was asked for.
     """
 
     name: str
@@ -45,6 +62,8 @@ class ModelSource:
     make_batches: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
     make_held_out: Callable[[int, int | None, int], Iterator[dict[str, Tensor]]] | None = None
     own_batch_size: Callable[[], int] = _usual_batch
+    make_sample: Callable[[int, int | None], dict[str, Tensor]] | None = None
+    made_otherwise: Callable[[int, int | None], int] = _never_otherwise
 
     def build(self, device: str = "meta") -> nn.Module:
         """Build the module; on ``meta`` without storage, or on the CPU where it resists that."""
@@ -64,6 +83,14 @@ class ModelSource:
         if batch_size < 1 or (seq is not None and seq < 1):
             raise InputError(f"batch size and seq must be at least 1, not {batch_size} and {seq}")
         return self.make_batch(batch_size, seq)
+
+    def sample(self, batch_size: int, seq: int | None = None) -> dict[str, Tensor]:
+        """Make a batch to capture a step of ``batch_size`` samples with: a few, where these can stand
+        for all."""
+        if self.make_sample is None or batch_size < 1 or (seq is not None and seq < 1):
+            # Batches of one sample are special to export; a few samples stand for all.
+            return self.example(max(2, min(batch_size, 4)), seq)
+        return self.make_sample(batch_size, seq)
 
     def batches(
         self, batch_size: int, seq: int | None = None, start: int = 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from shardwright.runtime.capture.record import aten
 
-SKIPPED = frozenset(
+CHECKS = frozenset(
+    {"aten._assert_async.msg", "aten._assert_async.default", "aten._assert_scalar.default"}
+)
+SKIPPED = CHECKS | frozenset(
     {
-        "aten._assert_tensor_metadata.default", "aten._assert_async.msg",
-        "aten._assert_async.default", "aten._assert_scalar.default",
+        "aten._assert_tensor_metadata.default",
         "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default",
     }
 )  # fmt: skip
@@ -42,3 +46,16 @@ ELEMENTWISE_LOSSES = frozenset(
     }
 )  # fmt: skip
 NLL = frozenset({aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default})
+
+
+def only_checked(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return the nodes whose results serve nothing but checks of values, which the graph leaves out."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and (
+            str(node.target) in SKIPPED or (node.users and found.issuperset(node.users))
+        ):
+            schema = getattr(node.target, "_schema", None)
+            if str(node.target) in SKIPPED or schema is None or not schema.is_mutable:
+                found.add(node)
+    return frozenset(found)

@@ -30,11 +30,13 @@ from shardwright.runtime.capture.record import (
 )
 from shardwright.runtime.capture.spellings import (
     CASTS,
+    CHECKS,
     COPIES,
     ELEMENTWISE_LOSSES,
     NLL,
     RESHAPES,
     SKIPPED,
+    only_checked,
 )
 from shardwright.runtime.capture.variables import Variable, Variables
 from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
@@ -58,8 +60,13 @@ class Translator:
         environment: dict[fx.Node, Any] = {}
         remaining = iter(entries)
         grad = torch.is_grad_enabled()
+        unused = only_checked(module.graph)
+        if any(str(node.target) in CHECKS for node in unused):
+            self.notes["what forward checks of its values is not checked again in training"] = None
         try:
             for node in module.graph.nodes:
+                if node in unused:
+                    continue
                 if node.op == "placeholder":
                     environment[node] = next(remaining)
                 elif node.op == "get_attr":
@@ -205,6 +212,8 @@ class Translator:
             return self._batch_norm(target, args, kwargs)
         if target is torch.ops.shardwright.opaque.default:
             return self._opaque(args)
+        if target is torch.ops.shardwright.ctc_losses.default:
+            return self.recorder.emit(operators.ctc_losses, *args, **kwargs)
         if target in BAGS:
             return summed(self.recorder, target, args, kwargs)
         is_reshape = target is aten.reshape.default

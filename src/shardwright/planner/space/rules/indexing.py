@@ -132,7 +132,14 @@ def one_hot(call: Signature) -> Iteration:
     return space(call, [names], [(*names, "")])
 
 
+def embedding_bags(call: Signature) -> Iteration:
+    """Fold bags: each column by itself; where a bag begins says nothing about its neighbours' rows."""
+    others = [("",) * len(shape) for shape in call.inputs[1:]]
+    return space(call, [("", "d"), *others], [("", "d")])
+
+
 RULES: dict[str, Rule] = {
+    "shardwright.embedding_bags": embedding_bags,
     "aten.embedding.default": embedding,
     "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
     "aten.grid_sampler.default": equation("input n c _ _, grid n h w _ -> n c h w"),

@@ -96,7 +96,15 @@ def count_rows(call: Signature) -> Iteration:
     return space(call, [blank(numbered(rank), {min(1, rank - 1)})], [()])
 
 
+def ctc_losses(call: Signature) -> Iteration:
+    """Losses of the samples of scores ``t b c``; classes in one row belong to nobody in particular."""
+    if len(call.inputs[1]) != 2:
+        raise NotUnderstood("classes in one row")
+    return space(call, [("", "b", ""), ("b", ""), ("b",), ("b",)], [("b",)])
+
+
 RULES: dict[str, Rule] = {
+    "shardwright.ctc_losses": ctc_losses,
     **family(
         elementwise_loss,
         """

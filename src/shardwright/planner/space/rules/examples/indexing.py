@@ -5,6 +5,11 @@ from __future__ import annotations
 from shardwright.planner.space.rules.examples.notation import B, F, I, K, L, U, call, every
 
 EXAMPLES = {
+    "shardwright.embedding_bags": (
+        call(F(12, 6), I(8, high=12), L(0, 3, 3)),
+        call(F(12, 6), I(8, high=12), L(0, 3, 5), mode=1, padding_idx=2),
+        call(F(12, 6), I(8, high=12), L(0, 2, 8), U(8), include_last_offset=True),
+    ),
     **every(
         "embedding.default",
         call(F(12, 6), I(4, 8, high=12)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.planner.space.rules.examples.notation import F, I, K, U, call, every, fixed
+from shardwright.planner.space.rules.examples.notation import F, I, K, L, U, call, every, fixed
 
 EXAMPLES = {
     **every(
@@ -51,6 +51,11 @@ EXAMPLES = {
     "shardwright.vocabulary_cross_entropy_sum": (
         fixed([2, 4, 6, 8], call(F(4, 6, 8), I(4, 6), K(4, 6, 4), classes=8)),
         fixed([2, 4, 6, 8], call(F(4, 6, 8), I(4, 6), K(4, 6, 2), K(8), 3, 0.1, 8)),
+    ),
+    "shardwright.ctc_losses": (
+        fixed(
+            [6, 4, 5, 2], call(F(6, 4, 5), I(4, 2, high=4), L(6, 5, 6, 4), L(2, 1, 2, 2), 4, True)
+        ),
     ),
     "shardwright.nll_sum": (call(F(8, 6), I(8)), call(F(4, 6, 2), I(4, 2), K(6), 3)),
     "shardwright.count_targets": (call(I(8), None, 3), call(I(4, 6), K(6))),
