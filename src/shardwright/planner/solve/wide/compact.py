@@ -34,7 +34,8 @@ class Compact:
     """A smaller problem, what is spent in every case, and how to read its solutions.
 
     Node ``i`` of the smaller problem is ``nodes[i]`` of the original one, its strategies are
-    ``strategies[first[i]:first[i + 1]]``. ``settled`` has what is decided already.
+    ``strategies[first[i]:first[i + 1]]``. ``settled`` has what is decided already. ``is_impossible``
+    says that forbidden strategies and pairs leave some node none.
     """
 
     problem: WideProblem
@@ -43,6 +44,7 @@ class Compact:
     strategies: Ints
     settled: Ints
     steps: tuple[Step, ...]
+    is_impossible: bool
 
     def expand(self, choice: Ints) -> Ints:
         """Return the original nodes' strategies for a solution of the smaller problem."""
@@ -119,7 +121,8 @@ class _Work:
         """Drop strategies that no best solution needs, and lay the problem out node by node."""
         problem = self.problem
         keep = prune(net_of(problem))
-        if not np.logical_or.reduceat(keep, problem.first[:-1]).all():
+        self.is_impossible = not np.logical_or.reduceat(keep, problem.first[:-1]).all()
+        if self.is_impossible:
             keep[:] = True  # nothing is allowed; then the least forbidden is looked for
         parts = [slice(a, b) for a, b in zip(problem.first[:-1], problem.first[1:], strict=True)]
         self.kept = [np.flatnonzero(keep[part]) for part in parts]
@@ -253,6 +256,7 @@ class _Work:
             strategies=np.concatenate([np.zeros(0, np.intp), *(self.kept[n] for n in nodes)]),
             settled=self.settled,
             steps=tuple(self.steps),
+            is_impossible=self.is_impossible,
         )
 
 

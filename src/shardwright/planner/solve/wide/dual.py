@@ -23,6 +23,9 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem, pr
 FIRST_STEP, LEAST_STEP = 0.1, 1e-4  # of Polyak's; below, they start again
 PATIENCE = 25  # sweeps without a better bound before the steps get smaller
 SHRINK = 0.7
+# Where the optimum without a limit is far below that with it, Polyak's steps are far too short: after
+# so many bounds in a row each better by less than that share, they grow, and are given up sooner.
+RUN, SLOW, GROW, SHORT_PATIENCE = 4, 0.01, 1.2, 8
 MOMENTUM = 0.7
 WARM_UP = 10  # sweeps before prices move
 FIX_WITHIN = 0.3  # of the known cost, how close the bound has to be to forbid strategies
@@ -51,7 +54,7 @@ class Dual:
         self._usage = problem.usage / self._room
         self._direction = np.zeros(len(problem.base))
         self._step = FIRST_STEP
-        self._stale = 0
+        self._stale = self._run = 0
 
     def restart(self, allowed: NDArray[np.bool_], messages: Floats, multipliers: Floats) -> None:
         """Start again with these strategies, from these messages and prices."""
@@ -62,7 +65,7 @@ class Dual:
         self.bound = -np.inf
         self.num_sweeps = WARM_UP
         self._direction[:] = 0.0
-        self._step, self._stale = FIRST_STEP, 0
+        self._step, self._stale, self._run = FIRST_STEP, 0, 0
 
     def prices(self) -> Floats:
         """Return prefix sums over time of the price of a unit of usage, at the best bound."""
@@ -77,8 +80,14 @@ class Dual:
         self.target = min(self.target, self._finite_cost(), upper)
         self._stale += 1
         if bound > self.bound:
+            is_slow = bound - self.bound < SLOW * abs(bound)
             self.bound, self.best_multipliers, self._stale = bound, self.multipliers, 0
-        if self._stale >= PATIENCE:
+            self._run = self._run + 1 if is_slow else 0
+            if self._run >= RUN and self.num_sweeps >= WARM_UP:
+                self._step *= GROW
+        else:
+            self._run = 0
+        if self._stale >= (PATIENCE if self._step <= FIRST_STEP else SHORT_PATIENCE):
             self.multipliers, self._stale = self.best_multipliers, 0
             self._step *= SHRINK
             if self._step < LEAST_STEP:

@@ -80,7 +80,7 @@ def draw(random: NDArray[np.uint64], below: int) -> int:
 
 
 @inner
-def _grow(net: Net, search: Search, room: Room, root: int, size: int, number: int) -> int:
+def grow(net: Net, search: Search, room: Room, root: int, size: int, number: int) -> int:
     """Grow a region of up to ``size`` nodes into ``room.node``; return how many it has."""
     count, waiting, num_edges = 0, 1, 0
     in_order = draw(search.random, 2) == 0
@@ -133,7 +133,7 @@ def _price(net: Net, search: Search, manner: Manner, num_bumps: int, node: int) 
 
 
 @inner
-def _surround(
+def surround(
     net: Net, search: Search, room: Room, manner: Manner, num_bumps: int, count: int
 ) -> None:
     """Set the values of the region's nodes: own cost, priced usage, edges to the outside."""
@@ -160,13 +160,13 @@ def _surround(
 
 
 @inner
-def _gain(net: Net, search: Search, room: Room, count: int) -> float:
+def gain(net: Net, search: Search, room: Room, count: int) -> float:
     """Return how much less the answers of the region cost."""
-    gain = 0.0
+    less = 0.0
     for place in range(count):
         node = room.node[place]
         old, new = search.choice[node], room.answer[place]
-        gain += net.cost[net.first[node] + old] - net.cost[net.first[node] + new]
+        less += net.cost[net.first[node] + old] - net.cost[net.first[node] + new]
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
             one, two = net.ends[edge, 0], net.ends[edge, 1]
@@ -178,12 +178,12 @@ def _gain(net: Net, search: Search, room: Room, count: int) -> float:
                 after = room.answer[search.local[other]]
             width = net.first[two + 1] - net.first[two]
             if one == node:
-                gain += net.cells[net.table[edge] + old * width + before]
-                gain -= net.cells[net.table[edge] + new * width + after]
+                less += net.cells[net.table[edge] + old * width + before]
+                less -= net.cells[net.table[edge] + new * width + after]
             else:
-                gain += net.cells[net.table[edge] + before * width + old]
-                gain -= net.cells[net.table[edge] + after * width + new]
-    return gain
+                less += net.cells[net.table[edge] + before * width + old]
+                less -= net.cells[net.table[edge] + after * width + new]
+    return less
 
 
 @inner
@@ -216,20 +216,20 @@ def _move(net: Net, search: Search, room: Room, manner: Manner, count: int) -> f
     """Solve one region and take the answer if it is good and fits; return what was gained."""
     num_bumps = 0
     for _ in range(MOST_BUMPS + 1):
-        _surround(net, search, room, manner, num_bumps, count)
+        surround(net, search, room, manner, num_bumps, count)
         solve_region(
             net, room, count, search.local, search.values, search.choice, manner.most_cells
         )
-        gain = _gain(net, search, room, count)
-        merit = gain + _saved(net, search, room, manner, count)
-        if merit < 0 or (merit == 0 and gain < 0):
+        gained = gain(net, search, room, count)
+        merit = gained + _saved(net, search, room, manner, count)
+        if merit < 0 or (merit == 0 and gained < 0):
             return 0.0
         _shift(net, search, room, count, 1.0)
         excess = peak(search.usage) - manner.limit
         if excess <= 0:
             for place in range(count):
                 search.choice[room.node[place]] = room.answer[place]
-            return gain
+            return gained
         time = peak_time(search.usage)
         _shift(net, search, room, count, -1.0)
         bump = 0
@@ -261,7 +261,7 @@ def improve(
         share = draw(search.random, 4096) / 4096.0
         wanted = 2 + int(np.exp(np.log(manner.most_nodes) * share))
         root = roots[draw(search.random, len(roots))]
-        count = _grow(net, search, room, root, wanted, number)
+        count = grow(net, search, room, root, wanted, number)
         total += _move(net, search, room, manner, count)
         for place in range(count):
             search.local[room.node[place]] = -1

@@ -14,19 +14,23 @@ import numpy as np
 
 from shardwright.planner.solve.wide.branch import Branching
 from shardwright.planner.solve.wide.compact import Compact, compact
-from shardwright.planner.solve.wide.descent import Descent, capped_cost, fits
+from shardwright.planner.solve.wide.descent import Descent, capped_cost
 from shardwright.planner.solve.wide.dual import Dual, tolerance
+from shardwright.planner.solve.wide.feasible import Feasibility, is_legal
 from shardwright.planner.solve.wide.net import BIG, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
 
 # Bounding goes on until the first share of the budget is used up, searching until the second.
+FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
 TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
 OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
 IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
-PROOF_SHARE = 0.85
+PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
+PROOF_GAP = 0.1  # of the cost, above which no proof is tried
+REPAIR = 0.5  # of a turn's search, after which a proposal that does not fit yet is given up
 REGION_NODES = 500
 MOST_NODES = 4_000
 REGION_CELLS = 20_000
@@ -45,13 +49,15 @@ class Standing:
 class WideSolution:
     """A strategy per node and its cost, and the bound that no solution can go below.
 
-    ``is_within`` is false when nothing was found that keeps the memory limit.
+    ``is_within`` is false when nothing was found that keeps the memory limit; ``is_impossible`` says
+    that no choice is allowed and keeps it, proved.
     """
 
     choice: Ints
     cost: float
     bound: float
     is_within: bool
+    is_impossible: bool = False
 
     @property
     def gap(self) -> float:
@@ -100,9 +106,8 @@ class _Run:
         self.net = net_of(self.problem)
         self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
-        self.cost = (
-            capped_cost(self.problem, self.best) if fits(self.problem, self.best) else math.inf
-        )
+        self.cost = math.inf
+        self.is_impossible = smaller.is_impossible
         self.num_rounds = 0
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
@@ -117,24 +122,55 @@ class _Run:
         return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.dual.bound)
 
     def work(self) -> None:
-        """Raise the bound, search and, where the gap is small enough, prove, by turns; then polish
-        the best."""
+        """Find something legal; raise the bound, search and, where the gap is small enough, prove,
+        by turns; then polish the best."""
+        if self.is_impossible:
+            return
+        self.offer(self.best)
+        feasibility = None
+        if self.cost == math.inf:
+            feasibility = Feasibility(self.problem, self.seed)
+            self.make_legal(feasibility, FEASIBLE)
         for bounded, searched in TURNS:
             self.dual.is_settled = False
             while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
                 self.dual.advance(self.cost if self.cost < BIG else math.inf)
-            if self.is_over(searched, "searching"):
+            if self.is_impossible or self.is_over(searched, "searching"):
                 continue
-            self.descend(self._proposal(), searched)
+            if not self.descend(self._proposal(), searched) and self.cost < BIG:
+                self.descend(self.best, searched)
             if self.cost < BIG:
-                self.prove()
-        if fits(self.problem, self.best):
+                self.prove(min(PROOF_SHARE, searched + PROOF_TURN))
+        if feasibility is not None:
+            self.make_legal(feasibility, 1.0)
+        if self.cost < BIG:
             self.descend(self.best, 1.0, polishing=True)
 
-    def prove(self) -> None:
+    def make_legal(self, feasibility: Feasibility, share: float) -> None:
+        """Look for a legal choice until the share of the budget is used up."""
+        while not (
+            self.cost < math.inf
+            or feasibility.is_found
+            or feasibility.is_impossible
+            or self.is_over(share, "looking for anything legal")
+        ):
+            feasibility.round()
+        self.is_impossible = feasibility.is_impossible
+        if feasibility.is_found:
+            self.offer(feasibility.choice)
+
+    def offer(self, choice: Ints) -> None:
+        """Keep a choice if it is legal and the cheapest so far."""
+        cost = capped_cost(self.problem, choice)
+        if cost < self.cost and is_legal(self.problem, choice):
+            self.best, self.cost = choice.copy(), cost
+
+    def prove(self, share: float) -> None:
         """Search all that the bound leaves open, if that is little."""
         dual = self.dual
         dual.advance(self.cost)
+        if self.cost - dual.bound > PROOF_GAP * self.cost:
+            return
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
         if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
             return
@@ -147,8 +183,8 @@ class _Run:
         for _ in range(SETTLE):
             below.advance(cost)
         branching = Branching(rest.problem, below, cost)
-        while not (branching.is_done or self.is_over(PROOF_SHARE, "proving")):
-            branching.round(lambda: self._spent(self.num_rounds) < PROOF_SHARE)
+        while not (branching.is_done or self.is_over(share, "proving")):
+            branching.round(lambda: self._spent(self.num_rounds) < share)
             if branching.best is not None and branching.cost + rest.constant < self.cost:
                 choice = rest.expand(branching.best)
                 self.best, self.cost = choice, capped_cost(self.problem, choice)
@@ -168,23 +204,29 @@ class _Run:
                 break
         return best
 
-    def descend(self, choice: Ints, share: float, polishing: bool = False) -> None:
-        """Search from a choice until the share of the budget is used up or little is gained."""
+    def descend(self, choice: Ints, share: float, polishing: bool = False) -> bool:
+        """Search from a choice until the share of the budget is used up or little is gained; return
+        whether it became legal, for which it has a part of that share."""
         self.seed += 1
         prices = self.dual.prices()
         descent = Descent(self.problem, self.net, self._room, choice, prices, self.seed)
         patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
         idle = num = 0
+        started = self._spent(self.num_rounds)
         while not self.is_over(share, "polishing" if polishing else "searching"):
             priced = num // 60 % 2 == 0 and not polishing
             most_nodes = MOST_NODES if polishing and num % 4 == 0 else REGION_NODES
             gained = descent.round(1.0 if priced else 0.0, most_nodes, REGION_CELLS)
             num += 1
             idle = 0 if gained > 0 or not descent.fits else idle + 1
-            if descent.fits and descent.cost < self.cost:
+            if descent.fits and descent.cost < min(self.cost, BIG):
                 self.best, self.cost = descent.choice.copy(), descent.cost
             if idle > patience and not polishing:
                 break
+            is_late = self._spent(self.num_rounds) > started + REPAIR * (share - started)
+            if is_late and self.cost < BIG and not (descent.fits and descent.cost < BIG):
+                return False
+        return True
 
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
@@ -194,7 +236,13 @@ class _Run:
             bound = self.smaller.constant
         within = bool(self.original.profile(choice).max(initial=0.0) <= self.original.limit)
         cost = self.original.evaluate(choice)
-        return WideSolution(choice=choice, cost=cost, bound=bound, is_within=within)
+        return WideSolution(
+            choice=choice,
+            cost=cost,
+            bound=bound,
+            is_within=within,
+            is_impossible=self.is_impossible,
+        )
 
 
 def _whole(bound: float) -> float:

@@ -1,0 +1,173 @@
+"""Feasibility first: a choice that forbids nothing and keeps the limit, or a proof that there is none.
+
+Costs do not matter here, only which pairs are allowed and how much memory is used, so what remains
+after compaction is far smaller. Three ways, cheapest first: compaction alone may decide; multiplicative
+weights price the time points (Arora, Hazan and Kale, 2012) while messages bound what every allowed
+choice must pay, which proposes choices and may prove that none fits; weighted repair (``mend``) goes on
+from the best proposal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.dual import sweep
+from shardwright.planner.solve.wide.net import Net, net_of
+from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.solve.wide.region import room_of
+from shardwright.planner.solve.wide.repair import MOST_NODES, Repair
+
+CEILING = 1e4  # what a forbidden pair costs, in limits, while prices of memory add up to 1
+SPEED = 4.0, 0.05  # of multiplicative weights, at first and at last
+NOISE = 1e-4  # of the limit, over all nodes: breaks ties, which rounding by messages cannot
+EPSILON = 1e-6  # of the limit: what rounding may do to a bound of memory
+
+
+class Feasibility:
+    """The search for a legal choice of ``problem``; ``round`` makes a step of it.
+
+    ``choice`` is the answer once ``is_found``; ``is_impossible`` says that there is none.
+    """
+
+    def __init__(self, problem: WideProblem, seed: int) -> None:
+        self.problem, self.seed = problem, seed
+        self.is_found = self.is_impossible = False
+        self._smaller = compact(without_costs(problem))
+        self.inner = self._smaller.problem
+        self.choice = np.zeros(problem.num_nodes, np.int64)
+        self.is_impossible = self._smaller.is_impossible
+        self._num_rounds = 0
+        if self.is_impossible:
+            return
+        if not self.inner.num_nodes:
+            self._offer(np.zeros(0, np.int64))
+            self.is_impossible = not self.is_found
+            return
+        self._prices = Prices(self.inner, seed)
+        self._repair: Repair | None = None
+
+    def round(self) -> None:
+        """Move the prices some times, then repair the best that they proposed, by turns."""
+        prices = self._prices
+        self._num_rounds += 1
+        for _ in range(10):
+            prices.advance()
+            self._offer(prices.choice)
+            if self.is_found:
+                return
+            if prices.bound > EPSILON:
+                self.is_impossible = True
+                return
+        if self._repair is None or self._num_rounds % 32 == 0:
+            self._repair = self._new_repair()
+        self._repair.round()
+        self._offer(self._repair.choice)
+
+    def _new_repair(self) -> Repair:
+        """Return a repair from the best proposal; tables are its own, so each pair has a weight."""
+        problem = self.inner
+        most = np.maximum.reduceat(problem.usage, problem.first[:-1])
+        least = np.minimum.reduceat(problem.usage, problem.first[:-1])
+        # A time point's weight is such that what nodes can spare compares with a broken pair.
+        typical = float(np.mean((most - least) * np.maximum(problem.end - problem.begin, 1)))
+        weight = np.full(len(problem.base), 1.0 / max(typical, 1.0))
+        room = room_of(MOST_NODES + 2, 4_000_000, int(problem.sizes.max(initial=1)))
+        seed = self.seed + self._num_rounds
+        return Repair(problem, own_tables(problem), room, self._prices.choice, weight, seed)
+
+    def _offer(self, choice: Ints) -> None:
+        if self.is_found:
+            return
+        full = self._smaller.expand(choice)
+        if is_legal(self.problem, full):
+            self.choice, self.is_found = full.copy(), True
+
+
+class Prices:
+    """Prices of time points that add up to 1, and messages under them."""
+
+    def __init__(self, problem: WideProblem, seed: int) -> None:
+        self.problem = problem
+        self._net = net_of(problem)
+        for values in (self._net.cost, self._net.cells):
+            np.minimum(values, CEILING, out=values)
+        noise = np.random.default_rng(seed).random(len(problem.cost))
+        self._net.cost[:] += noise * (NOISE / max(1, problem.num_nodes))
+        self._messages = np.zeros(int(problem.sizes[problem.ends].sum()))
+        self._slack = np.zeros(len(problem.cost))
+        self._node = np.repeat(np.arange(problem.num_nodes), problem.sizes)
+        self._room = max(problem.limit, 1.0)
+        self._usage = problem.usage / self._room
+        self._logs = np.zeros(len(problem.base))
+        self.weights = np.full(len(problem.base), 1.0 / len(problem.base))
+        self._sum = np.zeros(len(problem.base))
+        self.now = np.zeros(problem.num_nodes, np.int64)
+        self.choice, self.least = self.now, (math.inf, math.inf)
+        self.bound = -math.inf
+        self._count = 0
+
+    def advance(self) -> None:
+        """Sweep forth and back, and make dearer what is over the limit."""
+        problem = self.problem
+        prefix = np.concatenate([[0.0], np.cumsum(self.weights)])
+        price = (prefix[problem.end] - prefix[problem.begin])[self._node]
+        values = self._net.cost + price * self._usage
+        spent = float(self.weights @ ((problem.limit - problem.base) / self._room))
+        for is_forward in (True, False):
+            found = sweep(self._net, values, self._messages, self.now, self._slack, is_forward)
+            self.bound = max(self.bound, found - spent - NOISE)
+        over = (problem.profile(self.now) - problem.limit) / self._room
+        merit = float(num_broken(problem, self.now)), float(np.maximum(over, 0.0).sum())
+        if merit < self.least:
+            self.least, self.choice = merit, self.now.copy()
+        self._count += 1
+        speed = max(SPEED[0] / self._count**0.5, SPEED[1])
+        self._logs += speed * np.maximum(over, -1.0)
+        self._logs -= self._logs.max()
+        self.weights = np.exp(self._logs)
+        self.weights /= self.weights.sum()
+
+
+def own_tables(problem: WideProblem) -> Net:
+    """Return a net in which every edge has a table of its own: 1 where a pair is forbidden."""
+    net = net_of(problem)
+    lengths = problem.sizes[problem.ends].prod(axis=1)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    rows = np.repeat(problem.table - starts[:-1], lengths) + np.arange(int(starts[-1]))
+    cost = np.where(np.isfinite(problem.cost), 0.0, 1.0)
+    return net._replace(
+        cost=cost, table=starts[:-1], cells=np.where(np.isfinite(problem.cells[rows]), 0.0, 1.0)
+    )
+
+
+def without_costs(problem: WideProblem) -> WideProblem:
+    """Return the problem in which everything allowed costs nothing, without edges that allow all."""
+    sizes = problem.sizes[problem.ends].prod(axis=1)
+    kinds, place = np.unique(np.stack([problem.table, sizes], axis=1), axis=0, return_inverse=True)
+    forbids = np.array(
+        [np.isinf(problem.cells[start : start + size]).any() for start, size in kinds.tolist()],
+        dtype=bool,
+    )
+    kept = forbids[place.ravel()] if len(kinds) else np.zeros(0, dtype=bool)
+    return replace(
+        problem,
+        cost=np.where(np.isfinite(problem.cost), 0.0, np.inf),
+        ends=problem.ends[kept],
+        table=problem.table[kept],
+        cells=np.where(np.isfinite(problem.cells), 0.0, np.inf),
+    )
+
+
+def num_broken(problem: WideProblem, choice: Ints) -> int:
+    """Return how many strategies and pairs of a choice are forbidden."""
+    return int(np.isinf(problem.costs(choice)).sum())
+
+
+def is_legal(problem: WideProblem, choice: Ints) -> bool:
+    """Return whether a choice keeps the limit and has nothing forbidden."""
+    used = problem.profile(choice).max(initial=0.0)
+    return bool(used <= problem.limit) and num_broken(problem, choice) == 0

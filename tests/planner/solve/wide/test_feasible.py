@@ -1,0 +1,73 @@
+"""Feasibility first: what is found is legal, what is called impossible is, planted answers are found."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.contest_families import planted, shuffled
+from shardwright.files.iopddl import FORBIDDEN
+from shardwright.planner.solve.wide import solve
+from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.feasible import Feasibility
+from shardwright.verbs.iopddl import wide_problem
+from tests.planner.solve.wide.problems import cost, optimum, peak, random_problem, with_limit
+
+
+def sought(problem, rounds=60):
+    found = Feasibility(problem, 0)
+    for _ in range(rounds):
+        if found.is_found or found.is_impossible:
+            break
+        found.round()
+    return found
+
+
+def test_what_trying_everything_finds_is_found_and_nothing_else_is_called_impossible():
+    outcomes = set()
+    for seed in range(80):
+        problem = random_problem(seed, forbidden=0.4)
+        least = problem.limit / 1.15
+        problem = with_limit(problem, float(np.floor(least * (1.0 + seed % 3 / 4))))
+        is_possible = np.isfinite(optimum(problem))
+        found = sought(problem)
+        assert found.is_found == is_possible, seed
+        assert not (found.is_impossible and is_possible), seed
+        outcomes.add((found.is_found, found.is_impossible))
+        if found.is_found:
+            assert np.isfinite(cost(problem, found.choice))
+            assert peak(problem, found.choice) <= problem.limit
+    assert {(True, False), (False, True)} <= outcomes
+
+
+@pytest.mark.parametrize("family", ["chain", "knapsack", "constrained", "plateau", "fan-out"])
+def test_a_planted_answer_means_that_a_legal_one_is_found_in_a_few_rounds(family):
+    problem = planted(family, 1).problem
+    smaller = compact(wide_problem(problem))
+    found = sought(smaller.problem, rounds=20)
+    assert found.is_found
+    choice = smaller.expand(found.choice).tolist()
+    assert problem.limit is not None and problem.peak(choice) <= problem.limit
+    sizes = np.diff(problem.first)
+    pairs = problem.table + np.array(
+        [choice[one] * sizes[two] + choice[two] for one, two in problem.ends]
+    )
+    assert problem.cells[pairs].max() < FORBIDDEN
+
+
+def test_an_order_of_nodes_and_edges_does_not_decide_whether_anything_is_found():
+    problem = wide_problem(shuffled(planted("experts", 1).problem, 3))
+    assert sought(compact(problem).problem, rounds=20).is_found
+
+
+def test_pairs_that_leave_nothing_are_proved_to():
+    problem = random_problem(5, forbidden=0.0)
+    problem = replace(problem, cells=np.full(len(problem.cells), np.inf))
+    found = solve(problem, lambda count: count / 50)
+    assert found.is_impossible
+
+
+def test_a_limit_that_no_fractional_choice_keeps_is_proved_too_low():
+    problem = wide_problem(planted("experts", 1).problem)
+    problem = with_limit(problem, problem.limit * 0.3)
+    assert solve(problem, lambda count: count / 60).is_impossible
