@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
+from shardwright.core.schedules import NamedSchedule
 from shardwright.errors import InputError
 from shardwright.files.limits import parse_toml, read_text
 
@@ -64,7 +65,7 @@ class PartsFile(_Table):
 
     part: list[PartTable] = Field(min_length=1, max_length=MOST_PARTS)
     num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)] = 1
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    schedule: NamedSchedule = "1f1b"
     recompute: bool = False
 
 

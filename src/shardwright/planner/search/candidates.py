@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.schedules import in_flight
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.domains import takes_at_least
@@ -32,7 +33,7 @@ from shardwright.planner.search.additive.terms import (
 )
 from shardwright.planner.search.arrangements import Arrangement
 from shardwright.planner.search.labels import describe
-from shardwright.planner.search.partition import Chain, in_flight, measure, partition
+from shardwright.planner.search.partition import Chain, measure, partition
 
 # Candidates are ranked as if this share of what computation could hide at best remained exposed,
 # and gradients could hide behind this share of one microbatch: its backward.
@@ -160,7 +161,7 @@ def solve(
 def search_weights(arrangement: Arrangement, exposed: float, synced: float) -> Weights:
     """Weigh one stage of equal stages, the first one's memory."""
     p, m = arrangement.stages, arrangement.microbatches
-    held = in_flight(arrangement.schedule, 0, p, m)
+    held = in_flight(arrangement.schedule, p - 1, m)
     return Weights(
         each=(m + p - 1) / p, once=1 / p, exposed=exposed, synced=synced, kept=1 / p,
         flight=held / p,
