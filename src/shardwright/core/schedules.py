@@ -23,8 +23,8 @@ class Schedule:
     of layers are planned for it. ``profile``: whether they are. While ``behind`` stages come after
     one, that holds ``per_stage * behind + at_end`` microbatches at most, all of them where
     ``per_stage`` is None; with ``chunks`` several stages share their devices, and that is told by the
-    order alone. ``posts``: receives are actions of the order, ahead of their use. ``executes``: what
-    becomes of transfers in the closed forms: hidden, not hidden, or streamed while computing.
+    order alone. ``posts``: receives are actions of the order, ahead of their use. ``executes``: what becomes of transfers in the closed forms: hidden, not hidden, or
+    streamed while computing.
     """
 
     title: str

@@ -19,6 +19,7 @@ from shardwright.files.limits import parse_toml, read_text
 MAX_FILE_BYTES = 256 * 2**10
 MOST_PARTS = 1024
 MOST_MODULES = 1024  # of one part
+MOST_ORDER = 200_000  # letters of a line
 Degree = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 
 
@@ -66,7 +67,14 @@ class PartsFile(_Table):
     part: list[PartTable] = Field(min_length=1, max_length=MOST_PARTS)
     num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)] = 1
     schedule: NamedSchedule = "1f1b"
+    order: list[Annotated[str, Field(max_length=MOST_ORDER)]] | None = None
     recompute: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_order(self) -> PartsFile:
+        if self.order is not None and "schedule" in self.model_fields_set:
+            raise ValueError("an order and a schedule are both given; leave one out")
+        return self
 
 
 def read_parts(path: str | Path) -> PartsFile:

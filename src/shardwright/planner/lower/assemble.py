@@ -24,7 +24,7 @@ from shardwright.planner.lower.compile import (
 from shardwright.planner.lower.draft import Draft
 from shardwright.planner.lower.lifetimes import Lifetimes, base_bytes
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
-from shardwright.planner.schedule.program import program_order
+from shardwright.planner.schedule.program import program_order, shares_devices
 
 
 class _Part(NamedTuple):
@@ -176,13 +176,10 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled
     most = strategy.pipeline.num_microbatches
     order = program_order(strategy)
     posts = any(entry.posts for entry in order)
-    devices = [set(mesh.devices) for mesh in strategy.meshes]
-    crews = [
-        [other for other, theirs in enumerate(devices) if not mine.isdisjoint(theirs)]
-        if posts
-        else []
-        for mine in devices
-    ]
+    crews = [[stage] for stage in range(len(compiled))]
+    if shares_devices(strategy.meshes):
+        devices = [set(mesh.devices) for mesh in strategy.meshes]
+        crews = [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
     for (stage, phase, microbatch), _ in order:
         if phase == "B":
             turns = layout.turns.setdefault(stage, {})
@@ -194,7 +191,7 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled
             before = layout.turns[stage][microbatch]
             name, template = "backward", "last backward" if before == most - 1 else "backward"
         whole, crew = compiled[stage][template], crews[stage]
-        if not crew:
+        if not posts:
             layout.append(name, whole, microbatch, before=before)
             continue
         if (stage, template) not in parted:
@@ -213,13 +210,13 @@ def _turns(
 
     A device runs its instructions one after another, whichever of its meshes they belong to.
     """
-    devices = [set(mesh.devices) for mesh in draft.strategy.meshes]
-    sharing = [
-        [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
-        for mesh, mine in enumerate(devices)
-    ]
     pairs: list[tuple[int, int]] = []
-    if any(sharing):
+    if shares_devices(draft.strategy.meshes):
+        devices = [set(mesh.devices) for mesh in draft.strategy.meshes]
+        sharing = [
+            [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
+            for mesh, mine in enumerate(devices)
+        ]
         last = [-1] * len(devices)
         for index in np.flatnonzero(COMPUTES[kind]):
             mesh = int(group[index])

@@ -2,22 +2,24 @@
 
 Receiving is an action too. Between processes a transfer begins when both ends have asked for it, so
 a receive that is posted where its tensor is used hides behind nothing, however early it was sent.
-Schedules that leave a transfer time (``core.schedules.Schedule.posts``) post their receives up to
-``AHEAD`` actions before the use: then the transfer runs beside these.
+Schedules that leave transfers time (``core.schedules.Schedule.posts``) therefore post receives up to
+``AHEAD`` actions before the use, as early as their send allows, and the transfer runs beside these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.core.schedules import SCHEDULES
-from shardwright.core.strategy import Mesh, Strategy
+from shardwright.core.strategy import Mesh, Pipeline, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.schedule.pipeline import (
     Action,
     Crews,
     Line,
+    alone,
     check_order,
     global_order,
     needs,
@@ -25,10 +27,10 @@ from shardwright.planner.schedule.pipeline import (
     written,
 )
 
-# A forward and a backward, by which every transfer that both leave time for is hidden; each receive
-# further ahead would hold memory for longer.
+# A forward and a backward: more has hidden no more in any case tried, and would hold more memory.
 AHEAD = 2
-# The turns that a transfer takes in the merged order of a schedule that hides it.
+KEPT = 32  # orders that are remembered
+# The turns that a transfer takes in the merged order, so that its receive comes a turn before its use.
 TRAVEL = 1
 
 
@@ -56,35 +58,57 @@ def crews_of(meshes: Sequence[Mesh]) -> Crews:
     return tuple(map(tuple, crews.values()))
 
 
+def shares_devices(meshes: Sequence[Mesh]) -> bool:
+    """Whether some device belongs to several meshes."""
+    distinct = set[int]().union(*(mesh.devices for mesh in meshes))
+    return len(distinct) < sum(len(mesh.devices) for mesh in meshes)
+
+
 def order_of(strategy: Strategy) -> tuple[Line, ...]:
     """Return the actions of every crew. Raises InputError where they make no order."""
+    return _orders(*_key(strategy))[0]
+
+
+def program_order(strategy: Strategy) -> tuple[Entry, ...]:
+    """Return the order in which a Program lists its instructions. Raises InputError where there is none.
+
+    Where the schedule does not post receives they stand where they are used.
+    """
+    return _orders(*_key(strategy))[1]
+
+
+def _key(strategy: Strategy) -> tuple[Pipeline, int, Crews, bool]:
+    """Return all of a strategy that its order depends on."""
+    pipeline, count = strategy.pipeline, len(strategy.meshes)
+    schedule = SCHEDULES[pipeline.schedule]
+    shares = shares_devices(strategy.meshes)
+    if not schedule.chunks:
+        return pipeline, count, (), schedule.posts and not shares
     try:
-        return _order_of(strategy)
+        return pipeline, count, crews_of(strategy.meshes) if shares else alone(count), True
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
-def _order_of(strategy: Strategy) -> tuple[Line, ...]:
-    pipeline, count = strategy.pipeline, len(strategy.meshes)
-    if not SCHEDULES[pipeline.schedule].chunks:
-        return pipeline_order(pipeline.schedule, count, pipeline.num_microbatches)
-    crews = crews_of(strategy.meshes)
-    if pipeline.schedule != "custom":
-        return pipeline_order(pipeline.schedule, count, pipeline.num_microbatches, crews)
-    lines = written(pipeline.order)
-    check_order(lines, crews, pipeline.num_microbatches)
-    return lines
+@lru_cache(maxsize=KEPT)
+def _orders(
+    pipeline: Pipeline, count: int, crews: Crews, posts: bool
+) -> tuple[tuple[Line, ...], tuple[Entry, ...]]:
+    pieces = pipeline.num_microbatches
+    try:
+        if pipeline.schedule == "custom":
+            lines = written(pipeline.order)
+            check_order(lines, crews, pieces)
+        else:
+            lines = pipeline_order(pipeline.schedule, count, pieces, crews)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    if posts:
+        return lines, with_receives(lines, count)
+    return lines, tuple(Entry(action) for action in global_order(lines))
 
 
-def program_order(strategy: Strategy) -> list[Entry]:
-    """Return the order in which a Program lists its instructions."""
-    lines = order_of(strategy)
-    if not SCHEDULES[strategy.pipeline.schedule].posts:
-        return [Entry(action) for action in global_order(lines)]
-    return with_receives(lines, len(strategy.meshes))
-
-
-def with_receives(lines: Sequence[Line], num_meshes: int) -> list[Entry]:
+def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]:
     """Merge the crews' orders, every receive as far ahead of its use as it may be.
 
     That is behind what sends it, so that whoever runs the list in its order waits for nobody. On
@@ -109,4 +133,4 @@ def with_receives(lines: Sequence[Line], num_meshes: int) -> list[Entry]:
         ahead = sorted(posted.get(number, ()), key=place.__getitem__)
         result += [Entry(one, posts=True) for one in ahead]
         result.append(Entry(action))
-    return result
+    return tuple(result)
