@@ -22,6 +22,8 @@ PART = '[[part]]\nmodules = ["a"]\n'
         (PART + "devices = [0]\nzero = 4", "part.0.zero: Input should be less than or equal to 3"),
         (PART + "devices = [-1]", "part.0.devices.0"),
         (PART + "devices = [0]\ncolour = 1", "part.0.colour: Extra inputs .* the keys are"),
+        ('schedule = "zb"\n' + PART + "devices = [0]", "schedule: Input should be '1f1b', 'gpipe'"),
+        ('schedule = "gpipe"\norder = ["0F0 0B0"]\n' + PART + "devices = [0]", "both given"),
         ("part = ", "not valid TOML"),
     ],
 )

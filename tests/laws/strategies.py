@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT, PARTIAL, REPLICATE, Layout, local_shape
+from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
     OperatorConfig,
     ParameterConfig,
     Pipeline,
-    ScheduleName,
     Strategy,
 )
 from shardwright.planner.space.configs import choices, placements
@@ -42,12 +42,14 @@ class Shape:
     """A strategy from afar. ``wildness`` is the share of operators and parameters whose split or
     layout is drawn at random; the others are data parallel along the first axis. ``recomputes`` whole
     blocks; ``drops`` results of single operators and copies in other layouts. ``shuffles``: the
-    devices of the meshes are in any order. ``cuts_blocks``: stages may begin inside a block."""
+    devices of the meshes are in any order. ``cuts_blocks``: stages may begin inside a block.
+    ``chunks``: an interleaved pipeline returns to its devices so often."""
 
     sizes: tuple[int, ...]
     stages: int = 1
+    chunks: int = 1
     num_microbatches: int = 1
-    schedule: ScheduleName = "1f1b"
+    schedule: NamedSchedule = "1f1b"
     wildness: float = 0.0
     recomputes: bool = False
     drops: bool = False
@@ -74,7 +76,8 @@ def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape
         _shape,
         grid=st.sampled_from(grids),
         num_microbatches=st.sampled_from((1, 2, 4)),
-        schedule=st.sampled_from(("1f1b", "gpipe")),
+        schedule=st.sampled_from(NAMED),
+        chunks=st.sampled_from((1, 2, 3)),
         wildness=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
         recomputes=st.booleans(),
         drops=st.booleans(),
@@ -86,6 +89,8 @@ def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape
 
 
 def _shape(grid: tuple[tuple[int, ...], int], **rest: Any) -> Shape:
+    if not SCHEDULES[rest["schedule"]].chunks:
+        rest["chunks"] = 1
     return Shape(sizes=grid[0], stages=grid[1], **rest)
 
 
@@ -93,7 +98,7 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     """Return the strategy of a shape, legal for the graph."""
     random = Random(shape.seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    stages = min(shape.stages, len(graph.blocks))
+    stages = min(shape.stages * shape.chunks, len(graph.blocks))
     meshes = _meshes(shape, stages, random)
     pieces = 1 if samples.blocker else shape.num_microbatches
     stage_of = _stages(graph, stages, shape, random)
@@ -132,16 +137,17 @@ def _some(count: int, shape: Shape, random: Random) -> tuple[int, ...]:
 
 def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
     width = math.prod(shape.sizes)
-    devices = list(range(width * stages))
+    crews = min(stages, shape.stages)
+    devices = list(range(width * crews))
     if shape.shuffles:
         random.shuffle(devices)
     return tuple(
         Mesh(
             axes=AXES[: len(shape.sizes)],
             sizes=shape.sizes,
-            devices=tuple(devices[stage * width : (stage + 1) * width]),
+            devices=tuple(devices[crew * width : (crew + 1) * width]),
         )
-        for stage in range(stages)
+        for crew in (stage % crews for stage in range(stages))
     )
 
 

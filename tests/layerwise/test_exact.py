@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
+from shardwright.core.schedules import PLANNED
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise import (
     EXPLORED,
-    SCHEDULES,
     Level,
     PipelineProblem,
     find_cuts,
@@ -235,7 +235,7 @@ def test_nothing_fits_is_said_with_the_remedy():
         plan_exact(PipelineProblem(cuts=cuts, workers=workers, bandwidth=1.0))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", PLANNED)
 def test_a_schedule_and_its_microbatches_must_fit_together(schedule):
     cuts = find_cuts(chain_of(1.0))
     wrong = 4 if schedule == "pipedream" else 0

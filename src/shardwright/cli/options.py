@@ -117,7 +117,7 @@ SeedPlan = Annotated[
     typer.Option(
         "--seed-plan",
         help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], "
-        "expert, spatial, spatial-2d, or a parts file (parts.toml).",
+        "expert, spatial, spatial-2d, 1f1b, gpipe, 1f1b-so[:4x8], interleaved[:2x2x8], or a parts file.",
     ),
 ]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]

@@ -33,7 +33,7 @@ LINE = 100
 # Nouns that come by the thousand are written without the fields that have their default value.
 SPARSE: frozenset[type] = frozenset({TensorSpec, Operator, Value, Call, Segment, Message})
 # Fields that are written only where they say something.
-OMITTED = frozenset({("Plan", "measured")})
+OMITTED = frozenset({("Plan", "measured"), ("Pipeline", "order")})
 # Sequences that repeat a few distinct entries: written once each, with runs of indices.
 RUNS = frozenset({("Strategy", "configs"), ("Strategy", "parameters")})
 

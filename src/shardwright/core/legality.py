@@ -66,6 +66,12 @@ def check_alone(strategy: Strategy) -> None:
             f"a step has at most {MOST_MICROBATCHES:,} microbatches, but num_microbatches is "
             f"{pieces:,}; make microbatches of more samples"
         )
+    if (strategy.pipeline.schedule == "custom") != bool(strategy.pipeline.order):
+        raise InputError(
+            "a custom schedule, and no other, has an order, but schedule is "
+            f"{strategy.pipeline.schedule} and order has {len(strategy.pipeline.order)} lines; "
+            "set the schedule to custom and write the order, or leave it out"
+        )
     if not 0 <= strategy.optimizer_states <= MOST_STATES:
         raise InputError(
             f"an optimizer keeps 0 to {MOST_STATES} tensors per parameter, but optimizer_states is "

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from shardwright.core.schedules import ScheduleKind
 from shardwright.errors import InputError
 
-ScheduleKind = Literal["pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as"]
 CostFormula = Literal["code", "paper", "published"]
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.core.layout import Layout
+from shardwright.core.schedules import ScheduleName
 
-ScheduleName = Literal["gpipe", "1f1b"]
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
 Recomputation = Literal["none", "attention", "selective", "blocks"]
@@ -87,10 +87,15 @@ class ParameterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Schedule and microbatches; with one mesh and one microbatch there is no pipeline."""
+    """Schedule and microbatches; with one mesh and one microbatch there is no pipeline.
+
+    ``order`` is that of a ``custom`` schedule: one line per crew, the devices of the same meshes, of
+    actions such as ``2F0`` (mesh 2, forward of microbatch 0) and ``1B3``.
+    """
 
     schedule: ScheduleName = "1f1b"
     num_microbatches: int = 1
+    order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:

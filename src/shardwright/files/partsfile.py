@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
+from shardwright.core.schedules import NamedSchedule
 from shardwright.errors import InputError
 from shardwright.files.limits import parse_toml, read_text
 
 MAX_FILE_BYTES = 256 * 2**10
 MOST_PARTS = 1024
 MOST_MODULES = 1024  # of one part
+MOST_ORDER = 200_000  # letters of a line
 Degree = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
 
 
@@ -64,8 +66,15 @@ class PartsFile(_Table):
 
     part: list[PartTable] = Field(min_length=1, max_length=MOST_PARTS)
     num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)] = 1
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    schedule: NamedSchedule = "1f1b"
+    order: list[Annotated[str, Field(max_length=MOST_ORDER)]] | None = None
     recompute: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_order(self) -> PartsFile:
+        if self.order is not None and "schedule" in self.model_fields_set:
+            raise ValueError("an order and a schedule are both given; leave one out")
+        return self
 
 
 def read_parts(path: str | Path) -> PartsFile:

@@ -15,7 +15,6 @@ from shardwright.layerwise.cuts import Cuts, find_cuts
 from shardwright.layerwise.exact import lower_bound, plan_exact
 from shardwright.layerwise.pipedream import Level, plan_pipedream
 from shardwright.layerwise.problem import (
-    SCHEDULES,
     PipelineProblem,
     in_flight,
     measure,
@@ -23,7 +22,7 @@ from shardwright.layerwise.problem import (
 from shardwright.layerwise.relaxation import relaxations
 
 __all__ = [
-    "EXPLORED", "SCHEDULES", "STREAMING", "SYNCHRONOUS", "Cuts", "Level", "PipelineProblem",
+    "EXPLORED", "STREAMING", "SYNCHRONOUS", "Cuts", "Level", "PipelineProblem",
     "find_cuts", "in_flight", "judged_as", "lower_bound", "measure", "plan_bapipe",
     "plan_exact", "plan_pipedream", "relaxations", "study_levels", "study_pipelines",
 ]  # fmt: skip

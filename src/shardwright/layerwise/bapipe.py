@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from shardwright.core.profile import PipelinePlan, ScheduleKind
+from shardwright.core.profile import PipelinePlan
+from shardwright.core.schedules import ScheduleKind
 from shardwright.errors import NoPlan
 from shardwright.layerwise.problem import (
     Crew,

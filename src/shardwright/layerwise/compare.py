@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy, ScheduleKind
+from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy
+from shardwright.core.schedules import ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
-from shardwright.layerwise.events import StageTimes, replay
+from shardwright.layerwise.events import REPLAYED, StageTimes, replay
 from shardwright.layerwise.exact import plan_exact
 from shardwright.layerwise.pipedream import (
     OURS,
@@ -34,7 +35,7 @@ ROUNDING = 1e-9  # of sums in another order
 
 def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
     """Add the seconds of a replayed step, where the schedule has a flush and can be replayed."""
-    if plan.schedule in ("pipedream", "fbp-as"):
+    if plan.schedule not in REPLAYED:
         return plan
     before = [1, *(stage.shards for stage in plan.stages)]
     stages = [

@@ -13,9 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwright.core.profile import ScheduleKind
+from shardwright.core.schedules import PLANNED, SCHEDULES, ScheduleKind
 from shardwright.layerwise.problem import in_flight
 
+# With a flush, and one operation of a worker at a time.
+REPLAYED = tuple(
+    name for name in PLANNED if SCHEDULES[name].flushes and SCHEDULES[name].at_end == 1
+)
 Phase = Literal["F", "B"]
 Action = tuple[Phase, int]
 
@@ -52,9 +56,9 @@ def replay(
 
     O(microbatches * stages * log). Raises ValueError for other schedules.
     """
-    if schedule not in ("gpipe", "1f1b-sno", "1f1b-so", "1f1b-as"):
+    if schedule not in REPLAYED:
         raise ValueError(f"schedule {schedule!r} cannot be replayed")
-    if schedule == "1f1b-as":
+    if SCHEDULES[schedule].executes == "streaming":
         stages = [replace(stage, receive=0.0) for stage in stages]
     orders: list[list[Action]] = []
     homes: list[tuple[int, int]] = []
@@ -63,7 +67,9 @@ def replay(
         held = in_flight(schedule, stage.replicas, from_here, num_microbatches)
         for replica in range(stage.replicas):
             mine = range(replica, num_microbatches, stage.replicas)
-            orders.append(_order(mine, held - 1 if schedule != "gpipe" else len(mine)))
+            orders.append(
+                _order(mine, len(mine) if SCHEDULES[schedule].per_stage is None else held - 1)
+            )
             homes.append((number, replica))
         from_here -= stage.replicas
     pipeline = _Pipeline(stages, orders, homes, has_own_links)

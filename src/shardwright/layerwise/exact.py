@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.profile import PipelinePlan, ScheduleKind
+from shardwright.core.profile import PipelinePlan
+from shardwright.core.schedules import SCHEDULES
 from shardwright.errors import NoPlan
 from shardwright.layerwise.crews import Crews, tabulate_crews
 from shardwright.layerwise.problem import (
@@ -38,10 +39,6 @@ SLACK = 1 + 1e-12
 FEW_WORKERS = 16
 FIRST_LIMIT, GROWTH, NUM_LIMITS = 1.1, 1.6, 6  # up to 11 times the bound
 MOST_CELLS = 2 * 10**6  # of a table that counts replicas: half a minute
-KEEPS: dict[ScheduleKind, int] = {
-    "pipedream": 0, "gpipe": 1, "1f1b-so": 2, "fbp-as": 3, "1f1b-sno": 4, "1f1b-as": 4,
-}  # fmt: skip
-OVERLAPS: dict[ScheduleKind, int] = {"1f1b-sno": 1, "1f1b-as": 2}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,7 +105,7 @@ def lower_bound(problem: PipelineProblem, crews: Crews | None = None) -> float:
 def _counts_replicas(problem: PipelineProblem) -> bool:
     """Whether what fits depends on how many replicas the workers of later stages make."""
     is_limited = any(kind.memory_bytes < math.inf for kind in problem.workers)
-    return problem.shards > 1 and is_limited and problem.schedule != "gpipe"
+    return problem.shards > 1 and is_limited and SCHEDULES[problem.schedule].per_stage is not None
 
 
 def _count(
@@ -132,17 +129,20 @@ def _counting(tables: _Tables, counting: int) -> _Tables:
 
 
 def _prepare(problem: PipelineProblem) -> _Tables:
-    from shardwright.layerwise.kernel import AT_MOST, Columns, Pools, Rules
+    from shardwright.layerwise.kernel import AT_MOST, OVERLAPS, Columns, Pools, Rules
 
     cuts, crews = problem.cuts, tabulate_crews(problem)
+    schedule = SCHEDULES[problem.schedule]
     rules = Rules(
         limit=math.inf,
         bandwidth=problem.bandwidth,
         microbatches=problem.microbatches,
         is_paper=problem.formula == "paper",
         forgets_first=problem.formula == "published",
-        overlap=OVERLAPS.get(problem.schedule, 0),
-        keeps=KEEPS[problem.schedule],
+        overlap=OVERLAPS.index(schedule.executes),
+        flushes=schedule.flushes,
+        per_stage=schedule.per_stage or 0,
+        at_end=problem.microbatches if schedule.per_stage is None else schedule.at_end,
         counting=AT_MOST,
         fastest=float((crews.speed * crews.shards).max()),
         shards=problem.shards,

@@ -19,8 +19,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Table = tuple[Floats, Ints, Ints]
 
-HIDDEN, EXPOSED, STREAMED = 0, 1, 2  # how transfers and compute share time
-ASYNCHRONOUS, KEEPS_ALL, KEEPS_TWICE, KEEPS_PAIRS, KEEPS_FEW = 0, 1, 2, 3, 4  # microbatches held
+# How transfers and compute share time, by ``core.schedules.Schedule.executes``.
+HIDDEN, EXPOSED, STREAMED = 0, 1, 2
+OVERLAPS = ("overlapped", "exposed", "streaming")
 SLACK = 1 + 1e-9  # prefix sums carry rounding; pruning must not cut what is equal
 
 
@@ -31,7 +32,7 @@ AT_MOST, AT_LEAST, COUNTED = 0, 1, 2
 
 class Rules(NamedTuple):
     """The problem's scalars: the longest a pipeline may take, bytes per second, microbatches, how
-    time (``forgets_first``: the first stage sends for nothing), memory and replicas are counted, the speed of the fastest replica, the most shards, and
+    time (``forgets_first``: the first stage sends for nothing), memory (``core.schedules``) and replicas are counted, the speed of the fastest replica, the most shards, and
     the most that one layer gathers and holds."""
 
     limit: float
@@ -40,7 +41,9 @@ class Rules(NamedTuple):
     is_paper: bool
     forgets_first: bool
     overlap: int
-    keeps: int
+    flushes: bool
+    per_stage: int
+    at_end: int
     counting: int
     fastest: float
     shards: int
@@ -145,24 +148,17 @@ def _seconds(rules: Rules, crew: Crew, stage: Stage) -> tuple[float, float]:
 @numeric
 def _held(rules: Rules, replicas: int, total: int) -> int:
     """``problem.in_flight``."""
-    warm_up = (total - 1) // replicas
-    if rules.keeps == ASYNCHRONOUS:
-        return warm_up + 1
-    most = -(-rules.microbatches // replicas)
-    if rules.keeps == KEEPS_ALL:
-        return most
-    if rules.keeps == KEEPS_PAIRS:
-        return min(most, 2 * (warm_up + 1))
-    if rules.keeps == KEEPS_TWICE:
-        return min(most, 2 * warm_up + 1)
-    return min(most, warm_up + 1)
+    held = rules.per_stage * ((total - 1) // replicas) + rules.at_end
+    if rules.flushes:
+        return min(held, -(-rules.microbatches // replicas))
+    return held
 
 
 @numeric
 def _bytes(rules: Rules, crew: Crew, stage: Stage, total: int) -> float:
     """``problem.memory_bytes``."""
     held = _held(rules, crew.replicas, total)
-    copies = float(held + 1) if rules.keeps == ASYNCHRONOUS else 2.0
+    copies = 2.0 if rules.flushes else float(held + 1)
     whole = 0.0
     if crew.shards > 1:
         whole += min(stage.gathered, rules.most_gathered)

@@ -37,19 +37,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.core import schedules
 from shardwright.core.profile import (
     CostFormula,
     PipelinePlan,
     PipelineStage,
-    ScheduleKind,
     WorkerKind,
 )
+from shardwright.core.schedules import PLANNED, SCHEDULES, ScheduleKind
 from shardwright.errors import InputError
 from shardwright.layerwise.cuts import Cuts
 
-SCHEDULES: tuple[ScheduleKind, ...] = (
-    "pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as",
-)  # fmt: skip
 MOST_STATES = 1200
 
 # Of the seconds that 3/2 all-reduces take, the part in the forward: the first of three halves.
@@ -97,11 +95,9 @@ class PipelineProblem:
             raise InputError(
                 f"at least 1 worker does a layer, not {self.shards} shards; give 1 or more"
             )
-        if self.schedule not in SCHEDULES:
-            raise InputError(
-                f"schedule {self.schedule!r} is unknown; choose {', '.join(SCHEDULES)}"
-            )
-        if (self.schedule == "pipedream") != (self.microbatches == 0):
+        if self.schedule not in PLANNED:
+            raise InputError(f"schedule {self.schedule!r} is unknown; choose {', '.join(PLANNED)}")
+        if SCHEDULES[self.schedule].flushes != (self.microbatches > 0):
             raise InputError(
                 f"schedule {self.schedule!r} with {self.microbatches} microbatches: only "
                 "'pipedream' runs without a flush; give --microbatches with the others, and only "
@@ -142,15 +138,8 @@ def in_flight(
     1F1B at stage i of N, and 2 (N - i - 1) + 1 with a doubled warm-up (BaPipe's 1F1B-SO); PipeDream
     keeps as many versions of the weights (warm-up (from_here - 1) // replicas, plus one).
     """
-    most = -(-num_microbatches // replicas)
-    warm_up = (from_here - 1) // replicas
-    if schedule == "pipedream":
-        return warm_up + 1
-    if schedule == "gpipe":
-        return most
-    if schedule == "fbp-as":
-        return min(most, 2 * (warm_up + 1))
-    return min(most, (2 * warm_up if schedule == "1f1b-so" else warm_up) + 1)
+    behind, most = (from_here - 1) // replicas, -(-num_microbatches // replicas)
+    return schedules.in_flight(schedule, behind, most)
 
 
 def all_reduce(problem: PipelineProblem, workers: int, size: float) -> float:
@@ -208,9 +197,10 @@ def busy_seconds(problem: PipelineProblem, start: int, stop: int, crew: Crew) ->
             return max(it.compute / replicas, it.message / replicas, 2 * it.send)
         return max((it.compute + it.message) / replicas, 2 * it.send / replicas)
     rounds = -(-problem.microbatches // replicas)
-    if problem.schedule == "1f1b-sno":
+    executes = SCHEDULES[problem.schedule].executes
+    if executes == "exposed":
         return rounds * (it.compute + 2 * it.send) + it.message
-    if problem.schedule == "1f1b-as":
+    if executes == "streaming":
         forward = it.forward + IN_FORWARD * it.collective
         backward = it.compute - forward
         return rounds * (max(forward, it.send) + max(backward, it.send)) + it.message
@@ -230,7 +220,7 @@ def memory_bytes(
     weights = float(cuts.parameter[stop] - cuts.parameter[start])
     kept = float(cuts.activation[stop] - cuts.activation[start]) + float(cuts.crossing[start])
     held = in_flight(problem.schedule, crew.replicas, from_here, problem.microbatches)
-    copies = held + 1 if problem.schedule == "pipedream" else 2
+    copies = 2 if SCHEDULES[problem.schedule].flushes else held + 1
     whole = 0.0
     if shards > 1:
         whole += min(float(cuts.gathered[stop] - cuts.gathered[start]), cuts.most_gathered)

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.core.explanation import Relaxation
-from shardwright.core.profile import PipelinePlan, ScheduleKind, WorkerKind
+from shardwright.core.profile import PipelinePlan, WorkerKind
+from shardwright.core.schedules import PLANNED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.exact import plan_exact
-from shardwright.layerwise.problem import SCHEDULES, PipelineProblem
+from shardwright.layerwise.problem import PipelineProblem
 
 GIB = 2**30
 # Memory is found to one part in a thousand; workers are added up to so many times as many.
@@ -109,7 +110,7 @@ def _schedules(
     problem: PipelineProblem, tried: Sequence[ScheduleKind]
 ) -> Iterator[Relaxation | None]:
     """Try the schedules that were not asked for, with as many microbatches."""
-    for schedule in SCHEDULES:
+    for schedule in PLANNED:
         if schedule in tried or (schedule == "pipedream") != (problem.microbatches == 0):
             continue
         plan = _plan(dataclasses.replace(problem, schedule=schedule))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy, ScheduleKind
+from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy
+from shardwright.core.schedules import PLANNED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.units import read_quantity
@@ -99,7 +100,6 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
     """
     from shardwright.layerwise import (
         EXPLORED,
-        SCHEDULES,
         Level,
         PipelineProblem,
         find_cuts,
@@ -116,13 +116,13 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
             f"workers {request.workers!r} and bandwidth {request.bandwidth!r} must have equally "
             "many levels, outermost first; write for example 2x8 and '1 GB/s,10 GB/s'"
         )
-    if request.schedule not in (AUTO, *SCHEDULES):
+    if request.schedule not in (AUTO, *PLANNED):
         raise InputError(
-            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(SCHEDULES)}"
+            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(PLANNED)}"
         )
     schedules = (cast(ScheduleKind, request.schedule),)
     if request.schedule == AUTO:
-        schedules = EXPLORED if request.microbatches else (SCHEDULES[0],)
+        schedules = EXPLORED if request.microbatches else (PLANNED[0],)
     workers = "1" if is_nested else request.workers
     problem = PipelineProblem(
         cuts=find_cuts(graph, MOST_NESTED_CUTS) if is_nested else find_cuts(graph),

@@ -270,7 +270,8 @@ def _wanted(text: str) -> str | Placement:
         )
         for part in file.part
     )
-    return Placement(name=Path(text).name, parts=parts, whole=whole)
+    order = tuple(file.order or ())
+    return Placement(name=Path(text).name, parts=parts, whole=whole, order=order)
 
 
 def possible_precision(cluster: Cluster, wanted: str) -> str:

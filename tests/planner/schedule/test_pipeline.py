@@ -1,6 +1,7 @@
 import pytest
 
 from shardwright.planner.schedule import global_order, pipeline_order
+from shardwright.planner.schedule.pipeline import written
 
 # Written by hand from the DAPPLE / PipeDream-Flush drawing: 4 stages, 8 microbatches.
 ONE_F_ONE_B = """
@@ -19,7 +20,7 @@ SHAPES = [(stages, count) for stages in range(1, 7) for count in (1, 2, 3, 5, 8,
 
 
 def as_table(orders):
-    lines = [" ".join(f"{phase}{microbatch}" for phase, microbatch in order) for order in orders]
+    lines = [" ".join(f"{phase}{microbatch}" for _, phase, microbatch in order) for order in orders]
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -33,17 +34,17 @@ def test_four_stages_and_eight_microbatches_give_the_table_written_by_hand(sched
 def test_every_stage_runs_each_action_once_and_forward_before_backward(
     schedule, num_stages, num_microbatches
 ):
-    for order in pipeline_order(schedule, num_stages, num_microbatches):
+    for stage, order in enumerate(pipeline_order(schedule, num_stages, num_microbatches)):
         assert len(order) == len(set(order)) == 2 * num_microbatches
         for microbatch in range(num_microbatches):
-            assert order.index(("F", microbatch)) < order.index(("B", microbatch))
+            assert order.index((stage, "F", microbatch)) < order.index((stage, "B", microbatch))
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
 def test_1f1b_keeps_p_minus_k_microbatches_alive_at_stage_k(num_stages, num_microbatches):
     for stage, order in enumerate(pipeline_order("1f1b", num_stages, num_microbatches)):
         alive, most = 0, 0
-        for phase, _ in order:
+        for _, phase, _ in order:
             alive += 1 if phase == "F" else -1
             most = max(most, alive)
         assert most == min(num_stages - stage, num_microbatches)
@@ -59,7 +60,7 @@ def test_the_global_order_keeps_stage_orders_and_dependencies(
     place = {action: index for index, action in enumerate(merged)}
     assert len(place) == len(merged) == 2 * num_stages * num_microbatches
     for stage, order in enumerate(orders):
-        assert [(phase, m) for s, phase, m in merged if s == stage] == list(order)
+        assert [action for action in merged if action.mesh == stage] == list(order)
     for stage in range(1, num_stages):
         for microbatch in range(num_microbatches):
             assert place[stage - 1, "F", microbatch] < place[stage, "F", microbatch]
@@ -67,18 +68,18 @@ def test_the_global_order_keeps_stage_orders_and_dependencies(
 
 
 def test_orders_that_wait_for_each_other_are_refused():
-    orders = ((("F", 0), ("F", 1), ("B", 0), ("B", 1)), (("F", 1), ("B", 0), ("F", 0), ("B", 1)))
-    with pytest.raises(ValueError, match=r"wait for each other.*\(1, 'B', 0\)"):
+    orders = written(["0F0 0F1 0B0 0B1", "1F1 1B0 1F0 1B1"])
+    with pytest.raises(ValueError, match=r"wait for each other.* 1B0 "):
         global_order(orders)
 
 
 def test_a_backward_without_its_forward_is_refused():
     with pytest.raises(ValueError, match="wait for each other"):
-        global_order(((("B", 0), ("F", 0)),))
+        global_order(written(["0B0 0F0"]))
 
 
 def test_an_unknown_schedule_or_an_empty_pipeline_is_refused():
-    with pytest.raises(ValueError, match="choose 'gpipe' or '1f1b'"):
+    with pytest.raises(ValueError, match="choose '1f1b', 'gpipe'"):
         pipeline_order("zero-bubble", 2, 2)
     with pytest.raises(ValueError, match="at least one stage and one microbatch"):
         pipeline_order("gpipe", 0, 4)

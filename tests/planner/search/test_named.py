@@ -1,15 +1,20 @@
 """Strategies asked for by name: their grids, their refusals, and their place in the search."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from shardwright.core.codec import decode, encode
 from shardwright.core.costs import CostTable
 from shardwright.errors import InputError, NoPlan
+from shardwright.files.planfile import read_graph
 from shardwright.planner.judge.evaluate import judge
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.named import asked_for, grid_strategies, least_seconds
+from shardwright.planner.space import ModulePart, Placement, Seed
 from tests.planner.search.models import cluster, images, residual
 
 SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
@@ -41,13 +46,35 @@ def test_a_name_gives_a_grid(devices: int, text: str, sizes: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "devices", "chunks", "pieces"),
+    [
+        ("gpipe:2x8", [(0, 1, 2, 3), (4, 5, 6, 7)], 1, 8),
+        ("1f1b-so:4x16", [(0, 1), (2, 3), (4, 5), (6, 7)], 1, 16),
+        ("interleaved:2x2x8", [(0, 1, 2, 3), (4, 5, 6, 7)], 2, 8),
+        ("interleaved", [(0, 1, 2, 3), (4, 5, 6, 7)], 2, 4),
+    ],
+)
+def test_the_name_of_a_schedule_gives_a_pipeline(
+    text: str, devices: list[tuple[int, ...]], chunks: int, pieces: int
+) -> None:
+    found = asked_for(context(8), text)
+    assert [mesh.devices for mesh in found.few.meshes] == devices * chunks
+    assert found.few.pipeline.num_microbatches == pieces
+    assert found.few.pipeline.schedule == text.partition(":")[0]
+    assert found.many == found.few
+
+
+@pytest.mark.parametrize(
     ("devices", "text", "message"),
     [
         (8, "ring", "must be one of megatron.*, not 'ring'"),
-        (8, "cube:2x2", "the grid of cube is written IxJxL"),
+        (8, "cube:2x2", "the sizes of cube are written IxJxL"),
         (8, "cube:2x2x4", "needs 16 devices, but the cluster has 8"),
         (8, "summa", "summa takes q x q devices, q at least 2, but the cluster has 8; choose"),
         (4, "cube", "cube takes q x q x q devices"),
+        (8, "gpipe:3x4", "at least 2 stages, a divisor of the 8 devices"),
+        (8, "interleaved:4x4", "written STAGESxCHUNKSxMICROBATCHES, such as 2x2x2, not '4x4'"),
+        (8, "1f1b-so:2x8", "4 data-parallel devices, but 4 samples do not divide"),
         (8, "cube:8x1x1", "the global batch into 8 equal pieces, but its size is 4; choose a mult"),
     ],
 )
@@ -100,3 +127,21 @@ def test_megatron_is_refused_where_it_would_split_nothing() -> None:
     known = Context(images(), cluster(1, 2, **SLOW), CostTable(), Training())
     with pytest.raises(InputError, match=r"megatron splits linear layers .* none that 2 devices"):
         asked_for(known, "megatron:1x2")
+
+
+def test_an_order_of_parts_is_planned_or_refused() -> None:
+    graph = read_graph(Path(__file__).parents[3] / "examples" / "mlp.graph.json")
+    known = Context(graph, cluster(1, 2, **SLOW), CostTable(), Training())
+    last = graph.operators[-1].module or max(operator.module for operator in graph.operators)
+    parts = tuple(
+        ModulePart(devices=(device,), modules=modules, seed=Seed())
+        for device, modules in enumerate((("*",), (last,)))
+    )
+    order = ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
+    whole = Seed(num_microbatches=2)
+    wanted = Placement(name="parts.toml", parts=parts, whole=whole, order=order)
+    found = asked_for(known, wanted).few
+    assert (found.pipeline.schedule, found.pipeline.order) == ("custom", order)
+    assert decode(type(found), encode(found)) == found
+    with pytest.raises(InputError, match=r"parts.toml is impossible here: .* lacks actions: 0B0"):
+        asked_for(known, replace(wanted, order=("0F0 0F1 0B1", order[1])))

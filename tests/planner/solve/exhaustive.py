@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from shardwright.core.strategy import ScheduleName
+from shardwright.core.schedules import ScheduleName
 from shardwright.errors import InputError
 from shardwright.planner.model.partition import Chain, Partition, measure
 from shardwright.planner.solve.factors import FactorGraph

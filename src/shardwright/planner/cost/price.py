@@ -85,7 +85,8 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     row[program.kind == Kind.RECEIVE] = ahead
     columns = np.ascontiguousarray(table[row].T)
     # Gradients kept over the step are first written, then added to.
-    later = np.flatnonzero((program.kind == Kind.BACKWARD) & (program.microbatch > 0))
+    backward = np.flatnonzero(program.kind == Kind.BACKWARD)
+    later = backward[program.microbatch[backward] != program.microbatch[backward[:1]]]
     if len(later):
         sums = np.array([tariff.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]

@@ -7,11 +7,13 @@ that a Program of 100,000 instructions costs little more than its distinct templ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Program
+from shardwright.core.program import Kind, Program
 from shardwright.planner.lower.compile import (
     INSTANCES,
     PREVIOUS_COMPUTE,
@@ -20,9 +22,47 @@ from shardwright.planner.lower.compile import (
     Templates,
 )
 from shardwright.planner.lower.draft import Draft
-from shardwright.planner.lower.lifetimes import base_bytes
-from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Ints
-from shardwright.planner.schedule.pipeline import global_order, pipeline_order
+from shardwright.planner.lower.lifetimes import Lifetimes, base_bytes
+from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
+from shardwright.planner.schedule.program import program_order, shares_devices
+
+
+class _Part(NamedTuple):
+    """Some steps of a template, which stand apart from the others: at ``rows`` of it."""
+
+    compiled: Compiled
+    rows: Ints
+    length: int
+
+
+def _parted(compiled: Compiled) -> tuple[_Part, _Part]:
+    """Part a template into what receives from other meshes, which may be posted ahead, and the rest."""
+    receives = compiled.kind == Kind.RECEIVE
+    return _part(compiled, receives), _part(compiled, ~receives)
+
+
+def _part(compiled: Compiled, chosen: Flags) -> _Part:
+    rows, known, needed = np.flatnonzero(chosen), compiled.lifetimes, compiled.needed
+    place = np.cumsum(chosen) - 1
+    frees, waits = chosen[known.free_place], chosen[needed.place]
+    lifetimes = Lifetimes(
+        known.allocated[rows], known.freed[rows], known.temporary[rows],
+        place[known.free_place[frees]], known.free_value[frees],
+        *[column[rows] if len(column) else column
+          for column in (known.first, known.second, known.onward)],
+    )  # fmt: skip
+    part = replace(
+        compiled,
+        kind=compiled.kind[rows],
+        item=compiled.item[rows],
+        resource=compiled.resource[rows],
+        lifetimes=lifetimes,
+        needed=needed._replace(
+            place=place[needed.place[waits]], writer=needed.writer[waits],
+            target=needed.target[waits],
+        ),
+    )  # fmt: skip
+    return _Part(part, rows, len(chosen))
 
 
 class _Layout:
@@ -32,20 +72,43 @@ class _Layout:
         self.draft = draft
         self.resources: dict[str, int] = {}
         self.size = 0
-        self.begin: dict[tuple[str, int, int], int] = {}
+        # Of every instance where it begins or, where its steps stand apart, the place of each.
+        self.begin: dict[tuple[str, int, int], int | Ints] = {}
+        self.turns: dict[int, dict[int, int]] = {}  # per stage and microbatch, its backward's turn
         self.previous = [-1] * len(draft.strategy.meshes)
         self.parts: list[tuple[Compiled, int, Ints, Ints]] = []
         self.predecessors: list[tuple[Ints, Ints]] = []
 
-    def append(self, name: str, compiled: Compiled, microbatch: int, *, before: int = 0) -> None:
-        """Append an instance, which adds to the gradients of so many microbatches ``before``."""
+    def append(
+        self,
+        name: str,
+        compiled: Compiled,
+        microbatch: int,
+        *,
+        before: int = 0,
+        apart: _Part | None = None,
+    ) -> None:
+        """Append an instance, which adds to the gradients of so many microbatches ``before``; it is
+        a part of the instance where some steps stand ``apart``."""
         base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
         needed = compiled.needed
-        self.begin[name, stage, microbatch] = base
+        key = (name, stage, microbatch)
+        if apart is None:
+            self.begin[key] = base
+        else:
+            places = self.begin.setdefault(key, np.full(apart.length, -1, dtype=np.int64))
+            assert not isinstance(places, int)
+            places[apart.rows] = base + np.arange(len(apart.rows))
         bases = np.zeros(len(INSTANCES) + len(compiled.references), dtype=np.int64)
+        targets = needed.target.copy()
         for number, instance, other in compiled.references:
-            bases[number] = self._base(instance, other, microbatch, base, stage)
-        targets = needed.target + bases[needed.writer]
+            begin = self._begin(instance, other, microbatch, key)
+            if isinstance(begin, int):
+                bases[number] = begin
+            else:
+                mine = needed.writer == number
+                targets[mine] = begin[targets[mine]]
+        targets += bases[needed.writer]
         allocated = lifetimes.allocated
         temporary = lifetimes.temporary
         if before:
@@ -56,14 +119,28 @@ class _Layout:
         self.predecessors.append((needed.place[keep] + base, targets[keep]))
         self.parts.append((compiled, microbatch, allocated, temporary))
         self.size += len(compiled.kind)
-        if needed.last_compute >= 0:
-            self.previous[stage] = base + needed.last_compute
+        if needed.last_compute >= 0 and (apart is None or COMPUTES[compiled.kind].any()):
+            begin = self.begin[key]
+            last = needed.last_compute
+            self.previous[stage] = begin + last if isinstance(begin, int) else int(begin[last])
 
-    def _base(self, instance: str, other: int, microbatch: int, base: int, stage: int) -> int:
+    def post(self, name: str, part: _Part, microbatch: int, before: int, crew: list[int]) -> None:
+        """Append the receives of an instance, ahead of the others. The host comes to them when it has
+        done what it computed before, on any mesh of the ``crew``."""
+        base = self.size
+        self.append(name, part.compiled, microbatch, before=before, apart=part)
+        done = max(self.previous[mesh] for mesh in crew)
+        if done >= 0:
+            places = np.arange(base, self.size)
+            self.predecessors.append((places, np.full(len(places), done)))
+
+    def _begin(
+        self, instance: str, other: int, microbatch: int, own: tuple[str, int, int]
+    ) -> int | Ints:
         if instance == "self":
-            return base
+            return self.begin[own]
         if instance == PREVIOUS_COMPUTE:
-            return self.previous[stage]
+            return self.previous[own[1]]
         if instance == "last":
             return self.begin["backward", other, self._last_microbatch(other)]
         if instance in ("prologue", "exchange"):
@@ -71,10 +148,7 @@ class _Layout:
         return self.begin[instance, other, microbatch]
 
     def _last_microbatch(self, stage: int) -> int:
-        return max(
-            (m for name, s, m in self.begin if name == "backward" and s == stage),
-            key=lambda m: self.begin["backward", stage, m],
-        )
+        return max(self.turns[stage], key=self.turns[stage].__getitem__)
 
 
 def assemble(
@@ -89,21 +163,44 @@ def assemble(
     compiled = Compiler(draft, layout.resources, facts).stages(templates)
     for stage in range(count):
         layout.append("prologue", compiled[stage]["prologue"], -1)
-    pipeline = draft.strategy.pipeline
-    orders = pipeline_order(pipeline.schedule, count, pipeline.num_microbatches)
-    left = [pipeline.num_microbatches] * count
-    for stage, phase, microbatch in global_order(orders):
-        if phase == "F":
-            layout.append("forward", compiled[stage]["forward"], microbatch)
-            continue
-        before = pipeline.num_microbatches - left[stage]
-        left[stage] -= 1
-        template = compiled[stage]["last backward" if left[stage] == 0 else "backward"]
-        layout.append("backward", template, microbatch, before=before)
+    _lay_out_microbatches(layout, compiled)
     for name in ("send", "receive", "epilogue"):
         for stage in range(count):
             layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
     return _program(draft, layout, loss)
+
+
+def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled]]) -> None:
+    """Append the instances of every microbatch in the schedule's order."""
+    strategy = layout.draft.strategy
+    most = strategy.pipeline.num_microbatches
+    order = program_order(strategy)
+    posts = any(entry.posts for entry in order)
+    crews = [[stage] for stage in range(len(compiled))]
+    if shares_devices(strategy.meshes):
+        devices = [set(mesh.devices) for mesh in strategy.meshes]
+        crews = [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
+    for (stage, phase, microbatch), _ in order:
+        if phase == "B":
+            turns = layout.turns.setdefault(stage, {})
+            turns.setdefault(microbatch, len(turns))
+    parted: dict[tuple[int, str], tuple[_Part, _Part]] = {}
+    for (stage, phase, microbatch), ahead in order:
+        name, template, before = "forward", "forward", 0
+        if phase == "B":
+            before = layout.turns[stage][microbatch]
+            name, template = "backward", "last backward" if before == most - 1 else "backward"
+        whole, crew = compiled[stage][template], crews[stage]
+        if not posts:
+            layout.append(name, whole, microbatch, before=before)
+            continue
+        if (stage, template) not in parted:
+            parted[stage, template] = _parted(whole)
+        receives, rest = parted[stage, template]
+        if ahead:
+            layout.post(name, receives, microbatch, before, crew)
+        else:
+            layout.append(name, rest.compiled, microbatch, before=before, apart=rest)
 
 
 def _turns(
@@ -113,13 +210,13 @@ def _turns(
 
     A device runs its instructions one after another, whichever of its meshes they belong to.
     """
-    devices = [set(mesh.devices) for mesh in draft.strategy.meshes]
-    sharing = [
-        [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
-        for mesh, mine in enumerate(devices)
-    ]
     pairs: list[tuple[int, int]] = []
-    if any(sharing):
+    if shares_devices(draft.strategy.meshes):
+        devices = [set(mesh.devices) for mesh in draft.strategy.meshes]
+        sharing = [
+            [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
+            for mesh, mine in enumerate(devices)
+        ]
         last = [-1] * len(devices)
         for index in np.flatnonzero(COMPUTES[kind]):
             mesh = int(group[index])

@@ -418,12 +418,14 @@ class Draft:
         )
         self.external.add(source)
         item = len(self.messages) - 1
-        send = Step(kind=Kind.SEND, item=item, resource=f"send:{here}-{there}", reads=(source,))
+        # Chunks of the same devices share their links.
+        ends = f"{self.links[here]}-{self.links[there]}"
+        send = Step(kind=Kind.SEND, item=item, resource=f"send:{ends}", reads=(source,))
         # What arrives of a gradient is added to it: after all that was done to it here.
         receive = Step(
             kind=Kind.RECEIVE,
             item=item,
-            resource=f"receive:{here}-{there}",
+            resource=f"receive:{ends}",
             reads=(result,) if purpose == "synchronise" else (),
             writes=(result,),
         )

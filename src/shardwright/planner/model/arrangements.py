@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.legality import MOST_MICROBATCHES
-from shardwright.core.strategy import Mesh, ScheduleName
+from shardwright.core.schedules import ScheduleName
+from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
 
 # A tensor axis beyond one host pays for every operator on the slow links; small clusters may try,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.strategy import ScheduleName
+from shardwright.core.schedules import ScheduleName, in_flight
 
 if TYPE_CHECKING:
     from shardwright.planner.model.cutting import Sums
@@ -63,13 +63,6 @@ class Partition:
         return self.fill + self.bottleneck
 
 
-def in_flight(schedule: ScheduleName, stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Return how many microbatches' activations a stage holds at most."""
-    if schedule == "gpipe":
-        return num_microbatches
-    return min(num_microbatches, num_stages - stage)
-
-
 def partition(
     chain: Chain,
     num_stages: int,
@@ -97,7 +90,7 @@ def partition(
     best[0] = 0.0
     cuts: list[NDArray[np.int64]] = []
     for stage in range(num_stages):
-        held = in_flight(schedule, stage, num_stages, num_microbatches)
+        held = in_flight(schedule, num_stages - 1 - stage, num_microbatches)
         best, begins = extend(sums, best, held, limit)
         cuts.append(begins)
     if not np.isfinite(best[count]):
@@ -123,7 +116,7 @@ def measure(
         each = float(chain.seconds[part].sum()) + (float(chain.transfer[start]) if start else 0.0)
         bottleneck = max(bottleneck, (num_microbatches - 1) * each + float(chain.once[part].sum()))
         fill += each
-        held = in_flight(schedule, stage, stages, num_microbatches)
+        held = in_flight(schedule, stages - 1 - stage, num_microbatches)
         peak = chain.kept[part].sum() + held * chain.in_flight[part].sum()
         peaks.append(float(peak + chain.transient[part].max()))
     return Partition(starts=starts, bottleneck=bottleneck, fill=fill, stage_bytes=tuple(peaks))

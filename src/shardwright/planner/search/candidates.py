@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.schedules import in_flight
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.domains import takes_at_least
 from shardwright.planner.model.modes import in_modes
-from shardwright.planner.model.partition import Chain, in_flight, measure, partition
+from shardwright.planner.model.partition import Chain, measure, partition
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import (
     EACH,
@@ -160,7 +161,7 @@ def solve(
 def search_weights(arrangement: Arrangement, exposed: float, synced: float) -> Weights:
     """Weigh one stage of equal stages, the first one's memory."""
     p, m = arrangement.stages, arrangement.microbatches
-    held = in_flight(arrangement.schedule, 0, p, m)
+    held = in_flight(arrangement.schedule, p - 1, m)
     return Weights(
         each=(m + p - 1) / p, once=1 / p, exposed=exposed, synced=synced, kept=1 / p,
         flight=held / p,

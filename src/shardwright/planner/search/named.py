@@ -10,14 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.legality import MOST_MICROBATCHES
+from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context, local_shapes
+from shardwright.planner.schedule import order_of
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -35,6 +38,10 @@ SEED_PLANS = {
     "cube": "IxJxL",
     "spatial": "DATAxHEIGHT",
     "spatial-2d": "DATAxHEIGHTxWIDTH",
+    **{
+        name: "STAGESxCHUNKSxMICROBATCHES" if SCHEDULES[name].chunks else "STAGESxMICROBATCHES"
+        for name in NAMED
+    },
 }
 
 
@@ -86,9 +93,12 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
             f"{name} splits the height of images (samples x channels x height x width), but none of "
             "the batch's tensors has such dims; choose another seed plan"
         )
-    seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
+    if name in NAMED:
+        seed = _pipelined(context, name, sizes)
+    else:
+        seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
-        named = _few_and_many(context, seed)
+        named = _few_and_many(context, seed, is_asked=True)
         check_strategy(context.graph, named.few, context.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {text} is impossible here: {error}") from error
@@ -113,6 +123,7 @@ def _placed(context: Context, placement: Placement) -> Strategy:
     try:
         made = _trained(context, place_modules(context.graph, placement, context.samples))
         check_strategy(context.graph, made, context.samples)
+        order_of(made)
         return made
     except ValueError as error:
         raise InputError(f"{placement.name} is impossible here: {error}") from error
@@ -195,7 +206,10 @@ def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[Named]:
             continue
 
 
-def _few_and_many(context: Context, seed: Seed | Grid) -> Named:
+def _few_and_many(context: Context, seed: Seed | Grid, *, is_asked: bool = False) -> Named:
+    if isinstance(seed, Seed) and seed.stages > 1 and is_asked:
+        asked = as_strategy(context, seed)
+        return Named(asked, lambda: asked)
     few, count = as_strategy(context, seed), _most(context, seed)
     if isinstance(seed, Seed):
         more = replace(seed, num_microbatches=count)
@@ -247,14 +261,53 @@ def _most(context: Context, seed: Seed | Grid) -> int:
     return max(count, seed.num_microbatches)
 
 
-def _sized(context: Context, name: str, text: str) -> Seed | Grid:
-    """Return a named strategy with the sizes that were asked for."""
+def _pipelined(context: Context, name: str, text: str) -> Seed:
+    """Return a pipeline of a schedule, all devices that are not stages data parallel: with the sizes
+    that were asked for, or up to four stages, two chunks and twice as many microbatches as stages."""
+    count = context.num_devices
+    if text:
+        stages, *chunks, pieces = _read_sizes(name, text)
+    else:
+        chunks = [2] if SCHEDULES[name].chunks else []
+        stages = _stage_count(context, *chunks)
+        most = global_batch(context) // (count // stages)
+        pieces = max(p for p in range(1, 2 * stages + 1) if most % p == 0) if most else 1
+    if stages < 2 or count % stages:
+        raise InputError(
+            f"a pipeline has at least 2 stages, a divisor of the {count} devices of the cluster, not "
+            f"{stages}; name others: {name}:{SEED_PLANS[name]}"
+        )
+    samples = global_batch(context)
+    if samples % (count // stages * pieces):
+        raise InputError(
+            f"each of {pieces} microbatches has as many samples for each of {count // stages} "
+            f"data-parallel devices, but {samples} samples do not divide so; name fewer microbatches: "
+            f"{name}:{SEED_PLANS[name]}"
+        )
+    return Seed(
+        data=count // stages,
+        stages=stages,
+        chunks=chunks[0] if chunks else 1,
+        num_microbatches=pieces,
+        schedule=cast(NamedSchedule, name),
+    )
+
+
+def _read_sizes(name: str, text: str) -> tuple[int, ...]:
     parts, form = text.split("x"), SEED_PLANS[name]
     if len(parts) != form.count("x") + 1 or not all(
         p.isdigit() and 0 < int(p) < 10**6 for p in parts
     ):
-        raise InputError(f"the grid of {name} is written {form}, such as 2x2, not {text[:40]!r}")
-    sizes = tuple(map(int, parts))
+        shown = "x".join("2" * len(form.split("x")))
+        raise InputError(
+            f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}"
+        )
+    return tuple(map(int, parts))
+
+
+def _sized(context: Context, name: str, text: str) -> Seed | Grid:
+    """Return a named strategy with the sizes that were asked for."""
+    sizes = _read_sizes(name, text)
     needed, count = math.prod(sizes), context.num_devices
     if needed > count:
         raise InputError(
@@ -377,6 +430,6 @@ def _expert_width(context: Context) -> int:
     )
 
 
-def _stage_count(context: Context) -> int:
-    limit = min(4, len(context.ties.ranges))
+def _stage_count(context: Context, chunks: int = 1) -> int:
+    limit = max(1, min(4, len(context.ties.ranges) // chunks))
     return max(s for s in range(1, limit + 1) if context.num_devices % s == 0)

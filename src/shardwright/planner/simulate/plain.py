@@ -64,7 +64,7 @@ def share_plain(
     """Return start, end and cause of each instruction under processor sharing.
 
     While a group computes and communicates at once, all its running instructions advance at rate
-    1/slowdown. ``computes`` says which resources compute. Completions at one instant come before
+    1/slowdown; meshes of the same devices are one group (``shared_groups``). ``computes`` says which resources compute. Completions at one instant come before
     starts, and starts before rates are settled, so that nothing depends on the order of queues.
     """
     duration: list[float] = seconds.tolist()
@@ -74,6 +74,7 @@ def share_plain(
         np.flatnonzero(program.resource == queue).tolist() for queue in range(len(computes))
     ]
     position = [0] * len(queues)
+    group: list[int] = shared_groups(program).tolist()
     running: dict[int, _Running] = {}
     start, end, cause, done = [0.0] * count, [0.0] * count, [-1] * count, [False] * count
     now: float = 0.0
@@ -95,12 +96,12 @@ def share_plain(
         if not running:
             return _columns(start, end, cause)
         if all(task.finish > now for task in running.values()):
-            _settle_rates(program, running, computes, now, slowdown)
+            _settle_rates(group, running, computes, now, slowdown)
             now = min(task.finish for task in running.values())
 
 
 def _settle_rates(
-    program: Program,
+    group: list[int],
     running: dict[int, _Running],
     computes: NDArray[np.bool_],
     now: float,
@@ -109,10 +110,21 @@ def _settle_rates(
     """Give every running instruction the rate that its group's mix of work allows."""
     kinds: dict[int, set[bool]] = {}
     for queue, task in running.items():
-        kinds.setdefault(int(program.group[task.instruction]), set()).add(bool(computes[queue]))
+        kinds.setdefault(group[task.instruction], set()).add(bool(computes[queue]))
     for task in running.values():
-        overlaps = kinds[int(program.group[task.instruction])] == {True, False}
+        overlaps = kinds[group[task.instruction]] == {True, False}
         task.settle(now, slowdown if overlaps else 1.0)
+
+
+def shared_groups(program: Program) -> NDArray[np.int32]:
+    """Return the group of every instruction, meshes of the same devices by the first of them."""
+    first: dict[frozenset[int], int] = {}
+    for number, mesh in enumerate(program.meshes):
+        first.setdefault(frozenset(mesh.devices), number)
+    if len(first) == len(program.meshes):
+        return program.group
+    own = np.array([first[frozenset(mesh.devices)] for mesh in program.meshes], dtype=np.int32)
+    return own[program.group]
 
 
 def _predecessors(program: Program) -> list[list[int]]:

@@ -14,8 +14,10 @@ import numpy as np
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Message, Program, Segment
+from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.planner.cost.backward import GradientStep, gradient_steps, value_bytes
 from shardwright.planner.cost.memory import SegmentMemory, Storages
+from shardwright.planner.schedule import held, order_of
 from shardwright.planner.simulate.allocator import Block, CachingAllocator
 
 STEPS = 2
@@ -270,5 +272,9 @@ def _shown(program: Program, mesh: int) -> np.ndarray[tuple[int], np.dtype[np.bo
     """Return which instructions are played: of many microbatches the first, as many as may be under
     way on a stage at once and two more, and the last."""
     pipeline, number = program.strategy.pipeline, program.microbatch
-    ahead = pipeline.num_microbatches if pipeline.schedule == "gpipe" else len(program.meshes)
-    return (number < ahead - mesh + 2) | (number >= pipeline.num_microbatches - 2)
+    behind, most = len(program.meshes) - 1 - mesh, pipeline.num_microbatches
+    if SCHEDULES[pipeline.schedule].chunks:
+        ahead = held(order_of(program.strategy))[mesh]
+    else:
+        ahead = in_flight(pipeline.schedule, behind, most)
+    return (number < ahead + 2) | (number >= most - 2)

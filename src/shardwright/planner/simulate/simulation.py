@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.simulate.memory import Traits, memory_over_time
-from shardwright.planner.simulate.plain import Times, relax_plain, share_plain
+from shardwright.planner.simulate.plain import Times, relax_plain, share_plain, shared_groups
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Wiring
@@ -31,8 +31,8 @@ def simulate(
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
-    ``overlap_slowdown`` is the factor by which a group's instructions stretch while it computes and
-    communicates at once (``Cluster.overlap_slowdown``); resources named ``compute...`` compute, all
+    ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
+    computes and communicates at once (``Cluster.overlap_slowdown``); resources named ``compute...`` compute, all
     others communicate. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
     remembers messages from one Program to the next. ``plain`` uses plain Python instead of compiled
     kernels, with equal results.
@@ -126,7 +126,7 @@ def _wiring(program: Program) -> Wiring:
 
     return full.Wiring(
         resource=np.require(program.resource, np.int32, ["C", "W"]),
-        group=np.require(program.group, np.int32, ["C", "W"]),
+        group=np.require(shared_groups(program), np.int32, ["C", "W"]),
         offset=np.require(program.offset, np.int64, ["C", "W"]),
         predecessor=np.require(program.predecessor, np.int32, ["C", "W"]),
     )

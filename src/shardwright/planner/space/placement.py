@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL
-from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
+from shardwright.core.strategy import Mesh, OperatorConfig, Pipeline, Strategy
 from shardwright.planner.space.configs import placements
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.rules import iterate
@@ -46,11 +46,15 @@ class ModulePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A strategy asked for part by part; ``whole`` as in ``place_parts``, ``name`` for people."""
+    """A strategy asked for part by part; ``whole`` as in ``place_parts``, ``name`` for people.
+
+    ``order`` takes the place of the schedule (``core.strategy.Pipeline``): mesh k is that of part k.
+    """
 
     name: str
     parts: tuple[ModulePart, ...]
     whole: Seed
+    order: tuple[str, ...] = ()
 
 
 def place_modules(
@@ -71,7 +75,12 @@ def place_modules(
         )
         for number, part in enumerate(placement.parts)
     ]
-    return place_parts(graph, parts, placement.whole, samples)
+    placed = place_parts(graph, parts, placement.whole, samples)
+    if not placement.order:
+        return placed
+    pieces = placed.pipeline.num_microbatches
+    pipeline = Pipeline(schedule="custom", num_microbatches=pieces, order=placement.order)
+    return replace(placed, pipeline=pipeline)
 
 
 def place_parts(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import REPLICATE, Layout
+from shardwright.core.schedules import ScheduleName
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -20,7 +21,6 @@ from shardwright.core.strategy import (
     ParameterConfig,
     Pipeline,
     Precision,
-    ScheduleName,
     Strategy,
 )
 from shardwright.planner.space.configs import choices, is_choice, placements
@@ -53,6 +53,8 @@ class Seed:
     operators split the samples instead where the batch divides, else they stay whole.
     ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
     ``recompute`` recomputes every repeated block.
+    ``chunks``: every stage's devices hold so many parts of the model, as an interleaved pipeline has
+    them: the k-th device set parts k, k + stages, ...
     ``group``: ZeRO shards over so many neighbours only, each group holding all of it; together they
     are ``data * group`` data-parallel devices (hybrid sharding).
     """
@@ -60,6 +62,7 @@ class Seed:
     data: int = 1
     tensor: int = 1
     stages: int = 1
+    chunks: int = 1
     context: int = 1
     height: int = 1
     width: int = 1
@@ -88,7 +91,8 @@ class Seed:
         parts += [f"expert parallel x {self.expert}"] if self.expert > 1 else []
         parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
         parts += ["sequence parallel"] if self.sequence else []
-        parts += [f"{self.stages} stages {self.schedule}"] if self.stages > 1 else []
+        chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
+        parts += [f"{self.stages} stages{chunks} {self.schedule}"] if self.stages > 1 else []
         parts += [f"{self.num_microbatches} microbatches"] if self.num_microbatches > 1 else []
         parts += ["recomputation"] if self.recompute else []
         return ", ".join(parts) or "one device"
@@ -103,7 +107,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     samples = samples or find_samples(graph)
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    stage_of = balanced_stages(graph, seed.stages)
+    stage_of = balanced_stages(graph, seed.stages * seed.chunks)
     dims_of = {"data": data_dims(graph, samples, iterations, seed.data * seed.group)}
     dims_of["group"] = dims_of["data"]
     if seed.context > 1:
@@ -171,6 +175,7 @@ def _meshes(seed: Seed) -> tuple[Mesh, ...]:
     width = math.prod(sizes)
     return tuple(
         Mesh(axes=axes, sizes=sizes, devices=tuple(range(stage * width, (stage + 1) * width)))
+        for _ in range(seed.chunks)
         for stage in range(seed.stages)
     )
 

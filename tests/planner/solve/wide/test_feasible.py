@@ -47,7 +47,8 @@ def test_a_planted_answer_means_that_a_legal_one_is_found_in_a_few_rounds(family
     found = sought(smaller.problem, rounds=20)
     assert found.is_found
     choice = smaller.expand(found.choice).tolist()
-    assert problem.limit is not None and problem.peak(choice) <= problem.limit
+    assert problem.limit is not None
+    assert problem.peak(choice) <= problem.limit
     sizes = np.diff(problem.first)
     pairs = problem.table + np.array(
         [choice[one] * sizes[two] + choice[two] for one, two in problem.ends]

@@ -1,0 +1,123 @@
+"""Schedules of pipelines train as one process does, and need the memory that their order says."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shardwright.core.strategy import Pipeline
+from shardwright.planner.lower import lower
+from shardwright.planner.simulate import simulate
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
+from tests import zoo
+from tests.runtime import scheduled
+from tests.runtime.equivalence import Factory, Run, assert_close, train_plain
+from tests.runtime.rehearsed import train_rehearsed
+from tests.runtime.world import ROOT, run_ranks
+
+SGD = partial(torch.optim.SGD, lr=1.0)
+TIED = partial(zoo.gpt, tied=True)
+CHUNKS = Seed(stages=2, chunks=2, schedule="interleaved")
+EXACT = 1e-9
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("factory", "seed"),
+    [
+        (partial(zoo.mlp, batch=24, depth=7), replace(CHUNKS, stages=4, num_microbatches=6)),
+        (partial(zoo.mlp, batch=12, depth=5), replace(CHUNKS, chunks=3, data=2, num_microbatches=3)),
+        (TIED, replace(CHUNKS, tensor=2, num_microbatches=4, recompute=True)),
+        (TIED, replace(CHUNKS, data=2, zero=3, num_microbatches=2)),
+        (TIED, replace(CHUNKS, data=2, zero=1, num_microbatches=1)),
+        (TIED, Seed(stages=4, num_microbatches=8, schedule="1f1b-so", recompute=True)),
+        (TIED, Seed(stages=2, data=2, zero=2, num_microbatches=4, schedule="1f1b-so")),
+    ],
+    ids=lambda one: one.label if isinstance(one, Seed) else "",
+)  # fmt: skip
+def test_every_rank_of_a_schedule_trains_as_plain_pytorch_does(
+    factory: Factory, seed: Seed
+) -> None:
+    module, batch = factory()
+    captured = capture(module, batch)
+    strategy = seed_strategy(captured.graph, seed)
+    runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
+    expected = train_plain(factory, SGD)
+    assert len(runs) == seed.stages * seed.data * seed.tensor
+    for run in runs:
+        assert_close(run, expected, seed.label, EXACT)
+
+
+@pytest.mark.torch
+def test_an_order_of_ones_own_trains_with_backwards_backwards() -> None:
+    module, batch = zoo.mlp()
+    captured = capture(module, batch)
+    strategy = seed_strategy(captured.graph, Seed(stages=2, num_microbatches=2))
+    order = ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
+    pipeline = Pipeline(schedule="custom", num_microbatches=2, order=order)
+    strategy = replace(strategy, pipeline=pipeline)
+    runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
+    for run in runs:
+        assert_close(run, train_plain(zoo.mlp, SGD), "own order", EXACT)
+
+
+@pytest.mark.ranks
+def test_torchrun_trains_by_schedules_as_one_process_does(tmp_path: Path) -> None:
+    file = tmp_path / "runs.pt"
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "tests.runtime.scheduled", str(file)],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    expected = train_plain(scheduled.FACTORY, scheduled.SGD)
+    found = torch.load(file, weights_only=True)
+    assert len(found) == len(scheduled.SEEDS)
+    for (losses, parameters), seed in zip(found, scheduled.SEEDS, strict=True):
+        assert_close(Run(losses, parameters, {}), expected, seed.label, EXACT)
+
+
+def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:
+    """Return, per plan, the measured and the predicted peak of this rank."""
+    torch.set_num_threads(1)
+    found: list[tuple[float, float]] = []
+    for seed in seeds:
+        module, batch = zoo.gpt(width=64, length=64)
+        captured = capture(module, batch)
+        program = lower(captured.graph, seed_strategy(captured.graph, seed))
+        executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
+        executor.step(batch)
+        measured = executor.profile_step(batch).peak_bytes[executor.stage]
+        held = [master.parameter for master in executor.machine.parameters.masters]
+        states = sum(p.numel() * p.element_size() for p in held) * program.strategy.optimizer_states
+        predicted = simulate(program, np.ones(program.num_instructions)).peak_bytes
+        found.append((measured, predicted[executor.stage] - states))
+        executor.close()
+    return found
+
+
+@pytest.mark.ranks
+def test_peaks_of_schedules_are_those_predicted() -> None:
+    seeds = [
+        Seed(stages=2, num_microbatches=8, schedule="1f1b"),
+        Seed(stages=2, num_microbatches=8, schedule="1f1b-so"),
+        Seed(stages=2, num_microbatches=8, schedule="gpipe"),
+        replace(CHUNKS, num_microbatches=8),
+    ]
+    ranks = run_ranks(2, peaks, seeds)
+    for found in ranks:
+        for measured, predicted in found:
+            assert measured == pytest.approx(predicted, rel=0.01)
+    first = [measured for measured, _ in ranks[0]]
+    assert first[0] < first[1] < first[2]  # 2, 3 and 8 microbatches in flight
