@@ -21,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.crossing import Piece, pieces_between, whole_shards
+from shardwright.core.graph import Constant
 from shardwright.core.halo import Halos
 from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
 ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master"]
+Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+TransformName = Literal["cast"]
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -41,7 +44,7 @@ Primitive = Literal[
 
 
 class Kind(enum.IntEnum):
-    """What one instruction does. ``item`` indexes segments or messages accordingly."""
+    """What one instruction does. ``item`` indexes segments, messages or transforms accordingly."""
 
     FORWARD = 0  # run a segment; keep its autograd graph if the segment is to have a backward
     RECOMPUTE = 1  # run a segment again, keeping the graph this time
@@ -51,6 +54,7 @@ class Kind(enum.IntEnum):
     RECEIVE = 5  # the other half, on the receiving mesh; same message index
     CLIP = 6  # all groups look at all gradients: their norm, and overflow of a scaled loss
     UPDATE = 7  # optimizer step on this mesh's master shards
+    TRANSFORM = 8  # local work on values that is no operator of the graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,7 @@ class Message:
     results: tuple[int, ...]
     dims: tuple[tuple[int, int], ...]
     bytes: int
-    purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+    purpose: Purpose
     destination: int = -1
     dtype: str = ""
 
@@ -185,6 +189,25 @@ class Message:
     def scatters_gradients(self) -> bool:
         """Whether this is a reduce-scatter that synchronises gradients."""
         return self.primitive == "reduce_scatter" and self.purpose == "synchronise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """Local work on the values of a mesh that is no operator of the graph.
+
+    What a name does is one function of the tensors it ``reads``, giving those it ``writes``, and what
+    it costs another (``runtime.transforms``, ``planner.cost.transforms``); ``constants`` are what
+    both go by. As everywhere, writing to a gradient accumulates. Names:
+
+    * ``cast``: each value read, in the dtype of the one written.
+    """
+
+    name: TransformName
+    mesh: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    purpose: Purpose
+    constants: tuple[tuple[str, Constant], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +236,8 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
 class Program:
     """All instructions of one step, in columns of equal length ``num_instructions``.
 
-    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for CLIP
-    and UPDATE), ``microbatch`` (-1 when once per step). ``resource``: index of the queue that
+    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment, message or transform index, -1
+    for CLIP and UPDATE), ``microbatch`` (-1 when once per step). ``resource``: index of the queue that
     executes it, ``resource_names`` tells which; instructions of one resource run one after another
     in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
     all smaller than i. ``frees``: values whose last use is instruction i,
@@ -248,6 +271,7 @@ class Program:
     temporary: NDArray[np.int64]
     base_bytes: tuple[int, ...]
     outputs: tuple[Output, ...] = ()
+    transforms: tuple[Transform, ...] = ()
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -280,4 +304,7 @@ class Program:
             message = self.messages[item]
             verb = message.primitive if kind == Kind.MESSAGE else kind.name.lower()
             return f"{where} {verb} {item} ({message.purpose}, {message.bytes} bytes){when}"
+        if kind == Kind.TRANSFORM:
+            transform = self.transforms[item]
+            return f"{where} {transform.name} {item} ({transform.purpose}){when}"
         return f"{where} {kind.name.lower()}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
+from shardwright.core.strategy import GradientSync, OperatorConfig, Pipeline, Strategy
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.domains import takes_at_least
 from shardwright.planner.search.additive.frontier import Hull, Point, hull, nearest_within
@@ -366,6 +366,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
+        gradient_sync=GradientSync(dtype=training.gradient_dtype),
         label=describe(problem, arrangement, candidate.assignments),
     )
     return in_modes(problem, strategy, problem.chosen_modes(candidate.assignments))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.search.additive.context import Context
 from shardwright.planner.search.additive.problem import Problem
@@ -35,7 +35,7 @@ from shardwright.planner.search.candidates import (
     to_strategy,
 )
 from shardwright.planner.search.incremental import Incremental
-from shardwright.planner.search.judge import Judged, judge
+from shardwright.planner.search.judge import Judged, by_blocks, judge
 from shardwright.planner.search.local.refinement import PATIENCE, improve
 from shardwright.planner.search.merging import merge_fastest, send_earlier
 from shardwright.planner.search.named import (
@@ -383,8 +383,7 @@ class Hunt:
             late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
             if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
                 # Starting so many messages may be what it did not promise.
-                sync = GradientSync(method="block", buckets=self.context.block_buckets)
-                merged = replace(strategy, gradient_sync=sync)
+                merged = by_blocks(self.context, strategy)
                 again = self.verdict(merged, candidate.least_seconds)
                 if again is not None and again.seconds < verdict.seconds:
                     verdict = again

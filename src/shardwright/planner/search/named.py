@@ -18,6 +18,7 @@ from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.search.additive.context import Context, local_shapes
 from shardwright.planner.search.arrangements import global_batch
+from shardwright.planner.search.labels import with_dtype
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -234,6 +235,8 @@ def _trained(context: Context, made: Strategy) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
+        gradient_sync=replace(made.gradient_sync, dtype=training.gradient_dtype),
+        label=with_dtype(made.label, training.gradient_dtype, len(made.devices)),
     )
 
 
