@@ -137,6 +137,22 @@ def test_a_plan_says_in_what_gradients_add_up() -> None:
     }  # fmt: skip
 
 
+def test_a_plan_says_in_what_gradients_travel_and_is_faster_for_it(tmp_path: Path) -> None:
+    module, batch = mlp(width=1024, depth=3)
+    own, half = [
+        shardwright.plan(
+            module, "2x1xA100", batch=batch, precision="float32", seed_plan="megatron:2x1",
+            gradient_dtype=dtype,
+        )
+        for dtype in ("parameter", "bfloat16")
+    ]  # fmt: skip
+    assert half.best.strategy.gradient_sync.dtype == "bfloat16"
+    assert half.best.strategy.label == f"{own.best.strategy.label}, gradients in bfloat16"
+    assert half.best.predicted.step_seconds < own.best.predicted.step_seconds
+    write_plan(tmp_path / "plan.json", half)
+    assert read_frontier(tmp_path / "plan.json") == half
+
+
 def test_a_built_executor_takes_the_short_last_batch_of_a_data_set() -> None:
     module, batch = mlp()
     plain, _ = mlp()
@@ -210,6 +226,10 @@ def test_a_module_needs_an_example_batch() -> None:
         (lambda: Request(clip=-1.0), "finite and not negative"),
         (lambda: Request(clip=float("inf")), "finite and not negative"),
         (lambda: Request(accumulation="bfloat16"), "accumulation must be one of float32, own"),
+        (
+            lambda: Request(gradient_dtype="int8"),
+            "gradient dtype must be one of parameter, float32",
+        ),
         (lambda: Job(model="m", clip=float("nan")), "must be finite"),
         (lambda: Job(model="m", steps=0), "at least one step"),
         (lambda: Job(model="m", learning_rate=float("inf")), "must be finite"),

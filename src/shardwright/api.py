@@ -80,6 +80,7 @@ def plan(
     batch_norm: str = "local",
     clip: float = 0.0,
     accumulation: str = "float32",
+    gradient_dtype: str = "parameter",
     recompute: str = "auto",
     seed_plan: str = "",
     mode: str = "min-time",
@@ -97,7 +98,7 @@ def plan(
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
     with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
     ``clip`` is the largest global norm of the gradients, held in the plan (0: not clipped).
-    ``accumulation="own"`` adds gradients of microbatches up in the parameters' dtype, for less memory.
+    ``accumulation="own"`` adds gradients up in the parameters' dtype; they travel in ``gradient_dtype``.
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
     that a step may take. ``seconds`` end the search with the best so far; ``method="mcmc"`` draws
@@ -120,6 +121,7 @@ def plan(
         batch_norm=batch_norm,
         clip=clip,
         accumulation=accumulation,
+        gradient_dtype=gradient_dtype,
         recompute=recompute,
         seed_plan=seed_plan,
         mode=mode,

@@ -15,6 +15,7 @@ from shardwright.core.codec import MAX_UNFOLDED, decode, dumps, encode
 from shardwright.core.costs import CostTable, Record
 from shardwright.core.graph import Block, Operator, OperatorGraph, TensorSpec
 from shardwright.core.plan import Bound, Frontier, Objective, Plan
+from shardwright.core.program import Transform
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -114,6 +115,18 @@ def test_a_graph_keeps_its_fingerprint_and_the_types_of_its_constants() -> None:
     assert again == graph
     assert again.fingerprint == graph.fingerprint
     assert [type(v) for _, v in again.operators[0].attributes] == [int, float, float, tuple]
+
+
+def test_a_transform_keeps_its_constants_and_leaves_out_none() -> None:
+    some = (("share", 0.5), ("count", 2), ("limit", math.inf))
+    for constants in ((), some):
+        one = Transform(
+            name="cast", mesh=0, reads=(1, 2), writes=(3, 4), purpose="synchronise",
+            constants=constants,
+        )  # fmt: skip
+        written = json.loads(dumps(encode(one)))
+        assert decode(Transform, written) == one
+        assert ("constants" in written) == bool(constants)
 
 
 def test_cluster_costs_and_records_survive_the_trip() -> None:

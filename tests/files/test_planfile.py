@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.layout import inner
 from shardwright.core.plan import Frontier, Objective, Plan, digest_of
-from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
+from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy, WireDtype
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
 from shardwright.files.planfile import (
     MAX_FILE_BYTES,
@@ -148,6 +149,41 @@ def test_predictions_for_a_strategy_that_was_changed_since_are_stale(path: Path)
         changed = read_plan(path)
         assert isinstance(changed, Plan)
         assert changed.is_stale
+
+
+def test_files_that_named_a_dtype_nobody_read_mean_the_parameters_own(path: Path) -> None:
+    """Schema 1 had ``"dtype": "float32"`` there whatever travelled; digests were made of it."""
+    plan = make_plan()
+    before = replace(plan, predicted_for="be54f137479531b1")
+    write_plan(path, before)
+    text = path.read_text()
+    assert '"dtype"' not in text.split('"gradient_sync"')[1].split("}")[0]
+    old = re.sub(r'("gradient_sync": \{)', r'\1"dtype": "float32", ', text)
+    assert old != text
+    path.write_text(old)
+    read = read_plan(path)
+    assert read == before
+    assert isinstance(read, Plan)
+    assert read.strategy.gradient_sync.dtype == "parameter"
+    assert not read.is_stale
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_gradients_travel_in_comes_back_and_outdates_what_was_predicted(
+    path: Path, dtype: WireDtype
+) -> None:
+    plan = make_plan()
+    sync = replace(plan.strategy.gradient_sync, dtype=dtype)
+    other = replace(plan, strategy=replace(plan.strategy, gradient_sync=sync))
+    write_plan(path, other)
+    assert read_plan(path) == other
+    assert replace(other, predicted_for=digest_of(plan.strategy)).is_stale
+    assert not replace(other, predicted_for=digest_of(other.strategy)).is_stale
+    said = f'"wire_dtype": "{dtype}"'
+    assert said in path.read_text()
+    path.write_text(path.read_text().replace(said, '"wire_dtype": "int8"'))
+    with pytest.raises(InputError, match=r"wire_dtype: expected one of"):
+        read_plan(path)
 
 
 @pytest.mark.parametrize("samples", [0, -4, 2**40])

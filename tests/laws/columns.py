@@ -21,4 +21,8 @@ def columns(program: Program) -> list[object]:
         elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             one = program.messages[item]
             items.append((one.primitive, one.axes, one.dims, one.bytes, one.purpose))
+        elif kind == Kind.TRANSFORM:
+            one = program.transforms[item]
+            ends = [[program.values[v] for v in values] for values in (one.reads, one.writes)]
+            items.append((one.name, [[(v.dtype, v.shape) for v in values] for values in ends]))
     return [names, program.base_bytes, items, *[column.tolist() for column in (*kept, *counts)]]

@@ -25,6 +25,7 @@ from shardwright.core.strategy import (
     ParameterConfig,
     Pipeline,
     Strategy,
+    WireDtype,
 )
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.iteration import PLUS, Iteration
@@ -127,6 +128,12 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
         ),
         clips=shape.clips,
     )
+
+
+def with_wire(strategy: Strategy, seed: int, *dtypes: WireDtype) -> Strategy:
+    """Return a strategy with gradients in one of some dtypes on the wire, or as they are."""
+    dtype = Random(seed).choice(("parameter", *dtypes))
+    return replace(strategy, gradient_sync=replace(strategy.gradient_sync, dtype=dtype))
 
 
 def _some(count: int, shape: Shape, random: Random) -> tuple[int, ...]:

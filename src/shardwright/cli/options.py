@@ -106,6 +106,14 @@ Accumulation = Annotated[
         "the memory).",
     ),
 ]
+GradientDtype = Annotated[
+    str,
+    typer.Option(
+        "--gradient-dtype",
+        help="What gradients travel in between devices: parameter (their own), float32, bfloat16, "
+        "float16.",
+    ),
+]
 Recompute = Annotated[
     str,
     typer.Option(

@@ -17,6 +17,7 @@ from shardwright.cli.options import (
     Clip,
     Cluster,
     Deadline,
+    GradientDtype,
     Json,
     LayerProfile,
     MaybeModel,
@@ -66,6 +67,7 @@ def plan(
     batch_norm: BatchNorm = "local",
     clip: Clip = 0.0,
     accumulation: Accumulation = "float32",
+    gradient_dtype: GradientDtype = "parameter",
     recompute: Recompute = "auto",
     output: Outputs = None,
     spacing: Spacing = None,
@@ -110,8 +112,8 @@ def plan(
     request = api.Request(
         global_batch=global_batch, seq=seq, memory_limit=memory_limit, optimizer=optimizer,
         precision=precision, seed=seed, measure=measure, batch_norm=batch_norm, clip=clip,
-        accumulation=accumulation, recompute=recompute, outputs=tuple(output or ()),
-        seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
+        accumulation=accumulation, gradient_dtype=gradient_dtype, recompute=recompute,
+        outputs=tuple(output or ()), seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
         proposals=proposals, spacing=spacing, trials=tries, costs=costs,
     )  # fmt: skip
     with terminal.progress(stoppable=True) as watch:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.graph import Constant, Operator, TensorSpec
-from shardwright.core.program import Call, Message, Segment, Value
+from shardwright.core.program import Call, Message, Segment, Transform, Value
 
 SCHEMA = 1
 MAX_UNFOLDED = 1_000_000
@@ -31,11 +31,26 @@ MAX_INTEGER = 2**63 - 1
 LINE = 100
 
 # Nouns that come by the thousand are written without the fields that have their default value.
-SPARSE: frozenset[type] = frozenset({TensorSpec, Operator, Value, Call, Segment, Message})
+SPARSE: frozenset[type] = frozenset(
+    {TensorSpec, Operator, Value, Call, Segment, Message, Transform}
+)
 # Fields that are written only where they say something.
-OMITTED = frozenset({("Plan", "measured"), ("Pipeline", "order")})
+OMITTED = frozenset(
+    {
+        ("Plan", "measured"),
+        ("Pipeline", "order"),
+        ("GradientSync", "dtype"),
+        ("Program", "transforms"),
+    }
+)
+# Fields that are written under another key: files had theirs before it meant anything.
+WRITTEN_AS = {("GradientSync", "dtype"): "wire_dtype"}
+# Keys of older files that meant nothing, and are passed over.
+MEANINGLESS = {("GradientSync", "dtype")}
 # Sequences that repeat a few distinct entries: written once each, with runs of indices.
 RUNS = frozenset({("Strategy", "configs"), ("Strategy", "parameters")})
+# Pairs of a name and a constant, which may be an infinity.
+CONSTANTS = frozenset({(Operator, "attributes"), (Transform, "constants")})
 
 T = TypeVar("T")
 
@@ -76,14 +91,15 @@ def _fields(value: Any) -> Iterable[tuple[str, Any]]:
         is_sparse = noun in SPARSE or (noun.__name__, field.name) in OMITTED
         if is_sparse and field.default is not dataclasses.MISSING and item == field.default:
             continue
+        key = WRITTEN_AS.get((noun.__name__, field.name), field.name)
         if (noun.__name__, field.name) in RUNS:
-            yield field.name, _fold(item)
-        elif noun is Operator and field.name == "attributes":
-            yield field.name, [[name, _encode_constant(constant)] for name, constant in item]
+            yield key, _fold(item)
+        elif (noun, field.name) in CONSTANTS:
+            yield key, [[name, _encode_constant(constant)] for name, constant in item]
         elif _is_float(noun, field.name):
-            yield field.name, encode(float(item))
+            yield key, encode(float(item))
         else:
-            yield field.name, encode(item)
+            yield key, encode(item)
 
 
 def _fold(items: Sequence[object]) -> dict[str, Any]:
@@ -210,15 +226,21 @@ def _decode_tuple(parts: tuple[Any, ...], value: object, where: str) -> tuple[An
 
 def _decode_noun(noun: type, value: object, where: str) -> Any:
     hints = _hints(noun)
-    fields = {field.name: field for field in dataclasses.fields(noun)}
+    fields = {
+        WRITTEN_AS.get((noun.__name__, field.name), field.name): field
+        for field in dataclasses.fields(noun)
+    }
     optional = {name for name, field in fields.items() if field.default is not dataclasses.MISSING}
-    table = _mapping(value, where, set(fields), optional)
+    passed_over = {key for name, key in MEANINGLESS if name == noun.__name__}
+    table = _mapping(value, where, fields.keys() | passed_over, optional | passed_over)
     made: dict[str, Any] = {}
-    for name, item in table.items():
-        place = f"{where}.{name}"
+    for key, item in table.items():
+        if key in passed_over:
+            continue
+        place, name = f"{where}.{key}", fields[key].name
         if (noun.__name__, name) in RUNS:
             made[name] = _unfold(typing.get_args(hints[name])[0], item, place)
-        elif noun is Operator and name == "attributes":
+        elif (noun, name) in CONSTANTS:
             pairs = _decode(tuple[tuple[str, object], ...], item, place)
             made[name] = tuple((key, _decode_constant(v, f"{place}.{key}")) for key, v in pairs)
         else:

@@ -17,10 +17,18 @@ def digest_of(strategy: Strategy) -> str:
     """Return a digest of all that a strategy says, but for what people call it."""
     configs = {one: number for number, one in enumerate(dict.fromkeys(strategy.configs))}
     parameters = {one: number for number, one in enumerate(dict.fromkeys(strategy.parameters))}
-    short = replace(strategy, configs=tuple(configs), parameters=tuple(parameters), label="")
+    sync = strategy.gradient_sync
+    is_own = sync.dtype == "parameter"
+    # Files that could not say in what gradients travel said "float32": their digests stay true.
+    said = replace(sync, dtype="float32") if is_own else sync
+    short = replace(
+        strategy, configs=tuple(configs), parameters=tuple(parameters), label="",
+        gradient_sync=said,
+    )  # fmt: skip
     numbers = (
         [configs[one] for one in strategy.configs],
         [parameters[one] for one in strategy.parameters],
+        *([] if is_own else ["on the wire"]),
     )
     return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
 

@@ -21,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.crossing import Piece, pieces_between, whole_shards
+from shardwright.core.graph import Constant
 from shardwright.core.halo import Halos
 from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
 ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master"]
+Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+TransformName = Literal["cast"]
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -41,7 +44,7 @@ Primitive = Literal[
 
 
 class Kind(enum.IntEnum):
-    """What one instruction does. ``item`` indexes segments or messages accordingly."""
+    """What one instruction does. ``item`` indexes segments, messages or transforms accordingly."""
 
     FORWARD = 0  # run a segment; keep its autograd graph if the segment is to have a backward
     RECOMPUTE = 1  # run a segment again, keeping the graph this time
@@ -53,6 +56,7 @@ class Kind(enum.IntEnum):
     UPDATE = 7  # optimizer step on this mesh's master shards
     FETCH = 8  # draw a batch from the loader, on the host
     COPY = 9  # bring this mesh's shards of it to the device
+    TRANSFORM = 10  # local work on values that is no operator of the graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +166,7 @@ class Message:
     results: tuple[int, ...]
     dims: tuple[tuple[int, int], ...]
     bytes: int
-    purpose: Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+    purpose: Purpose
     destination: int = -1
     dtype: str = ""
 
@@ -187,6 +191,25 @@ class Message:
     def scatters_gradients(self) -> bool:
         """Whether this is a reduce-scatter that synchronises gradients."""
         return self.primitive == "reduce_scatter" and self.purpose == "synchronise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """Local work on the values of a mesh that is no operator of the graph.
+
+    What a name does is one function of the tensors it ``reads``, giving those it ``writes``, and what
+    it costs another (``runtime.transforms``, ``planner.cost.transforms``); ``constants`` are what
+    both go by. As everywhere, writing to a gradient accumulates. Names:
+
+    * ``cast``: each value read, in the dtype of the one written.
+    """
+
+    name: TransformName
+    mesh: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    purpose: Purpose
+    constants: tuple[tuple[str, Constant], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +238,8 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
 class Program:
     """All instructions of one step, in columns of equal length ``num_instructions``.
 
-    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment or message index, -1 for the
-    other kinds), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
+    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment, message or transform index, -1
+    for the other kinds), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
     step t, for minibatch t - s; None where all work for that of their step. ``resource``: index of the queue that
     executes it, ``resource_names`` tells which; instructions of one resource run one after another
     in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
@@ -252,6 +275,7 @@ class Program:
     base_bytes: tuple[int, ...]
     outputs: tuple[Output, ...] = ()
     shift: NDArray[np.int32] | None = None
+    transforms: tuple[Transform, ...] = ()
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -288,4 +312,7 @@ class Program:
             message = self.messages[item]
             verb = message.primitive if kind == Kind.MESSAGE else kind.name.lower()
             return f"{where} {verb} {item} ({message.purpose}, {message.bytes} bytes){when}"
+        if kind == Kind.TRANSFORM:
+            transform = self.transforms[item]
+            return f"{where} {transform.name} {item} ({transform.purpose}){when}"
         return f"{where} {kind.name.lower()}"

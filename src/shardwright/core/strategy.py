@@ -17,8 +17,10 @@ Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row
 SyncEvery = Literal["step", "microbatch"]
 Recomputation = Literal["none", "attention", "selective", "blocks"]
 Accumulation = Literal["float32", "own"]
+WireDtype = Literal["parameter", "float32", "bfloat16", "float16"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
 MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
+REAL = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,12 @@ class Pipeline:
             raise ValueError("a pipeline needs at least one microbatch")
 
 
+def wire_dtype(asked: WireDtype, own: str) -> str:
+    """Return the dtype in which gradients of parameters of dtype ``own`` travel; complex ones and
+    those of whoever asks for nothing travel in their own."""
+    return own if asked == "parameter" or own not in REAL else asked
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSync:
     """Which gradients travel together.
@@ -109,13 +117,14 @@ class GradientSync:
     ``buckets`` are tuples of parameter tensor indices, in the order in which backward makes them
     ready; parameters in no bucket travel alone. ``method`` names the rule that chose them
     (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block, ``capped``: full
-    at a given size, as torch's DistributedDataParallel does). ``dtype`` is kept for old files and
-    read nowhere: gradients travel in their parameters' dtype.
+    at a given size, as torch's DistributedDataParallel does). ``dtype`` is what real gradients travel
+    and are summed in between devices, ``parameter`` for each parameter's own; they add up over
+    microbatches, and reach the optimizer, in the dtypes that they have without it.
     """
 
     method: str = "wfbp"
     buckets: tuple[tuple[int, ...], ...] = ()
-    dtype: str = "float32"
+    dtype: WireDtype = "parameter"
 
     @property
     def is_merged(self) -> bool:

@@ -87,6 +87,9 @@ def _parts(
     elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
         message = program.messages[item]
         yield f"{message.primitive} ({message.purpose})", _link(program, cluster, message), 1.0
+    elif kind == Kind.TRANSFORM:
+        one = program.transforms[item]
+        yield f"{one.name} ({one.purpose})", f"stage {int(program.group[index])}", 1.0
     else:
         yield kind.name.lower(), f"stage {int(program.group[index])}", 1.0
 

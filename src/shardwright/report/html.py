@@ -30,6 +30,7 @@ from shardwright.report.story import (
     lane_text,
     memory_by_part,
     parameter_lines,
+    wire_text,
     work_of,
 )
 from shardwright.report.text import sources_text, span_text
@@ -131,7 +132,8 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
             ["Recomputed", _recomputed_text(strategy)],
             [
                 "Gradients",
-                f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)",
+                f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)"
+                + (f", {wire}" if (wire := wire_text(strategy)) else ""),
             ],
             ["Batch norm", strategy.batch_norm],
             ["Found by", f"{plan.method}, seed {plan.seed}, shardwright {plan.version}"],

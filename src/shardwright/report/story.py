@@ -19,6 +19,7 @@ from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import layout_text
 from shardwright.core.plan import Plan
 from shardwright.core.program import Kind, Program
+from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.report.why import Why
 
@@ -109,8 +110,16 @@ def work_of(program: Program) -> np.ndarray:
         if kind in KIND_WORK:
             found[index] = KIND_WORK[kind]
         else:
-            found[index] = PURPOSE_WORK[program.messages[int(program.item[index])].purpose]
+            item = int(program.item[index])
+            named = program.transforms if kind == Kind.TRANSFORM else program.messages
+            found[index] = PURPOSE_WORK[named[item].purpose]
     return found
+
+
+def wire_text(strategy: Strategy) -> str:
+    """Say in what gradients travel, "" where that is in their parameters' own dtype."""
+    dtype = strategy.gradient_sync.dtype
+    return "" if dtype == "parameter" else f"gradients in {dtype} on the wire"
 
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:

@@ -19,6 +19,7 @@ from shardwright.report.story import (
     memory_by_part,
     parameter_lines,
     seconds_by_work,
+    wire_text,
 )
 from shardwright.report.tables import plain_table
 from shardwright.report.units import (
@@ -139,7 +140,9 @@ def plan_tables(story: PlanStory) -> Group:
         kept.add_column(name)
     for rest, state, sync, count in parameter_lines(story.plan):
         kept.add_row(rest, state, f"every {sync}", str(count))
-    return Group(devices, kept, time_table(story), memory_table(story))
+    wire = wire_text(strategy)
+    said = [Text(wire.capitalize() + ".")] if wire else []
+    return Group(devices, kept, *said, time_table(story), memory_table(story))
 
 
 def time_table(story: PlanStory) -> Table:

@@ -31,6 +31,7 @@ from shardwright.runtime.segment import (
 )
 from shardwright.runtime.store import DTYPES, Store
 from shardwright.runtime.transfers import Receive, Routes, Send
+from shardwright.runtime.transforms import transformed
 from shardwright.runtime.waiting import Action, Waiting
 from shardwright.runtime.world import World
 
@@ -83,6 +84,7 @@ class Compiled:
 
 # Makes the action of a CLIP or UPDATE on a mesh.
 Special = Callable[[Kind, int], Action]
+Slots = Callable[[Sequence[int]], tuple[int, ...]]  # of values
 
 
 class Compiler:
@@ -131,6 +133,10 @@ class Compiler:
             kind = Kind(int(self.program.kind[index]))
             if kind in COMPUTE:
                 actions.append((index, self._compute(kind, index)))
+            elif kind == Kind.TRANSFORM:
+                transform = self.program.transforms[int(self.program.item[index])]
+                microbatch = int(self.program.microbatch[index])
+                actions.append((index, transformed(transform, self.machine.store, microbatch)))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
                 exchange = self._exchange(kind, index)
                 waiting.issue(index, exchange, (*touch.writes, *touch.adds))
@@ -173,10 +179,10 @@ class Compiler:
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             message = program.messages[item]
             reads = () if kind == Kind.RECEIVE else slots(message.sources)
-            results = () if kind == Kind.SEND else message.results
-            adds = [value for value in results if values[value].role == "gradient"]
-            fresh = [value for value in results if values[value].role != "gradient"]
-            return Touch(reads, slots(fresh), slots(adds))
+            return self._made(reads, () if kind == Kind.SEND else message.results, slots)
+        if kind == Kind.TRANSFORM:
+            transform = program.transforms[item]
+            return self._made(slots(transform.reads), transform.writes, slots)
         mesh = int(program.group[index])
         masters = self.machine.parameters.masters
         if kind != Kind.CLIP:  # the norm is that of all meshes this rank is on
@@ -185,7 +191,14 @@ class Compiler:
         gradients = slots([master.gradient for master in masters])
         return Touch((*held, *gradients), held if kind == Kind.UPDATE else ())
 
-    def _slots(self, microbatch: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    def _made(self, reads: tuple[int, ...], results: Sequence[int], slots: Slots) -> Touch:
+        """Return what is touched by what reads slots and makes values, adding to gradients."""
+        values = self.program.values
+        adds = [value for value in results if values[value].role == "gradient"]
+        fresh = [value for value in results if values[value].role != "gradient"]
+        return Touch(reads, slots(fresh), slots(adds))
+
+    def _slots(self, microbatch: int) -> Slots:
         store = self.machine.store
         return lambda values: tuple(
             dict.fromkeys(store.slot(value, microbatch) for value in values if value >= 0)

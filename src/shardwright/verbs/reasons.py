@@ -124,5 +124,6 @@ def training_of(strategy: Strategy) -> Training:
         clips=strategy.clips,
         max_norm=strategy.max_norm,
         accumulation=strategy.accumulation,
+        gradient_dtype=strategy.gradient_sync.dtype,
         batch_norm=strategy.batch_norm,
     )

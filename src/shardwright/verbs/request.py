@@ -14,6 +14,7 @@ OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "fp8-row", "float64")
 BATCH_NORMS = ("local", "synchronised")
 ACCUMULATIONS = ("float32", "own")
+GRADIENT_DTYPES = ("parameter", "float32", "bfloat16", "float16")
 RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
 MEASURES = ("auto", "never", "always")
 METHODS = ("exact", "mcmc")
@@ -35,7 +36,8 @@ class Request:
     (``fp8-row``) by row. ``clip``: the largest
     global norm of the gradients, which are scaled down to it (0: not clipped). ``accumulation``: in
     mixed precision, what gradients of several microbatches add up in: ``float32``, or ``own``, the
-    parameters' dtype, for half the memory. ``batch_norm``: statistics over each device's samples (``local``)
+    parameters' dtype, for half the memory. ``gradient_dtype``: what gradients travel and are summed
+    in between devices, ``parameter`` for each parameter's own dtype. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
@@ -59,6 +61,7 @@ class Request:
     measure: str = "auto"
     clip: float = 0.0
     accumulation: str = "float32"
+    gradient_dtype: str = "parameter"
     batch_norm: str = "local"
     recompute: str = "auto"
     seed_plan: str = ""
@@ -78,6 +81,7 @@ class Request:
         _one_of("measure", self.measure, MEASURES)
         _one_of("batch norm", self.batch_norm, BATCH_NORMS)
         _one_of("accumulation", self.accumulation, ACCUMULATIONS)
+        _one_of("gradient dtype", self.gradient_dtype, GRADIENT_DTYPES)
         if not 0 <= self.clip < math.inf:
             raise InputError(
                 f"a gradient norm to clip at must be finite and not negative, not {self.clip}; give "

@@ -29,7 +29,9 @@ class Shelf:
     @staticmethod
     def of(survey: Survey, optimizer: str, environment: str) -> Shelf:
         """Return where the trials of a survey's model lie."""
-        training = hashlib.sha256(repr(survey.context.training).encode()).hexdigest()[:8]
+        # What was tried before gradients could travel in another dtype keeps its place.
+        said = repr(survey.context.training).replace(", gradient_dtype='parameter'", "")
+        training = hashlib.sha256(said.encode()).hexdigest()[:8]
         return Shelf(survey.context.graph.fingerprint, f"{optimizer}|{training}", environment)
 
     @property

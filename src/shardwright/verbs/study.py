@@ -243,6 +243,7 @@ def _training(request: Request) -> Training:
         clips=request.clip > 0,
         max_norm=request.clip,
         accumulation=request.accumulation,  # type: ignore[arg-type]  # checked by Request
+        gradient_dtype=request.gradient_dtype,  # type: ignore[arg-type]  # checked by Request
         batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
         recompute=request.recompute,  # type: ignore[arg-type]  # checked by Request
     )

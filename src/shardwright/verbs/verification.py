@@ -176,6 +176,10 @@ def _tasks(plan: Plan, origin: Origin, trial: Trial, samples: Samples) -> list[T
     """Return what may be trained, best first: in float64, at small global batches which the plan's
     splits still divide."""
     needed = _pieces_of_batch(samples, plan.strategy)
+    # What travels is rounded as little as everything else.
+    exact = replace(
+        plan.strategy, gradient_sync=replace(plan.strategy.gradient_sync, dtype="parameter")
+    )
     sizes = [
         size
         for size in divisors(plan.global_batch, plan.global_batch)
@@ -185,7 +189,7 @@ def _tasks(plan: Plan, origin: Origin, trial: Trial, samples: Samples) -> list[T
         Task(
             model=trial.model,
             seq=origin.seq,
-            strategy=replace(plan.strategy, precision=precision),
+            strategy=replace(exact, precision=precision),
             global_batch=size,
             steps=trial.steps,
             outputs=plan.outputs,
@@ -290,6 +294,8 @@ def _notes(plan: Plan, task: Task, dropouts: int, exact: bool) -> tuple[str, ...
         notes.append(f"the global batch is {size} instead of {full}: the smallest it divides into")
     asked, used = plan.strategy.precision, task.precision
     notes.append(used + (f" instead of {asked}" if asked != used else "") + "; SGD with momentum")
+    if (wire := plan.strategy.gradient_sync.dtype) != "parameter":
+        notes.append(f"gradients travel in {used} instead of {wire}")
     if dropouts:
         notes.append(f"dropout is off (rates set to 0: {dropouts})")
     if used != PRECISIONS[0]:

@@ -156,7 +156,11 @@ def test_what_is_unrolled_is_the_program_and_its_prices(model, seed) -> None:
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     abridger = Abridger(graph, samples)
     assert abridger.is_long
-    strategy = legal = seed_strategy(graph, seed, samples)
+    strategy = seed_strategy(graph, seed, samples)
+    if seed.zero:  # in another dtype on the wire
+        sync = replace(strategy.gradient_sync, dtype="bfloat16")
+        strategy = replace(strategy, gradient_sync=sync)
+    legal = strategy
     same = 0
     for turn in range(5):
         known, found = Lowered.of(graph, strategy), unrolled(abridger, strategy)

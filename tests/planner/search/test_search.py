@@ -73,6 +73,24 @@ def test_every_plan_predicts_what_simulating_it_again_gives() -> None:
     assert frontier.chosen == 0
 
 
+def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_true() -> None:
+    graph, where = mlp(), cluster(2, 1, **SLOW)
+    training = Training(gradient_dtype="bfloat16")
+    half = search(graph, where, CostTable(), training=training, limits=FEW)
+    context = Context(graph, where, CostTable(), training)
+    known = [strategy for named in named_strategies(context) for strategy in named]
+    assert {one.gradient_sync.dtype for one in known} == {"bfloat16"}
+    least = min(simulated(graph, replace(half.best, strategy=one), where)[0] for one in known)
+    assert half.best.predicted.step_seconds <= least * (1 + 1e-9)
+    assert half.best.bound is not None
+    assert half.best.bound.step_seconds <= half.best.predicted.step_seconds
+    for plan in half.plans:
+        assert plan.strategy.gradient_sync.dtype == "bfloat16"
+        assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
+            simulated(graph, plan, where)
+        )
+
+
 def test_the_bound_lies_below_every_simulated_plan() -> None:
     for frontier in (answered(mlp), answered(large)):
         for plan in frontier.plans:

@@ -33,6 +33,7 @@ from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.transfers import transfer_cost
+from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import update_all
 
 # Beyond so many, prices of segments and messages are forgotten.
@@ -67,7 +68,9 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     meshes = range(len(program.meshes))
     updates = [_row(tariff.update(mesh)) for mesh in meshes]
     clips = [_row(tariff.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
-    fixed = np.array([_row(tariff.received()), *updates, *clips], dtype=np.float64)
+    kinds = [[rates.kind for rates in own] for own in tariff.rates]
+    works = [_row(transform_cost(t, program.values, kinds[t.mesh])) for t in program.transforms]
+    fixed = np.array([_row(tariff.received()), *updates, *clips, *works], dtype=np.float64)
     if tariff.is_burdened:
         fixed = np.pad(fixed, ((0, 0), (0, NUM_COLUMNS)))
     forward, backward = tariff.segments()
@@ -80,6 +83,7 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     begin[Kind.BACKWARD] = len(forward)
     begin[[Kind.MESSAGE, Kind.SEND]] = 2 * len(forward)
     begin[Kind.UPDATE], begin[Kind.CLIP] = ahead + 1, ahead + 1 + len(updates)
+    begin[Kind.TRANSFORM] = begin[Kind.CLIP] + len(clips)
     by_group = (program.kind == Kind.UPDATE) | (program.kind == Kind.CLIP)
     row = begin[program.kind] + np.where(by_group, program.group, program.item)
     row[program.kind == Kind.RECEIVE] = ahead

@@ -146,11 +146,13 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
         starts = len(context.block_buckets) * context.starting
         if starts < WORTHWHILE * judged.seconds or len(parameters) > MOST_GRADIENTS:
             return judged
-    alone = replace(judged.strategy, gradient_sync=GradientSync())
+    dtype = judged.strategy.gradient_sync.dtype
+    alone = replace(judged.strategy, gradient_sync=GradientSync(dtype=dtype))
     program, timeline, _ = judging(alone, judged.least_seconds)
-    ways = [GradientSync(method="optimal", buckets=_buckets(context, program, timeline))]
+    buckets = _buckets(context, program, timeline)
+    ways = [GradientSync(method="optimal", buckets=buckets, dtype=dtype)]
     if is_measured(context.table) and not context.abridger.is_long:
-        ways.append(capped_sync(context.graph))
+        ways.append(replace(capped_sync(context.graph), dtype=dtype))
     best = judged
     for sync in ways:
         if any(len(bucket) > 1 for bucket in sync.buckets):
@@ -161,12 +163,18 @@ def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judge
 
 def _by_blocks(context: Context, judged: Judged, judging: Run) -> Judged:
     """Let the gradients of each block travel together; keep the better."""
-    sync = GradientSync(method="block", buckets=context.block_buckets)
-    if judged.strategy.gradient_sync == sync:
+    strategy = by_blocks(context, judged.strategy)
+    if judged.strategy.gradient_sync == strategy.gradient_sync:
         return judged
-    strategy = replace(judged.strategy, gradient_sync=sync)
     merged = judge(context, strategy, judged.least_seconds, judging)
     return merged if merged.seconds < judged.seconds else judged
+
+
+def by_blocks(context: Context, strategy: Strategy) -> Strategy:
+    """Return a strategy with the gradients of each block travelling together."""
+    dtype = strategy.gradient_sync.dtype
+    sync = GradientSync(method="block", buckets=context.block_buckets, dtype=dtype)
+    return replace(strategy, gradient_sync=sync)
 
 
 def run(

@@ -31,7 +31,7 @@ UNLIKE = 0.2
 # Memory is predicted to some 3 %.
 NEAR = 0.05
 
-COMPUTES = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+COMPUTES = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.TRANSFORM)
 
 
 def doubts_of(program: Program, prices: Prices, timeline: Timeline) -> dict[str, float]:

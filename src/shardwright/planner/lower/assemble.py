@@ -239,17 +239,16 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
     segments = draft.segment_order()
     number = np.zeros(len(draft.segments), dtype=np.int32)
     number[segments] = np.arange(len(segments))
-    runs, moves = RUNS_SEGMENT[kind], MOVES[kind]
+    runs = RUNS_SEGMENT[kind]
     item[runs] = number[item[runs]]
-    is_used = np.zeros(len(draft.messages), dtype=np.bool_)
-    is_used[item[moves]] = True
-    item[moves] = (np.cumsum(is_used) - 1)[item[moves]]
-    messages: list[int] = np.flatnonzero(is_used).tolist()
+    messages = _renumber(item, MOVES[kind], len(draft.messages))
+    transforms = _renumber(item, kind == Kind.TRANSFORM, len(draft.transforms))
     return Program(
         strategy=draft.strategy,
         values=tuple(draft.values),
         segments=tuple([draft.segments[index] for index in segments]),
         messages=tuple([draft.messages[index] for index in messages]),
+        transforms=tuple([draft.transforms[index] for index in transforms]),
         loss=loss,
         outputs=draft.outputs,
         kind=kind,
@@ -267,6 +266,14 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
         base_bytes=tuple(base_bytes(draft, mesh) for mesh in range(len(draft.strategy.meshes))),
     )
+
+
+def _renumber(item: NDArray[np.int32], chosen: Flags, count: int) -> list[int]:
+    """Number those of ``count`` items that the chosen instructions name; return which they are."""
+    is_used = np.zeros(count, dtype=np.bool_)
+    is_used[item[chosen]] = True
+    item[chosen] = (np.cumsum(is_used) - 1)[item[chosen]]
+    return np.flatnonzero(is_used).tolist()
 
 
 def _by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:

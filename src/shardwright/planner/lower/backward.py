@@ -12,6 +12,7 @@ from shardwright.planner.lower.draft import Draft, Step
 from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.wire import first_message, synchronise
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
 StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that needs it
@@ -262,12 +263,13 @@ def add_syncs(
         last_only = draft.values[pairs[0][0]].scope == "step"
         syncs = draft.once(
             ("synchronise", last_only, *pairs),
-            partial(draft.chain, pairs, "synchronise", last_only=last_only),
+            partial(synchronise, draft, pairs, last_only=last_only),
         )
-        early = list(itertools.takewhile(links.are_free_for, syncs[1:]))
-        after.setdefault(place, []).extend(syncs[:1])
+        first = first_message(syncs)
+        early = list(itertools.takewhile(links.are_free_for, syncs[first:]))
+        after.setdefault(place, []).extend(syncs[:first])
         soon.setdefault(place, []).extend(early)
-        late.append((place, syncs[1 + len(early) :]))
+        late.append((place, syncs[first + len(early) :]))
     result: list[Step] = []
     meets, carried = -1, list[Step]()
     for place, step in enumerate(steps):

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
@@ -20,8 +20,10 @@ from shardwright.core.program import (
     Kind,
     Message,
     Output,
+    Purpose,
     Scope,
     Segment,
+    Transform,
     Value,
     ValueRole,
     value_pieces,
@@ -38,7 +40,7 @@ BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
 WIDE = 16  # a gradient in twice the bytes of what is added to it
 
 Made = TypeVar("Made")
-Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
+Pairs = Sequence[tuple[int, int]]  # of values, source and result
 
 
 Said = tuple[int, int, Layout, Scope, ValueRole]  # of a value: tensor, mesh, layout, scope, role
@@ -97,6 +99,7 @@ class Draft:
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
+        self.transforms: list[Transform] = []
         self.reduced: set[int] = set()  # gradients that optimizers read
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
@@ -211,6 +214,7 @@ class Draft:
         index, own = len(self.values), value.alias < 0
         outside = value.role in ("input", "buffer") or value.resident
         size = math.prod(value.shape) * DTYPE_BYTES[value.dtype] if own and not outside else 0
+        wide = DTYPE_BYTES[value.dtype] > DTYPE_BYTES[self.own_dtype(value.tensor)]
         self.values.append(value)
         self.sizes.append(size)
         self.roots.append(index if own else self.roots[value.alias])
@@ -220,7 +224,7 @@ class Draft:
             + GRADIENT * (value.role == "gradient")
             + ACTIVATION * (value.role == "activation")
             + GATHERED * (value.role == "parameter" and not value.resident)
-            + WIDE * (value.role == "gradient" and value.dtype != self.own_dtype(value.tensor))
+            + WIDE * (value.role == "gradient" and wide)
         )
         return index
 
@@ -287,27 +291,27 @@ class Draft:
         """Return the segments of this lowering in the order in which they were made."""
         return list(range(len(self.segments)))
 
-    def reshard(self, source: int, target: Layout) -> tuple[Reshard, ...]:
-        """Return the steps that bring a value to another layout."""
+    def reshard(self, source: int, target: Layout, dtype: str = "") -> tuple[Reshard, ...]:
+        """Return the steps that bring a value to another layout, in its tensor's dtype or another."""
         entry = self.values[source]
         scope: Scope = "step" if entry.role in ("parameter", "master") else entry.scope
         if self.graph.tensors[entry.tensor].role == "parameter":
             scope = "step"
         shape = self.whole_shape(entry.tensor, scope)
-        dtype = self.own_dtype(entry.tensor)
+        dtype = dtype or self.own_dtype(entry.tensor)
         return reshard_steps(shape, dtype, entry.layout, target, self.mesh(entry.mesh).sizes)
 
     def chain(
-        self, pairs: Sequence[tuple[int, int]], purpose: Purpose, *, last_only: bool = False
+        self, pairs: Pairs, purpose: Purpose, *, last_only: bool = False, dtype: str = ""
     ) -> list[Step]:
         """Return message steps that bring each (source, result) pair to its result's layout.
 
-        All pairs must need the same primitives on the same axes; they travel together, in the dtype
-        that the graph gives them: float32 masters are cast before they are gathered, sums after
-        they have arrived. A pair whose layouts agree is copied (a change of dtype).
+        All pairs must need the same primitives on the same axes; they travel together, in ``dtype``
+        or the one that the graph gives them: float32 masters are cast before they are gathered, sums
+        after they have arrived. A pair whose layouts agree is copied (a change of dtype).
         """
         mesh = self.values[pairs[0][0]].mesh
-        plans = [self.reshard(source, self.values[result].layout) for source, result in pairs]
+        plans = [self.reshard(one, self.values[other].layout, dtype) for one, other in pairs]
         steps: list[Step] = []
         current = [source for source, _ in pairs]
         if not plans[0]:
@@ -315,10 +319,10 @@ class Draft:
         for depth, first in enumerate(plans[0]):
             is_final = depth == len(plans[0]) - 1
             targets = [
-                result if is_final else self._between(source, plan[depth].layout, result)
+                result if is_final else self._between(source, plan[depth].layout, result, dtype)
                 for (source, result), plan in zip(pairs, plans, strict=True)
             ]
-            own = self.own_dtype(self.values[current[0]].tensor)
+            own = dtype or self.own_dtype(self.values[current[0]].tensor)
             message = Message(
                 primitive=first.primitive,
                 mesh=mesh,
@@ -357,12 +361,13 @@ class Draft:
         )
         return self.message_step(message)
 
-    def _between(self, source: int, layout: Layout, result: int) -> int:
+    def _between(self, source: int, layout: Layout, result: int, dtype: str) -> int:
         entry, final = self.values[source], self.values[result]
         role: ValueRole = "gradient" if final.role == "gradient" else "activation"
-        return self.add_value(entry.tensor, entry.mesh, layout, entry.scope, role)
+        extra: Extra = {"dtype": dtype} if dtype else {}
+        return self.add_value(entry.tensor, entry.mesh, layout, entry.scope, role, **extra)
 
-    def _copy(self, pairs: Sequence[tuple[int, int]], purpose: Purpose, last_only: bool) -> Step:
+    def _copy(self, pairs: Pairs, purpose: Purpose, last_only: bool) -> Step:
         message = Message(
             primitive="copy",
             mesh=self.values[pairs[0][0]].mesh,

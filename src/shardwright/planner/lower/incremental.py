@@ -76,7 +76,7 @@ class IncrementalLowering:
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
         check_pipeline(strategy, self.samples)
-        types = (strategy.precision, strategy.accumulation)
+        types = (strategy.precision, strategy.accumulation, strategy.gradient_sync.dtype)
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
         draft = self._draft

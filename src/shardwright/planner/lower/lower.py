@@ -30,6 +30,7 @@ from shardwright.planner.lower.draft import Draft, Finished, Step
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.wire import other_dtype, synchronise
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.legal import (
     check_strategy,
@@ -219,16 +220,18 @@ class Lowering:
 
     def _arrived(self, summed: int, reduced: int) -> tuple[int, list[Step]]:
         """Return where a gradient arrives from another mesh, and the steps that add it to the
-        reduced one: at once, except to flat shards on a mesh that is cut otherwise."""
+        reduced one: at once, except in another dtype, or to flat shards on a mesh that is cut otherwise."""
         draft, one, other = self.draft, self.draft.values[summed], self.draft.values[reduced]
         same = draft.mesh(one.mesh).sizes == draft.mesh(other.mesh).sizes
-        if FLAT not in other.layout or (same and one.layout == other.layout):
+        wire = other_dtype(draft, summed)
+        is_cut = FLAT in other.layout and not (same and one.layout == other.layout)
+        if not is_cut and wire in ("", other.dtype):
             return reduced, []
+        layout = unflattened(other.layout) if is_cut else other.layout
         arrived = draft.add_value(
-            other.tensor, other.mesh, unflattened(other.layout), "step", "gradient",
-            dtype=other.dtype,
-        )  # fmt: skip
-        return arrived, draft.chain([(arrived, reduced)], "synchronise")
+            other.tensor, other.mesh, layout, "step", "gradient", dtype=wire or other.dtype
+        )
+        return arrived, synchronise(draft, [(arrived, reduced)])
 
     # -- backward and update -------------------------------------------------------------------
 

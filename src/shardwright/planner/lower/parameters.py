@@ -9,6 +9,7 @@ from typing import cast
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
 from shardwright.planner.lower.draft import Draft, Extra
+from shardwright.planner.lower.wire import other_dtype
 from shardwright.planner.space.configs import Pair
 
 
@@ -139,11 +140,12 @@ class Parameters:
         layout = reduced.layout
         if here.sizes != home.sizes:
             layout = tuple(REPLICATE if p == PARTIAL else p for p in lying.layout)
-        if (lying.layout, lying.dtype) == (layout, reduced.dtype):
+        dtype = other_dtype(draft, made) or reduced.dtype
+        if (lying.layout, lying.dtype) == (layout, dtype):
             return made
         if made not in self.pending:
             self.pending[made] = draft.add_value(
-                use.tensor, use.mesh, layout, "step", "gradient", dtype=reduced.dtype
+                use.tensor, use.mesh, layout, "step", "gradient", dtype=dtype
             )
         return self.pending[made]
 

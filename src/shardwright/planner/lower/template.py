@@ -32,11 +32,15 @@ def _table(*kinds: Kind) -> Flags:
     return np.array([kind in kinds for kind in Kind], dtype=np.bool_)
 
 
-# By kind: what computes, what runs a segment, what runs a message, what sends one off.
-COMPUTES = _table(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE)
+# By kind: what computes, what runs a segment, what runs a message, what sends one off, what takes all
+# of its mesh's parameters.
+COMPUTES = _table(
+    Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE, Kind.TRANSFORM
+)
 RUNS_SEGMENT = _table(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 MOVES = _table(Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
 SENDS = _table(Kind.MESSAGE, Kind.SEND)
+TAKES_ALL = _table(Kind.CLIP, Kind.UPDATE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +120,7 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, draft: Draft, steps: Sequence[Step]) -> Rows:
         """Look at steps of a draft whose segments are finished."""
-        segments, messages = draft.segments, draft.messages
+        segments = draft.segments
         held = [_held(draft, step) if step.kind is BACKWARD else step.reads for step in steps]
         written = [
             segments[step.item].outputs if step.kind in FORWARDS else step.writes for step in steps
@@ -124,7 +128,7 @@ class Rows(NamedTuple):
         rows = [
             (
                 step.kind, step.item, draft.resource(step.resource), step.last_only,
-                step.kind is Kind.MESSAGE and messages[step.item].purpose == "synchronise",
+                _synchronises(draft, step),
                 *_own_bytes(draft, step), len(one), len(other), len(step.reads),
             )
             for step, one, other in zip(steps, held, written, strict=True)
@@ -166,7 +170,7 @@ class Template:
     ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
     what it writes. A segment writes its outputs; of these its backward holds only what was saved.
     ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
-    that synchronise gradients.
+    and transforms that synchronise gradients.
     """
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -205,6 +209,13 @@ def _held(draft: Draft, step: Step) -> tuple[int, ...]:
     return tuple([value for value in step.reads if value not in dropped])
 
 
+def _synchronises(draft: Draft, step: Step) -> bool:
+    """Whether a step within a mesh brings gradients to where the optimizer reads them."""
+    if step.kind is Kind.TRANSFORM:
+        return draft.transforms[step.item].purpose == "synchronise"
+    return step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
+
+
 def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
     """Return the bytes that a step allocates, frees and needs for a while besides values."""
     kind = step.kind
@@ -214,7 +225,7 @@ def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
         sizes = [draft.value_bytes(value) for value in step.writes]
         return 0, 0, 2 * max(sizes, default=0)
-    if kind is Kind.CLIP:
+    if kind in (Kind.CLIP, Kind.TRANSFORM):
         return 0, 0, 0
     segment = draft.segments[step.item]
     forward, backward = segment.temporary_bytes
@@ -230,8 +241,13 @@ def _buffers(draft: Draft, message: Message) -> int:
 
     What is split is packed rank by rank first, unless it lies so, in the dtype that it travels in. All other buffers become the
     results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
-    end. Packed pieces to gather are left out: they are copied into the output at once.
+    end. Packed pieces to gather are left out: they are copied into the output at once. What is added
+    to a wider sum is taken for half of it (``lifetimes``); what travelled as wide as the sum is more.
     """
     source, result = (draft.values[ends[0]] for ends in (message.sources, message.results))
     is_cast = message.scatters_gradients and source.dtype != (message.dtype or result.dtype)
-    return message.bytes if message.is_packed or is_cast else 0
+    wide, several = 0, draft.strategy.pipeline.num_microbatches > 1
+    if several and source.scope == "microbatch" and source.dtype == result.dtype:
+        sums = [value for value in message.results if draft.marks[value] & WIDE]
+        wide = sum(draft.value_bytes(value) for value in sums) // 2
+    return wide + (message.bytes if message.is_packed or is_cast else 0)

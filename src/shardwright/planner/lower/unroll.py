@@ -27,9 +27,9 @@ from shardwright.planner.lower.compile import Steps, Templates
 from shardwright.planner.lower.draft import Draft, Step
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import (
-    COMPUTES,
     MOVES,
     RUNS_SEGMENT,
+    TAKES_ALL,
     Facts,
     Flags,
     Ints,
@@ -112,13 +112,14 @@ class _Roll:
     def __init__(self, draft: Draft, short: Short, chains: Chains) -> None:
         self.draft, self.chains = draft, chains
         self.segments = np.array([segment.block for segment in draft.segments], dtype=np.int64)
-        self.messages = np.array(
-            [
-                max((int(chains.block[v]) for v in (*m.sources[:1], *m.results[:1])), default=-1)
-                for m in draft.messages
-            ],
-            dtype=np.int64,
-        )
+        self.messages = self._homes([(*m.sources[:1], *m.results[:1]) for m in draft.messages])
+        self.transforms = self._homes([(*t.reads[:1], *t.writes[:1]) for t in draft.transforms])
+
+    def _homes(self, touched: list[tuple[int, ...]]) -> Ints:
+        """Return the blocks of what touches values."""
+        blocks = self.chains.block
+        homes = [max((int(blocks[value]) for value in values), default=-1) for values in touched]
+        return np.array(homes, dtype=np.int64)
 
     def templates(self, steps: Steps) -> Templates:
         """Return the templates of one stage of the whole graph."""
@@ -148,9 +149,10 @@ class _Roll:
         """Return the block that each step belongs to, -1 for none."""
         kind, item = rows.rows[:, 0], rows.rows[:, ITEM]
         label = np.full(len(kind), -1)
-        runs, moves = RUNS_SEGMENT[kind], MOVES[kind]
+        runs, moves, works = RUNS_SEGMENT[kind], MOVES[kind], kind == Kind.TRANSFORM
         label[runs] = self.segments[item[runs]]
         label[moves] = self.messages[item[moves]]
+        label[works] = self.transforms[item[works]]
         return label
 
     def _sweep(self, rows: Rows) -> Rows:
@@ -265,7 +267,7 @@ class _View:
     def blocks(self) -> list[tuple[Ints, Ints]]:
         """Return columns (step, block) of all that steps touch, but for those that touch everything."""
         rows = self.rows.rows
-        alone = RUNS_SEGMENT[rows[:, 0]] | MOVES[rows[:, 0]]
+        alone = ~TAKES_ALL[rows[:, 0]]
         found: list[tuple[Ints, Ints]] = []
         for counts, values in (
             (rows[:, HELD] + rows[:, WRITTEN], self.rows.value),
@@ -301,7 +303,7 @@ class _View:
         counts = rows[:, HELD] + rows[:, WRITTEN]
         value = self._taken(self.rows.value, self.touched, counts, plan)
         read = self._taken(self.rows.read, self.read, rows[:, READ], plan)
-        everything = COMPUTES[rows[:, 0]] & ~RUNS_SEGMENT[rows[:, 0]]
+        everything = TAKES_ALL[rows[:, 0]]
         for place in np.flatnonzero(everything).tolist():
             value, read = self._widened(rows, place, value, read)
         return Rows(rows, value, read)

@@ -17,7 +17,14 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
-from shardwright.core.strategy import MIXED, Accumulation, Mesh, Precision, Recomputation
+from shardwright.core.strategy import (
+    MIXED,
+    Accumulation,
+    Mesh,
+    Precision,
+    Recomputation,
+    WireDtype,
+)
 from shardwright.planner.cost import ShardPrices, collective_seconds
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.collective import halo_seconds
@@ -60,6 +67,7 @@ class Training:
     clips: bool = False
     max_norm: float = 0.0
     accumulation: Accumulation = "float32"
+    gradient_dtype: WireDtype = "parameter"
     batch_norm: Literal["local", "synchronised"] = "local"
     recompute: Recomputation | Literal["auto"] = "auto"
 
@@ -349,8 +357,7 @@ class Wires:
                 ).seconds
                 for devices, concurrent in self._groups[axes]
             )
-            fixed = 0.0 if primitive in LOCAL else context.message_seconds
-            self._messages[key] = slowest + fixed
+            self._messages[key] = slowest + (0.0 if primitive in LOCAL else context.message_seconds)
         return self._messages[key]
 
     def reshard(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
@@ -360,8 +367,7 @@ class Wires:
         key = (shape, dtype, source, target)
         if key not in self._reshards:
             try:
-                moved = self.by_axes(shape, dtype, source, target)
-                self._reshards[key] = sum(seconds for _, seconds in moved)
+                self._reshards[key] = sum(one for _, one in self.by_axes(*key))
             except ValueError:
                 self._reshards[key] = float("inf")
         return self._reshards[key]

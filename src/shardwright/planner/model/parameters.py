@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.graph import TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
-from shardwright.core.strategy import ParameterConfig
+from shardwright.core.strategy import ParameterConfig, wire_dtype
 from shardwright.planner.model.terms import (
     EACH,
     GATHER,
@@ -170,8 +170,13 @@ def _columns(
     column[GATHER if level >= 2 else SYNC] += sync
     column[GATHER] += gathers * gather
     way = (pair.gradient, kept.optimizer)
-    column[EACH if level >= 2 else ONCE] += wires.lost(spec.shape, spec.dtype, *way)
+    wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
+    column[EACH if level >= 2 else ONCE] += wires.lost(spec.shape, wire, *way)
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
+    if wire != spec.dtype and PARTIAL in pair.gradient:
+        casts = ((pair.value, total, wire), (kept.optimizer, wire, master))
+        touched = sum(size(at, one) + size(at, two) for at, one, two in casts if one != two)
+        column[EACH if level >= 2 else ONCE] += context.touch_seconds(touched)
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.
         share = 1 - 1 / decisions.num_microbatches
@@ -193,7 +198,8 @@ def sync_seconds(
     decisions: Decisions, spec: TensorSpec, gradient: Layout, kept: ParameterConfig
 ) -> float:
     """Price a gradient's synchronisation; one message may carry many of one step's."""
-    way = (spec.shape, spec.dtype, gradient, kept.optimizer)
+    wire = wire_dtype(decisions.context.training.gradient_dtype, spec.dtype)
+    way = (spec.shape, wire, gradient, kept.optimizer)
     if kept.sync == "step" or decisions.num_microbatches == 1:
         return decisions.wires.merged(*way)
     return decisions.wires.reshard(*way)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.evaluate import Judged, by_blocks, judge
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.arrangements import (
     FEW,
@@ -366,8 +366,7 @@ class Hunt:
             late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
             if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
                 # Starting so many messages may be what it did not promise.
-                sync = GradientSync(method="block", buckets=self.context.block_buckets)
-                merged = replace(strategy, gradient_sync=sync)
+                merged = by_blocks(self.context, strategy)
                 again = self.verdict(merged, candidate.least_seconds)
                 if again is not None and again.seconds < verdict.seconds:
                     verdict = again

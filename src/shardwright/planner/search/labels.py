@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Strategy, WireDtype
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.modes import KEEP
@@ -49,7 +50,13 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
             words.append(f"{mode.name} {modes.count(mode)} blocks")
     if arrangement.microbatches > 1:
         words.append(f"{arrangement.microbatches} microbatches")
-    return ", ".join(words)
+    many = arrangement.stages * arrangement.data * math.prod(free)
+    return with_dtype(", ".join(words), problem.context.training.gradient_dtype, many)
+
+
+def with_dtype(label: str, dtype: WireDtype, num_devices: int) -> str:
+    """Return a label that says in what gradients travel between devices, where somebody asked."""
+    return label if dtype == "parameter" or num_devices == 1 else f"{label}, gradients in {dtype}"
 
 
 def _levels(problem: Problem, assignments: Iterable[tuple[int, ...]]) -> set[int]:

@@ -21,6 +21,7 @@ from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context, local_shapes
 from shardwright.planner.schedule import order_of
+from shardwright.planner.search.labels import with_dtype
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -248,6 +249,8 @@ def _trained(context: Context, made: Strategy) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
+        gradient_sync=replace(made.gradient_sync, dtype=training.gradient_dtype),
+        label=with_dtype(made.label, training.gradient_dtype, len(made.devices)),
     )
 
 

@@ -94,6 +94,10 @@ class _Device:
             self._arrive(program.messages[item], microbatch)
         elif kind == Kind.UPDATE:
             self.pass_by(int(program.temporary[index]))
+        elif kind == Kind.TRANSFORM:
+            self.pass_by(int(program.temporary[index]))
+            for value in program.transforms[item].writes:
+                self._make(value, microbatch, self.main)
         ends = slice(*program.free_offset[index : index + 2])
         for value in program.free_value[ends].tolist():
             if found := self.held.get(self._key(value, microbatch)):
@@ -212,17 +216,21 @@ class _Device:
 
     def _arrive(self, message: Message, microbatch: int) -> None:
         """Take memory for what a message makes; parameters are copied out of what arrives."""
-        values, allocator = self.program.values, self.main
+        allocator = self.main
         if message.purpose == "synchronise":
             allocator = self.apart
         elif message.purpose == "parameter" and self.apart is not self.main:
             self.pass_by(message.bytes, self.apart)
         for value in message.results:
-            one = values[value]
-            stays = one.resident or one.role == "master"
-            adds = one.role == "gradient" and self.held.get(self._key(value, microbatch))
-            if not stays and not adds:
-                self._keep(value, microbatch, self.take(value_bytes(one), allocator))
+            self._make(value, microbatch, allocator)
+
+    def _make(self, value: int, microbatch: int, allocator: CachingAllocator) -> None:
+        """Take memory for a value, unless it is there."""
+        one = self.program.values[value]
+        stays = one.resident or one.role == "master"
+        adds = one.role == "gradient" and self.held.get(self._key(value, microbatch))
+        if not stays and not adds:
+            self._keep(value, microbatch, self.take(value_bytes(one), allocator))
 
 
 def _drop(found: Sequence[_Held]) -> None:

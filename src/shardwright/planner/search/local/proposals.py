@@ -75,7 +75,7 @@ class Proposals:
             configs = replace(configs, configs=tuple(listed))
         changes = {index: configs.configs[index].dims for index in self._operators}
         made = resplit(space, strategy, changes)
-        sync = GradientSync(buckets=())
+        sync = GradientSync(dtype=strategy.gradient_sync.dtype)
         return replace(made, gradient_sync=sync, label="random splits")
 
     def _members(self, strategy: Strategy, index: int) -> list[int]:

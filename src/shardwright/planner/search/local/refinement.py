@@ -173,12 +173,15 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
             for tensor, share in _updates(context, program, int(program.group[index])):
                 add(_owner(context, tensor), tensor, "parameter", seconds * share)
         elif item >= 0:
-            message = program.messages[item]
-            for source in message.sources:
+            if kind == Kind.TRANSFORM:
+                purpose, read = program.transforms[item].purpose, program.transforms[item].reads
+            else:
+                purpose, read = program.messages[item].purpose, program.messages[item].sources
+            for source in read:
                 tensor = program.values[source].tensor
                 operator = _owner(context, tensor)
                 if operator >= 0:
-                    add(operator, tensor, message.purpose, seconds / len(message.sources))
+                    add(operator, tensor, purpose, seconds / len(read))
     listed = [
         Bottleneck(operator=operator, tensor=tensor, purpose=key[2], seconds=seconds)
         for key, (operator, tensor, seconds) in found.items()

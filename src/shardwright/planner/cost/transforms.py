@@ -1,0 +1,31 @@
+"""What transforms cost: one function per name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardwright.core.cluster import DeviceKind
+from shardwright.core.costs import Cost
+from shardwright.core.program import Transform, TransformName, Value
+from shardwright.planner.cost.backward import value_bytes
+from shardwright.planner.cost.compute import memory_seconds
+
+Price = Callable[[Transform, Sequence[Value], DeviceKind], Cost]
+
+
+def transform_cost(
+    transform: Transform, values: Sequence[Value], kinds: Sequence[DeviceKind]
+) -> Cost:
+    """Return the seconds of a transform on the slowest of some devices; ``values`` are the Program's."""
+    found = [COSTS[transform.name](transform, values, kind) for kind in kinds]
+    return max(found, key=lambda cost: cost.seconds)
+
+
+def _cast(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+    """Read each value and write it, one kernel each."""
+    touched = sum(value_bytes(values[one]) for one in (*transform.reads, *transform.writes))
+    started = len(transform.reads) * kind.launch_seconds
+    return Cost(seconds=memory_seconds(touched, kind) + started)
+
+
+COSTS: dict[TransformName, Price] = {"cast": _cast}

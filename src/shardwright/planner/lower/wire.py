@@ -1,0 +1,86 @@
+"""Gradients on their way to the optimizer, in the dtype in which they travel.
+
+Where that is not the parameters' own they are cast before the first message and after the last, by
+instructions of their own: what is added up on the way stays in it, and what waits for the wire needs
+no more memory than what travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.core.program import Kind, Scope, Transform
+from shardwright.core.strategy import wire_dtype
+from shardwright.planner.lower.draft import Draft, Step
+
+Pair = tuple[int, int]
+
+
+def other_dtype(draft: Draft, gradient: int) -> str:
+    """Return the dtype in which a gradient travels, "" where that is its tensor's own."""
+    own = draft.own_dtype(draft.values[gradient].tensor)
+    wire = wire_dtype(draft.strategy.gradient_sync.dtype, own)
+    return "" if wire == own else wire
+
+
+def synchronise(draft: Draft, pairs: Sequence[Pair], *, last_only: bool = False) -> list[Step]:
+    """Return the steps that bring each (source, result) pair of gradients to its result's layout.
+
+    As ``Draft.chain`` does; casts come first and last.
+    """
+    wire = max(other_dtype(draft, source) for source, _ in pairs)  # "" or one and the same
+    source, result = (draft.values[end] for end in pairs[0])
+    moves = any(step.primitive != "slice" for step in draft.reshard(pairs[0][0], result.layout))
+    if not wire or not (moves or wire in (source.dtype, result.dtype)):
+        return draft.chain(pairs, "synchronise", last_only=last_only)
+    if source.layout == result.layout:
+        return [_cast(draft, pairs, last_only)]
+    # What arrives of a microbatch is no sum over microbatches, as the result may be.
+    leaving = [_in_dtype(draft, one, wire, source.scope) for one, _ in pairs]
+    arriving = [_in_dtype(draft, one, wire, source.scope) for _, one in pairs]
+    ends = zip(pairs, leaving, arriving, strict=True)
+    down, up = list[Pair](), list[Pair]()
+    for (first, last), sent, came in ends:
+        down += [(first, sent)] if sent != first else []
+        up += [(came, last)] if came != last else []
+    messages = draft.chain(
+        list(zip(leaving, arriving, strict=True)), "synchronise", last_only=last_only, dtype=wire
+    )
+    steps = [_cast(draft, down, last_only)] if down else []
+    return [*steps, *messages, *([_cast(draft, up, last_only)] if up else [])]
+
+
+def first_message(steps: Sequence[Step]) -> int:
+    """Return how many steps there are up to the first message, which is one of them: what is cast
+    for it is cast just before."""
+    found = (number for number, step in enumerate(steps, 1) if step.kind is not Kind.TRANSFORM)
+    return next(found, len(steps))
+
+
+def _in_dtype(draft: Draft, value: int, dtype: str, scope: Scope) -> int:
+    """Return a gradient like another in a dtype; itself where that is its own."""
+    entry = draft.values[value]
+    if entry.dtype == dtype:
+        return value
+    return draft.add_value(entry.tensor, entry.mesh, entry.layout, scope, "gradient", dtype=dtype)
+
+
+def _cast(draft: Draft, pairs: Sequence[Pair], last_only: bool) -> Step:
+    """Append a cast of each (source, result) pair and return its step."""
+    transform = Transform(
+        name="cast",
+        mesh=draft.values[pairs[0][0]].mesh,
+        reads=tuple([source for source, _ in pairs]),
+        writes=tuple([result for _, result in pairs]),
+        purpose="synchronise",
+    )
+    draft.transforms.append(transform)
+    draft.external.update(transform.reads)
+    return Step(
+        kind=Kind.TRANSFORM,
+        item=len(draft.transforms) - 1,
+        resource=f"compute:{transform.mesh}",
+        reads=transform.reads,
+        writes=transform.writes,
+        last_only=last_only,
+    )
