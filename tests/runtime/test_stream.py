@@ -25,6 +25,7 @@ from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.rehearsal import MemoryWorld, rehearse
 from shardwright.runtime.status import INTERRUPTION
+from shardwright.runtime.train import LoopOptions, Step, train
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -255,6 +256,24 @@ def test_evaluation_and_outputs_go_on_beside_it() -> None:
     seen = [(float(executor.evaluate(held_out)), step.outputs) for step in executor.train(drawn(2))]
     assert seen[0][0] != seen[1][0]
     assert seen[0][1] == {}
+
+
+def test_the_loop_of_the_command_line_trains_on_as_many_batches_as_asked_or_says_they_ended() -> (
+    None
+):
+    told: list[Step] = []
+    options = LoopOptions(steps=3)
+    end = train(made(), lambda first: drawn(9), options, lambda step: bool(told.append(step)))
+    assert end.is_complete
+    assert [step.number for step in told] == [1, 2, 3]
+    assert all(step.seconds > 0 and step.input_seconds >= 0 for step in told)
+    with pytest.raises(InputError, match="ended after 2 of 3; ask for fewer steps"):
+        train(made(), lambda first: drawn(2), options, lambda step: False)
+    try:
+        stopped = train(made(), lambda first: drawn(9), options, lambda step: step.number == 1)
+    finally:
+        INTERRUPTION.requested = False
+    assert not stopped.is_complete
 
 
 def bad(executor: Executor) -> Callable[[float], float]:

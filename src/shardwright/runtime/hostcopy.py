@@ -19,8 +19,10 @@ class HostCopy:
     def __init__(
         self, pending: Pending, device: torch.device, stream: torch.cuda.Stream | None
     ) -> None:
-        self._pending, self._device = pending, device
+        self._pending: Pending | None = pending
+        self._device = device
         self._result: Tensor | None = None
+        self._numbers: list[float] | None = None
         self._event: torch.cuda.Event | None = None
         if stream is None:
             return
@@ -35,16 +37,23 @@ class HostCopy:
 
     def tensor(self) -> Tensor:
         """Return the result on its device, to be used by the current stream."""
-        if self._event is not None and self._result is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
-            return self._result
         if self._result is None:
+            assert self._pending is not None  # until it is let go of
             self._result = self._pending.wait()
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
         return self._result
 
-    def read(self) -> Tensor:
-        """Return the result on the host; waits for it."""
+    def read(self) -> list[float]:
+        """Return the numbers; waits for them."""
+        if self._numbers is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._numbers = (self.tensor() if self._event is None else self._host).tolist()
+        return self._numbers
+
+    def let_go(self) -> None:
+        """Keep the numbers, not the memory of the device."""
         if self._event is None:
-            return self.tensor()
-        self._event.synchronize()
-        return self._host
+            self.read()
+        self._pending = self._result = None

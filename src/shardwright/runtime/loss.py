@@ -32,6 +32,7 @@ class LossSum:
         self._sum: HostCopy | None = None
         self._last: HostCopy | None = None
         self._before: HostCopy | None = None
+        self._is_finished = False
         self._unchecked: int | None = None  # the step whose loss nobody has looked at yet
 
     @property
@@ -71,12 +72,13 @@ class LossSum:
         """Return the sum, equal on all ranks, on the device: nothing waits there for the host."""
         if self._sum is None:
             raise RuntimeError("the loss was not reduced")
+        self._is_finished = True
         return self._sum.tensor()[0]
 
     def number(self) -> float:
         """Return this step's sum or, between steps, the last one's; waits until it is known."""
         known = self._sum or self._last
-        return float(known.read()[0]) if known is not None else 0.0
+        return known.read()[0] if known is not None else 0.0
 
     def check(self, step: int) -> None:
         """Refuse a loss that is not finite before the update or, where it ``is_late``, keep that for
@@ -120,9 +122,10 @@ class LossSum:
 
     def clear(self) -> None:
         """The step is over."""
-        if self._sum is not None:
+        if self._sum is not None and self._is_finished:
+            self._sum.let_go()
             self._before, self._last = self._last, self._sum
-        self._sum = None
+        self._sum, self._is_finished = None, False
 
 
 def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compiled:

@@ -3,12 +3,16 @@ than their step's own."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program
-from shardwright.planner.simulate.full import Wiring, relax, share
 from shardwright.planner.simulate.simulation import computing_resources
+
+if TYPE_CHECKING:
+    from shardwright.planner.simulate.full import Wiring
 
 STEPS = 8
 Ints = NDArray[np.int64]
@@ -32,6 +36,9 @@ def steady_seconds(
     """
     if steps < 4:
         raise ValueError(f"a rhythm shows in 4 steps or more, not {steps}")
+    # Late, because importing Numba takes longer than most plans do in plain Python.
+    from shardwright.planner.simulate.full import relax, share
+
     wiring, durations, closings = _unrolled(program, seconds, steps)
     count = len(program.resource_names) + 1
     if overlap_slowdown == 1.0:
@@ -50,6 +57,8 @@ def _unrolled(
 ) -> tuple[Wiring, NDArray[np.float64], Ints]:
     """Return all steps as one list of instructions, their durations, and where each step is closed: by
     an instruction that takes no time behind all of the step's own."""
+    from shardwright.planner.simulate.full import Wiring
+
     count = program.num_instructions
     shift = np.zeros(count, dtype=np.int64) if program.shift is None else program.shift
     offset, predecessor = program.offset, program.predecessor
