@@ -21,7 +21,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.verbs import coverage
 
 SECONDS = 300  # for one model
-SEARCH = 3.0  # seconds of them to search for plans
+SEARCH = 1.0  # seconds of them to search for plans
 CELLS = ("capture", "not split", "plan", "samples", "tensors", "random")
 
 

@@ -51,3 +51,65 @@ def test_what_a_model_checks_of_its_values_does_not_stop_its_capture() -> None:
     strategy = seed_strategy(captured.graph, Seed(data=2))
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(merging, sgd), "merging")
+
+
+class MultiQuery(nn.Module):
+    """One weight for all queries, one key and one value, as in Falcon-7B; ``turned``: ``x @ w.T``."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.fused, self.out = nn.Linear(8, 24, bias=not turned), nn.Linear(16, 8)
+        self.up, self.down, self.turned = nn.Linear(8, 8), nn.Linear(8, 8), turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x @ self.fused.weight.T if self.turned else self.fused(x)
+        heads = made.view(*x.shape[:2], 6, 4)
+        query, key, value = heads[..., :-2, :], heads[..., [-2], :], heads[..., [-1], :]
+        query, key, value = [part.transpose(1, 2) for part in (query, key, value)]
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(*x.shape[:2], 16))
+        return (x + self.down(self.up(x).relu())).pow(2).mean()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_queries_of_one_fused_weight_are_split_by_heads_beside_one_key(turned: bool) -> None:
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        return MultiQuery(turned).double(), {"x": torch.randn(2, 5, 8, dtype=torch.float64)}
+
+    module, batch = build()
+    captured = capture(module, batch)
+    strategy = seed_strategy(captured.graph, Seed(tensor=2))
+    kinds = [operator.kind for operator in captured.graph.operators]
+    place = kinds.index("aten.scaled_dot_product_attention.default")
+    assert "h" in strategy.configs[place].dims
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(build, sgd), "queries")
+
+
+class Decoder(nn.Module):
+    """Torch's own decoder layers with a mask that is made in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.layers = nn.TransformerDecoder(layer, 2)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        size = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(size, dtype=x.dtype)
+        return self.layers(x, memory, tgt_mask=mask).pow(2).mean()
+
+
+def test_a_mask_that_torch_looks_at_does_not_make_its_layers_opaque() -> None:
+    def build() -> tuple[nn.Module, dict[str, Tensor]]:
+        torch.manual_seed(0)
+        made = torch.randn(2, 4, 5, 8, dtype=torch.float64)
+        return Decoder().double(), {"x": made[0], "memory": made[1]}
+
+    module, batch = build()
+    captured = capture(module, batch)
+    assert not any(one.kind.startswith("opaque.") for one in captured.graph.operators)
+    strategy = seed_strategy(captured.graph, Seed(data=2))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
+    assert_close(runs[0], train_plain(build, sgd), "decoder")

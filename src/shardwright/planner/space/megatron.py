@@ -12,7 +12,9 @@ from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.samples import Samples, State
 
-VIEWS_OF_WEIGHTS = frozenset({"aten.transpose.int", "aten.t.default", "aten.numpy_T.default"})
+VIEWS_OF_WEIGHTS = frozenset(
+    {"aten.transpose.int", "aten.t.default", "aten.numpy_T.default", "aten.slice.Tensor"}
+)
 # Besides linears: what takes an activation split over its features and leaves a sum, or little.
 CLOSING = frozenset(
     {"shardwright.vocabulary_logsumexp", "shardwright.vocabulary_cross_entropy_sum"}
@@ -65,9 +67,12 @@ def _split_view_of_weight(
 
 def _is_view_of_weight(graph: OperatorGraph, tensor: int) -> bool:
     view = graph.tensors[tensor].producer
-    if view < 0 or graph.operators[view].kind not in VIEWS_OF_WEIGHTS:
-        return False
-    return graph.tensors[graph.operators[view].inputs[0]].role == "parameter"
+    while view >= 0 and graph.operators[view].kind in VIEWS_OF_WEIGHTS:
+        source = graph.tensors[graph.operators[view].inputs[0]]
+        if source.role == "parameter":
+            return True
+        view = source.producer
+    return False
 
 
 def _sequence_dim(iteration: Iteration, sample: str, pieces: int) -> str:

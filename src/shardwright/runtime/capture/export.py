@@ -27,21 +27,19 @@ from shardwright.runtime.capture.assemble import (
     dtype_name,
     live_records,
 )
-from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks, no_custom_gradients
 from shardwright.runtime.capture.hooks import call_whole, opaque_modules
 from shardwright.runtime.capture.keeping import (
     changes_in,
     python_numbers,
-    untouched_numbers,
 )
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.prepare import (
     Batch,
     LossOnly,
+    as_eager,
     check_modules,
-    eager_masks,
     eager_paths,
     fake_batch,
     fake_copy,
@@ -49,9 +47,9 @@ from shardwright.runtime.capture.prepare import (
     first_line,
     floating,
     named_batch,
-    quiet,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
+from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.translate import Translator
 from shardwright.runtime.capture.variables import Variable
 
@@ -94,7 +92,7 @@ def capture(
         dtype=dtype,
         copied=lambda: fake_copy(mode, module, dtype),
     )
-    with quiet(), eager_masks(prepared.tensors), traceable_ctc(), untouched_numbers():
+    with as_eager(prepared.tensors):
         try:
             return _export_watched(job)
         except CaptureError:
@@ -225,7 +223,8 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     }
     needed = (loss, *outputs.values())
     live = live_records(recorder.records, needed)
-    records, given = take_apart(live, entries.ordered(), needed)
+    ordered = entries.ordered()
+    records, given = take_apart(take_slots(live, ordered, needed), ordered, needed)
     return assemble(
         name=job.name,
         module=job.module,

@@ -18,9 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.modules import transformer
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.ctc import traceable_ctc
+from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.scratch import drop_compiler_folder
 
@@ -213,6 +217,13 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
 
 
 @contextlib.contextmanager
+def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
+    """All of the conditions below that any capture needs."""
+    with quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), untouched_numbers():
+        yield
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep export's and the models' warnings about tracing away from the user.
 
@@ -254,6 +265,25 @@ def eager_masks(batch: Mapping[str, Tensor]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(masks, name, value)
+
+
+@contextlib.contextmanager
+def unknown_masks() -> Iterator[None]:
+    """Let layers of ``nn.Transformer`` use a mask as it is, where its values are not known.
+
+    They look whether it is the causal one, for which a kernel needs no mask; results are the same.
+    """
+    detect = transformer._detect_is_causal_mask
+
+    def detected(mask: Tensor | None, is_causal: bool | None = None, size: Any = None) -> bool:
+        is_traced = isinstance(mask, (FakeTensor, FunctionalTensor))
+        return detect(mask, False if is_traced and is_causal is None else is_causal, size)
+
+    transformer._detect_is_causal_mask = detected
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = detect
 
 
 @contextlib.contextmanager
