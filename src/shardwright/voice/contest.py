@@ -13,9 +13,7 @@ from shardwright.voice.speaker import Voice
 if TYPE_CHECKING:
     from shardwright.verbs.results import ContestAnswer
 
-FIELDS = (
-    "name cost bound gap is_optimal peak limit fits is_allowed is_complete seconds choice".split()
-)
+FIELDS = "name cost bound gap is_optimal peak limit fits is_allowed is_impossible is_complete seconds choice".split()
 
 
 def show_contest(voice: Voice, found: ContestAnswer, path: Path | None) -> None:
@@ -34,10 +32,18 @@ def show_contest(voice: Voice, found: ContestAnswer, path: Path | None) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     voice.say(table)
-    if not found.fits:
-        voice.say(Text("Over the limit: nothing that fits was found.", style="bold red"))
+    if found.is_impossible:
+        text = "Proved: no choice keeps the limit and avoids what is forbidden; raise usage_limit."
+        voice.say(Text(text, style="bold red"))
+    elif not found.fits:
+        voice.say(
+            Text(
+                "Over the limit: nothing that fits was found; give --seconds more time.",
+                style="bold red",
+            )
+        )
     elif not found.is_allowed:
-        voice.say(Text("A forbidden strategy or pair had to be chosen.", style="bold red"))
+        voice.say(Text("No allowed choice was found; give --seconds more time.", style="bold red"))
     if not found.is_complete:
         voice.say(Text("Stopped early: this is the best found so far.", style="yellow"))
     summary = {name: getattr(found, name) for name in FIELDS}

@@ -10,6 +10,7 @@ from shardwright.files.iopddl import FORBIDDEN
 from shardwright.planner.search.wide import solve
 from shardwright.planner.search.wide.compact import compact
 from shardwright.planner.search.wide.feasible import Feasibility
+from shardwright.planner.search.wide.order import order_of, reordered
 from shardwright.verbs.iopddl import wide_problem
 from tests.planner.search.wide.problems import cost, optimum, peak, random_problem, with_limit
 
@@ -47,7 +48,8 @@ def test_a_planted_answer_means_that_a_legal_one_is_found_in_a_few_rounds(family
     found = sought(smaller.problem, rounds=20)
     assert found.is_found
     choice = smaller.expand(found.choice).tolist()
-    assert problem.limit is not None and problem.peak(choice) <= problem.limit
+    assert problem.limit is not None
+    assert problem.peak(choice) <= problem.limit
     sizes = np.diff(problem.first)
     pairs = problem.table + np.array(
         [choice[one] * sizes[two] + choice[two] for one, two in problem.ends]
@@ -71,3 +73,17 @@ def test_a_limit_that_no_fractional_choice_keeps_is_proved_too_low():
     problem = wide_problem(planted("experts", 1).problem)
     problem = with_limit(problem, problem.limit * 0.3)
     assert solve(problem, lambda count: count / 60).is_impossible
+
+
+def test_a_shuffled_problem_gets_an_order_back_in_which_edges_are_short():
+    given = wide_problem(planted("residual", 1).problem)
+    mixed = wide_problem(shuffled(planted("residual", 1).problem, 3))
+    assert order_of(given) is None
+    order = order_of(mixed)
+    assert order is not None
+    sorted_again = reordered(mixed, order)
+    lengths = [np.abs(np.diff(p.ends, axis=1)).mean() for p in (given, mixed, sorted_again)]
+    assert lengths[2] < 1.5 * lengths[0] < lengths[1]
+    choice = np.random.default_rng(0).integers(0, mixed.sizes)
+    assert cost(sorted_again, choice[order]) == cost(mixed, choice)
+    assert peak(sorted_again, choice[order]) == peak(mixed, choice)

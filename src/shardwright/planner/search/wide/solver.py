@@ -18,6 +18,7 @@ from shardwright.planner.search.wide.descent import Descent, capped_cost
 from shardwright.planner.search.wide.dual import Dual, tolerance
 from shardwright.planner.search.wide.feasible import Feasibility, is_legal
 from shardwright.planner.search.wide.net import BIG, net_of
+from shardwright.planner.search.wide.order import order_of, reordered
 from shardwright.planner.search.wide.problem import Ints, WideProblem
 from shardwright.planner.search.wide.region import room_of
 
@@ -29,7 +30,7 @@ OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
 IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
-PROOF_GAP = 0.1  # of the cost, above which no proof is tried
+PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
 REPAIR = 0.5  # of a turn's search, after which a proposal that does not fit yet is given up
 REGION_NODES = 500
 MOST_NODES = 4_000
@@ -83,6 +84,18 @@ def solve(
     """
     if math.isinf(problem.limit):
         problem = replace(problem, limit=float(problem.usage.sum() + problem.base.max(initial=0)))
+    order = order_of(problem)
+    if order is not None:
+        found = _solved(reordered(problem, order), spent, tell, seed)
+        choice = np.empty_like(found.choice)
+        choice[order] = found.choice
+        return replace(found, choice=choice)
+    return _solved(problem, spent, tell, seed)
+
+
+def _solved(
+    problem: WideProblem, spent: Spent, tell: Callable[[Standing], None], seed: int
+) -> WideSolution:
     smaller = compact(problem)
     run = _Run(problem, smaller, spent, tell, seed)
     if smaller.problem.num_nodes:
@@ -107,7 +120,8 @@ class _Run:
         self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
         self.cost = math.inf
-        self.is_impossible = smaller.is_impossible
+        least = self.problem.profile(self.best).max(initial=0.0)
+        self.is_impossible = smaller.is_impossible or least > self.problem.limit
         self.num_rounds = 0
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
@@ -169,10 +183,10 @@ class _Run:
         """Search all that the bound leaves open, if that is little."""
         dual = self.dual
         dual.advance(self.cost)
-        if self.cost - dual.bound > PROOF_GAP * self.cost:
-            return
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
-        if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
+        cells = int(count[self.problem.ends].prod(axis=1).sum())
+        is_wide_open = self.cost - dual.bound > PROOF_GAP * self.cost
+        if cells > (FEW_CELLS if is_wide_open else PROOF_CELLS):
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
