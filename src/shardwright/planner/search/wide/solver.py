@@ -22,7 +22,8 @@ from shardwright.planner.search.wide.order import order_of, reordered
 from shardwright.planner.search.wide.problem import Ints, WideProblem
 from shardwright.planner.search.wide.region import room_of
 
-# Bounding goes on until the first share of the budget is used up, searching until the second.
+# Of what is left of the budget, bounding goes on until the first share is used up, searching until
+# the second.
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
 TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
@@ -145,7 +146,11 @@ class _Run:
         if self.cost == math.inf:
             feasibility = Feasibility(self.problem, self.seed)
             self.make_legal(feasibility, FEASIBLE)
-        for bounded, searched in TURNS:
+        # Messages that settle for a proposal before prices have moved enough hold up the bound for
+        # long, so the turns share what is left of the budget.
+        begun = min(self._spent(self.num_rounds), 1.0)
+        for turn in TURNS:
+            bounded, searched = (begun + share * (1 - begun) for share in turn)
             self.dual.is_settled = False
             while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
                 self.dual.advance(self.cost if self.cost < BIG else math.inf)
