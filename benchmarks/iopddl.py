@@ -3,6 +3,10 @@
 Every problem in the folder is solved by the command, in a process of its own, within the contest's
 time limit. A score is the best cost of the contest's result table divided by ours. Best costs and
 time limits: google/iopddl and asplos-contest/2025.
+
+With `--families tune` (or `report`) problems unlike those are solved instead, in processor time: families
+with planted answers, and variations of what is in the folder. What steers the solver may be set on the
+half `tune` only. A score is then the planted cost divided by ours, so it may be far above 1.
 """
 
 from __future__ import annotations
@@ -15,11 +19,17 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
+from benchmarks.contest_families import FAMILIES, Instance, planted, variation
+from shardwright.files.iopddl import read_iopddl
+from shardwright.verbs.iopddl import search
 
 BAR_MEAN_SCORE = 0.95
 BAR_BYTES = 4 * 2**30
@@ -118,6 +128,62 @@ def show(results: list[Result]) -> None:
     )
 
 
+# Variations of the contest's problems: letter, what changes, by how much.
+VARIATIONS = {
+    "tune": [("B", "limit", 0.94), ("M", "limit", 0.93), ("G", "forbid", 0.3), ("S", "shuffle", 0)],
+    "report": [
+        ("G", "limit", 0.92),
+        ("A", "limit", 1.4),
+        ("S", "limit", 0.95),
+        ("A", "shuffle", 0),
+    ],
+}
+
+
+def instances(half: str, folder: Path) -> Iterator[tuple[str, Instance]]:
+    """Yield the problems of a half, with names."""
+    for family in FAMILIES:
+        yield family, planted(family, list(VARIATIONS).index(half))
+    for letter, kind, amount in VARIATIONS[half]:
+        for path in sorted(folder.glob(f"*iopddl-{letter}.json*")):
+            made = variation(read_iopddl(path), letter, kind, amount)
+            yield made.family, made
+
+
+def show_families(half: str, folder: Path, only: str, seconds: float) -> None:
+    """Solve every problem of a half within that much processor time and print how it went."""
+    table = Table(title=f"Problems to {half}, {seconds:g} s of processor time each")
+    for name in ("problem", "cost", "score", "gap", "first legal/s", "took/s"):
+        table.add_column(name, justify="left" if name == "problem" else "right")
+    for name, made in instances(half, folder):
+        if only and only not in name:
+            continue
+        begin = time.process_time()
+        legal: list[float] = []
+
+        def spent(begin: float = begin) -> float:
+            return (time.process_time() - begin) / seconds
+
+        def tell(text: str, legal: list[float] = legal, begin: float = begin) -> None:
+            if "best" in text and not legal:
+                legal.append(time.process_time() - begin)
+
+        choice, bound, is_impossible = search(made.problem, spent, tell)
+        took = time.process_time() - begin
+        cost = made.problem.evaluate(choice)
+        limit = made.problem.limit
+        fits = limit is None or made.problem.peak(choice) <= limit
+        if not (fits and made.problem.is_allowed(choice)):
+            table.add_row(name, "proved impossible" if is_impossible else "none", "0")
+            continue
+        score = "" if made.known is None else f"{made.known / max(1, cost):.4f}"
+        table.add_row(
+            name, f"{cost:,}", score, f"{max(0.0, 1 - bound / max(1, cost)):.2%}",
+            f"{legal[0]:.1f}" if legal else f"{took:.1f}", f"{took:.1f}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+
+
 def main() -> int:
     """Solve every problem of a folder and show how it went."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -125,7 +191,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="letters of the problems to solve")
     parser.add_argument("--scale", type=float, default=1.0, help="of the contest's time limits")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--families", choices=list(VARIATIONS), help="problems unlike the contest's"
+    )
+    parser.add_argument("--seconds", type=float, default=15.0, help="for one of those")
     options = parser.parse_args()
+    if options.families:
+        show_families(options.families, options.folder, options.only, options.seconds)
+        return 0
     paths = sorted(options.folder.glob("*iopddl-*.json*"))
     paths = [p for p in paths if not options.only or p.name.split(".")[0][-1] in options.only]
     if not paths:

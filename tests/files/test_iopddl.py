@@ -131,6 +131,43 @@ def test_a_limit_of_nothing_is_a_limit(tmp_path, usages):
         assert found.cost == min(fitting)
 
 
+def test_costs_near_the_forbidden_one_are_no_forbidden_ones(tmp_path):
+    tree = copy.deepcopy(SMALL)
+    huge = FORBIDDEN - 1
+    tree["problem"]["nodes"]["costs"][1] = [huge, huge, 3 + huge // 7]
+    tree["problem"]["nodes"]["costs"][0][0] = huge
+    tries = [
+        by_hand(tree, one) for one in itertools.product(range(2), range(3), range(1), range(2))
+    ]
+    fitting = [cost for cost, peak in tries if peak <= tree["problem"]["usage_limit"]]
+    found = api.iopddl(written(tmp_path, tree), seconds=3)
+    assert found.is_allowed
+    assert by_hand(tree, found.choice) == (found.cost, found.peak)  # exact integers
+    assert found.bound <= min(fitting) <= found.cost <= min(fitting) * (1 + 1e-12)
+
+
+def test_a_few_huge_costs_take_no_precision_from_the_others(tmp_path):
+    tree = copy.deepcopy(SMALL)
+    free = api.iopddl(written(tmp_path, tree), seconds=3)
+    for node, picked in enumerate(free.choice):
+        row = tree["problem"]["nodes"]["costs"][node]
+        row[:] = [cost if s == picked else FORBIDDEN - 9 for s, cost in enumerate(row)]
+    found = api.iopddl(written(tmp_path, tree), seconds=3)
+    assert (found.choice, found.cost, found.is_optimal) == (free.choice, free.cost, True)
+
+
+def test_that_nothing_is_legal_is_said_and_proved(tmp_path):
+    tree = copy.deepcopy(SMALL)
+    tree["problem"]["nodes"]["usages"] = [[5, 5], [5, 5, 5], [5], [5, 5]]
+    tree["problem"]["nodes"]["intervals"] = [[0, 2]] * 4
+    tree["problem"]["usage_limit"] = 19
+    found = api.iopddl(written(tmp_path, tree), seconds=3)
+    assert found.is_impossible
+    assert not found.is_optimal
+    tree["problem"]["usage_limit"] = 20
+    assert not api.iopddl(written(tmp_path, tree), seconds=3).is_impossible
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
 def test_other_encodings_than_that_of_json_are_refused(tmp_path, encoding):
     with pytest.raises(InputError, match=r"JSON is UTF-8|complete JSON"):

@@ -13,9 +13,7 @@ from shardwright.report.tables import plain_table
 if TYPE_CHECKING:
     from shardwright.verbs.results import ContestAnswer
 
-FIELDS = (
-    "name cost bound gap is_optimal peak limit fits is_allowed is_complete seconds choice".split()
-)
+FIELDS = "name cost bound gap is_optimal peak limit fits is_allowed is_impossible is_complete seconds choice".split()
 
 
 def show_contest(terminal: Terminal, found: ContestAnswer, path: Path | None) -> None:
@@ -34,10 +32,20 @@ def show_contest(terminal: Terminal, found: ContestAnswer, path: Path | None) ->
     for name, value in rows.items():
         table.add_row(name, value)
     terminal.say(table)
-    if not found.fits:
-        terminal.say(Text("Over the limit: nothing that fits was found.", style="bold red"))
+    if found.is_impossible:
+        text = "Proved: no choice keeps the limit and avoids what is forbidden; raise usage_limit."
+        terminal.say(Text(text, style="bold red"))
+    elif not found.fits:
+        terminal.say(
+            Text(
+                "Over the limit: nothing that fits was found; give --seconds more time.",
+                style="bold red",
+            )
+        )
     elif not found.is_allowed:
-        terminal.say(Text("A forbidden strategy or pair had to be chosen.", style="bold red"))
+        terminal.say(
+            Text("No allowed choice was found; give --seconds more time.", style="bold red")
+        )
     if not found.is_complete:
         terminal.say(Text("Stopped early: this is the best found so far.", style="yellow"))
     summary = {name: getattr(found, name) for name in FIELDS}

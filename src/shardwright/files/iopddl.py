@@ -50,11 +50,18 @@ class ContestProblem:
     def evaluate(self, choice: Sequence[int]) -> int:
         """Return the exact cost of a solution."""
         picks = np.asarray(choice, dtype=np.int64)
-        sizes = np.diff(self.first)
-        place = (
-            self.table + picks[self.ends[:, 0]] * sizes[self.ends[:, 1]] + picks[self.ends[:, 1]]
-        )
-        return sum(self.cost[self.first[:-1] + picks].tolist()) + sum(self.cells[place].tolist())
+        own = self.cost[self.first[:-1] + picks]
+        return sum(own.tolist()) + sum(self._pairs(picks).tolist())
+
+    def is_allowed(self, choice: Sequence[int]) -> bool:
+        """Return whether no strategy and no pair of a solution is forbidden."""
+        picks = np.asarray(choice, dtype=np.int64)
+        own = self.cost[self.first[:-1] + picks]
+        return int(own.max()) < FORBIDDEN and int(self._pairs(picks).max(initial=0)) < FORBIDDEN
+
+    def _pairs(self, picks: Ints) -> Ints:
+        one, two = self.ends[:, 0], self.ends[:, 1]
+        return self.cells[self.table + picks[one] * np.diff(self.first)[two] + picks[two]]
 
     def peak(self, choice: Sequence[int]) -> int:
         """Return the largest usage at any time point."""

@@ -9,7 +9,6 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.files.iopddl import FORBIDDEN
 from shardwright.files.planfile import Origin, Unruled
 from shardwright.report.comparison import Difference
 from shardwright.report.story import PlanStory
@@ -203,6 +202,8 @@ class ContestAnswer:
     """A solution of a contest problem: a strategy per node, and what can be said about it.
 
     ``limit`` None: memory is not limited. ``is_complete`` is false when the search was interrupted.
+    ``is_allowed``: no forbidden strategy or pair is chosen. ``is_impossible``: no choice is allowed and
+    keeps the limit, proved.
     """
 
     name: str
@@ -215,6 +216,8 @@ class ContestAnswer:
     limit: int | None
     seconds: float
     is_complete: bool
+    is_allowed: bool
+    is_impossible: bool
 
     @property
     def gap(self) -> float:
@@ -224,14 +227,9 @@ class ContestAnswer:
     @property
     def is_optimal(self) -> bool:
         """Whether no solution can be cheaper."""
-        return self.fits and self.cost <= self.bound
+        return self.fits and self.is_allowed and self.cost <= self.bound
 
     @property
     def fits(self) -> bool:
         """Whether memory stays within the limit."""
         return self.limit is None or self.peak <= self.limit
-
-    @property
-    def is_allowed(self) -> bool:
-        """Whether no forbidden strategy or pair is chosen."""
-        return self.cost < FORBIDDEN

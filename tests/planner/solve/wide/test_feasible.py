@@ -10,6 +10,7 @@ from shardwright.files.iopddl import FORBIDDEN
 from shardwright.planner.solve.wide import solve
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.feasible import Feasibility
+from shardwright.planner.solve.wide.order import order_of, reordered
 from shardwright.verbs.iopddl import wide_problem
 from tests.planner.solve.wide.problems import cost, optimum, peak, random_problem, with_limit
 
@@ -72,3 +73,17 @@ def test_a_limit_that_no_fractional_choice_keeps_is_proved_too_low():
     problem = wide_problem(planted("experts", 1).problem)
     problem = with_limit(problem, problem.limit * 0.3)
     assert solve(problem, lambda count: count / 60).is_impossible
+
+
+def test_a_shuffled_problem_gets_an_order_back_in_which_edges_are_short():
+    given = wide_problem(planted("residual", 1).problem)
+    mixed = wide_problem(shuffled(planted("residual", 1).problem, 3))
+    assert order_of(given) is None
+    order = order_of(mixed)
+    assert order is not None
+    sorted_again = reordered(mixed, order)
+    lengths = [np.abs(np.diff(p.ends, axis=1)).mean() for p in (given, mixed, sorted_again)]
+    assert lengths[2] < 1.5 * lengths[0] < lengths[1]
+    choice = np.random.default_rng(0).integers(0, mixed.sizes)
+    assert cost(sorted_again, choice[order]) == cost(mixed, choice)
+    assert peak(sorted_again, choice[order]) == peak(mixed, choice)

@@ -18,10 +18,12 @@ from shardwright.planner.solve.wide.descent import Descent, capped_cost
 from shardwright.planner.solve.wide.dual import Dual, tolerance
 from shardwright.planner.solve.wide.feasible import Feasibility, is_legal
 from shardwright.planner.solve.wide.net import BIG, net_of
+from shardwright.planner.solve.wide.order import order_of, reordered
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
 
-# Bounding goes on until the first share of the budget is used up, searching until the second.
+# Of what is left of the budget, bounding goes on until the first share is used up, searching until
+# the second.
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
 TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
@@ -29,8 +31,8 @@ OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
 IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
-PROOF_GAP = 0.1  # of the cost, above which no proof is tried
-REPAIR = 0.5  # of a turn's search, after which a proposal that does not fit yet is given up
+PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
+REPAIR = 0.8  # of a turn's search, after which a proposal that does not fit yet is given up
 REGION_NODES = 500
 MOST_NODES = 4_000
 REGION_CELLS = 20_000
@@ -83,6 +85,18 @@ def solve(
     """
     if math.isinf(problem.limit):
         problem = replace(problem, limit=float(problem.usage.sum() + problem.base.max(initial=0)))
+    order = order_of(problem)
+    if order is not None:
+        found = _solved(reordered(problem, order), spent, tell, seed)
+        choice = np.empty_like(found.choice)
+        choice[order] = found.choice
+        return replace(found, choice=choice)
+    return _solved(problem, spent, tell, seed)
+
+
+def _solved(
+    problem: WideProblem, spent: Spent, tell: Callable[[Standing], None], seed: int
+) -> WideSolution:
     smaller = compact(problem)
     run = _Run(problem, smaller, spent, tell, seed)
     if smaller.problem.num_nodes:
@@ -107,7 +121,8 @@ class _Run:
         self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
         self.cost = math.inf
-        self.is_impossible = smaller.is_impossible
+        least = self.problem.profile(self.best).max(initial=0.0)
+        self.is_impossible = smaller.is_impossible or least > self.problem.limit
         self.num_rounds = 0
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
@@ -131,7 +146,11 @@ class _Run:
         if self.cost == math.inf:
             feasibility = Feasibility(self.problem, self.seed)
             self.make_legal(feasibility, FEASIBLE)
-        for bounded, searched in TURNS:
+        # Messages that settle for a proposal before prices have moved enough hold up the bound for
+        # long, so the turns share what is left of the budget.
+        begun = min(self._spent(self.num_rounds), 1.0)
+        for turn in TURNS:
+            bounded, searched = (begun + share * (1 - begun) for share in turn)
             self.dual.is_settled = False
             while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
                 self.dual.advance(self.cost if self.cost < BIG else math.inf)
@@ -169,10 +188,10 @@ class _Run:
         """Search all that the bound leaves open, if that is little."""
         dual = self.dual
         dual.advance(self.cost)
-        if self.cost - dual.bound > PROOF_GAP * self.cost:
-            return
         count = np.add.reduceat(dual.allowed, self.problem.first[:-1])
-        if int(count[self.problem.ends].prod(axis=1).sum()) > PROOF_CELLS:
+        cells = int(count[self.problem.ends].prod(axis=1).sum())
+        is_wide_open = self.cost - dual.bound > PROOF_GAP * self.cost
+        if cells > (FEW_CELLS if is_wide_open else PROOF_CELLS):
             return
         open_costs = np.where(dual.allowed, self.problem.cost, np.inf)
         rest = compact(replace(self.problem, cost=open_costs))
