@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from shardwright.core.timeline import Timeline
 from shardwright.runtime.capture.models import ModelSource
+from shardwright.runtime.capture.source import remember_maker
+from shardwright.runtime.deferred import Built, build_deferred
 from shardwright.runtime.executor import Executor, OptimizerFactory
 from shardwright.runtime.profile import num_local_devices
 from shardwright.runtime.status import INTERRUPTION
@@ -67,6 +69,7 @@ class LoopEnd:
     is_terminated: bool = False
     timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def named_optimizer(name: str, learning_rate: float) -> OptimizerFactory:
@@ -78,6 +81,15 @@ def build_seeded(source: ModelSource) -> nn.Module:
     """Build a model with equal random weights on every rank."""
     torch.manual_seed(SEED)
     return source.build("cpu")
+
+
+def build_sharded(source: ModelSource) -> Built:
+    """Build the same model without memory for its parameters, where that is possible: an executor
+    makes them one at a time, with the same numbers."""
+    torch.manual_seed(SEED)
+    built = build_deferred(lambda: source.build("cpu"))
+    remember_maker(built.module, functools.partial(build_seeded, source))
+    return built
 
 
 def train(

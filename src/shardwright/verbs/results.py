@@ -80,7 +80,8 @@ class TrainingRun:
     ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
-    step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early.
+    step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early. ``notes``: what the ranks
+    could not do as they should.
     """
 
     losses: tuple[float, ...]
@@ -93,6 +94,7 @@ class TrainingRun:
     is_complete: bool = True
     gradient_norms: tuple[float, ...] = ()
     is_terminated: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

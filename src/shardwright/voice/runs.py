@@ -34,6 +34,8 @@ MOST_ROWS = 20  # of a table of tensors; --json has all
 def show_training(voice: Voice, run: TrainingRun, job: Job) -> None:
     """Print how training went."""
     done = run.first_step + len(run.losses)
+    for note in run.notes:
+        voice.say(Text(f"Note: {note}.", style="yellow"))
     if run.losses:
         facts = [
             f"{len(run.losses)} steps (to step {done})",
