@@ -234,7 +234,7 @@ def why_not(
 
 def build(
     plan: Plan | Frontier | str | Path,
-    model: nn.Module,
+    model: nn.Module | Callable[[], Any],
     *,
     optimizer: Callable[..., Any],
     batch: Batch,
@@ -245,6 +245,7 @@ def build(
 
     ``optimizer`` takes named parameters and returns a ``torch.optim`` optimizer
     (``functools.partial(torch.optim.AdamW, lr=1e-3)``). ``batch`` is an example of any batch size.
+    A ``model`` that is a factory is built here, one parameter in memory at a time.
     Raises PlanMismatch when the plan was made for another model.
     """
     from shardwright.verbs.execution import build_executor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import shardwright
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture, load_model
-from shardwright.runtime.capture.source import remember_maker
 from shardwright.runtime.deferred import build_deferred, deferred_of
 from shardwright.runtime.executor import Executor, RunOptions
 from tests import zoo
@@ -277,7 +278,6 @@ def test_a_module_with_opaque_parts_is_deferred_alike() -> None:
         batch = zoo.switching()[1]
         built = build_deferred(lambda: zoo.switching()[0])
         module = built.module if is_deferred else zoo.switching()[0]
-        remember_maker(module, lambda: zoo.switching()[0])
         captured = capture(module, batch)
         assert any(note for note in captured.graph.notes)
         program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
@@ -286,3 +286,25 @@ def test_a_module_with_opaque_parts_is_deferred_alike() -> None:
         losses.append([executor.step(batch), executor.step(batch)])
         executor.close()
     assert all(map(torch.equal, *losses))
+
+
+def test_build_takes_a_factory_and_warns_where_it_builds_whole() -> None:
+    _, batch = zoo.mlp()
+    plan = shardwright.plan(zoo.mlp()[0], "1x1xV100", batch=batch, precision="float64")
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    losses: list[Tensor] = []
+
+    def resisting() -> nn.Module:
+        module, _ = zoo.mlp()
+        assert all(p.data_ptr() for p in module.parameters())
+        return module
+
+    for model in (zoo.mlp()[0], zoo.mlp, resisting):
+        context = pytest.warns if model is resisting else lambda *_, **__: nullcontext()
+        with context(UserWarning, match="data_ptr"):
+            executor = shardwright.build(plan, model, optimizer=optimizer, batch=batch)
+        losses.append(executor.step(batch))
+        own = executor.machine.parameters.module
+        assert all(p.is_meta == (model is not own) for p in own.parameters())
+        executor.close()
+    assert losses[0] == losses[1] == losses[2]

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from shardwright.core.timeline import Timeline
 from shardwright.runtime.capture.models import ModelSource
-from shardwright.runtime.capture.source import remember_maker
 from shardwright.runtime.deferred import Built, build_deferred
 from shardwright.runtime.executor import Executor, OptimizerFactory
 from shardwright.runtime.profile import num_local_devices
@@ -87,9 +86,7 @@ def build_sharded(source: ModelSource) -> Built:
     """Build the same model without memory for its parameters, where that is possible: an executor
     makes them one at a time, with the same numbers."""
     torch.manual_seed(SEED)
-    built = build_deferred(lambda: source.build("cpu"))
-    remember_maker(built.module, functools.partial(build_seeded, source))
-    return built
+    return build_deferred(lambda: source.build("cpu"))
 
 
 def train(

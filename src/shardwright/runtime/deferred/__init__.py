@@ -7,8 +7,9 @@ from shardwright.runtime.deferred.build import (
     Built,
     Deferred,
     build_deferred,
+    built_from,
     deferred_of,
     replace_parameters,
 )
 
-__all__ = ["Built", "Deferred", "build_deferred", "deferred_of", "replace_parameters"]
+__all__ = ["Built", "Deferred", "build_deferred", "built_from", "deferred_of", "replace_parameters"]

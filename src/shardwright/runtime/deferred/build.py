@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shardwright.errors import InputError
+from shardwright.runtime.capture.source import remember_maker
 from shardwright.runtime.deferred.recorder import Recorder
 from shardwright.runtime.deferred.replay import GENERATOR, Replay, Undeferrable
 from shardwright.runtime.deferred.trace import Ref
@@ -78,19 +80,42 @@ def build_deferred(make: Callable[[], nn.Module]) -> Built:
     ``make`` may be called a second time then. Buffers and other tensors have their values.
     """
     numbers = random.getstate(), np.random.get_state(), GENERATOR.get_state()
+
+    def again() -> nn.Module:
+        random.setstate(numbers[0])
+        np.random.set_state(numbers[1])
+        GENERATOR.set_state(numbers[2])
+        return make()
+
     try:
-        return Built(_settled(make))
+        module = _settled(make)
+        remember_maker(module, again)
+        return Built(module)
     except Exception as error:  # noqa: BLE001 - whatever it is, a plain build shows it again or works
         reason = (
             str(error) if isinstance(error, Undeferrable) else f"{type(error).__name__}: {error}"
         )
-    random.setstate(numbers[0])
-    np.random.set_state(numbers[1])
-    GENERATOR.set_state(numbers[2])
-    return Built(
-        make(),
-        f"every rank builds the whole module before it keeps its shards: {reason}",
-    )
+    module = again()
+    remember_maker(module, again)  # should its parameters be released
+    return Built(module, f"every rank builds the whole module before it keeps its shards: {reason}")
+
+
+def built_from(model: nn.Module | Callable[[], Any]) -> Built:
+    """Return a user's module as it is, or build it from a factory of a module or (module, batch)."""
+    if isinstance(model, nn.Module):
+        return Built(model)
+
+    def make() -> nn.Module:
+        made = model()
+        module = made[0] if isinstance(made, tuple) and made else made
+        if not isinstance(module, nn.Module):
+            raise InputError(
+                "a factory must return a torch.nn.Module or (module, batch), but this one returned "
+                f"{type(module).__name__}"
+            )
+        return module
+
+    return build_deferred(make)
 
 
 def _settled(make: Callable[[], nn.Module]) -> nn.Module:
