@@ -236,7 +236,7 @@ def why_not(
 
 def build(
     plan: Plan | Frontier | str | Path,
-    model: nn.Module,
+    model: nn.Module | Callable[[], Any],
     *,
     optimizer: Callable[..., Any],
     batch: Batch,
@@ -247,8 +247,8 @@ def build(
 
     ``optimizer`` takes named parameters and returns a ``torch.optim`` optimizer
     (``functools.partial(torch.optim.AdamW, lr=1e-3)``). ``batch`` is an example of any batch size.
-    Where ``options`` name no device it runs on this rank's own of the plan's type. Raises
-    PlanMismatch when the plan was made for another model.
+    Where ``options`` name no device it runs on this rank's own of the plan's type. A factory instead of
+    a module is built here, one parameter in memory at a time. Raises PlanMismatch for another model.
     """
     from shardwright.verbs.execution import build_executor
 

@@ -35,6 +35,8 @@ MOST_ROWS = 20  # of a table of tensors; --json has all
 def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
     """Print how training went."""
     done = run.first_step + len(run.losses)
+    for note in run.notes:
+        terminal.say(Text(f"Note: {note}.", style="yellow"))
     if run.losses:
         facts = [
             f"{len(run.losses)} steps (to step {done})",

@@ -58,7 +58,8 @@ class RunOptions:
     ``check_finite`` raises
     before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
     rules where the plan is for float16, else none. ``timeout``: seconds a collective may take.
-    ``world``: the ranks, ``torch.distributed`` where it is None.
+    ``world``: the ranks, ``torch.distributed`` where it is None. ``releases``: the module is the
+    executor's to empty; its trained parameters go to the meta device once shards are cut.
     """
 
     device: torch.device | str | None = None
@@ -68,6 +69,7 @@ class RunOptions:
     scaling: Scaling | None = None
     timeout: float = 60.0
     world: World | None = None
+    releases: bool = False
 
 
 class Executor:
@@ -102,6 +104,8 @@ class Executor:
         self.machine = machine_of(
             captured, program, module, self.world, self.options.device, self.options.seed
         )
+        if self.options.releases:
+            self.machine.parameters.release_module()
         self.optimizer = optimizer(self.machine.parameters.named())
         self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
         self.status = StatusFile(self.rank)

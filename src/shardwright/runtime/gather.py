@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.layout import is_split
+from shardwright.errors import InputError
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.parameters import parts
@@ -64,6 +65,12 @@ def full_parameters(machine: Machine) -> dict[str, Tensor]:
 def to_module(machine: Machine, module: nn.Module) -> None:
     """Copy parameters and buffers into a module."""
     tensors = machine.captured.graph.tensors
+    empty = [name for name, tensor in module.named_parameters() if tensor.is_meta]
+    if empty:
+        raise InputError(
+            f"a module must have memory to receive parameters, but {empty[0]!r} is on the meta "
+            "device; build another one on the CPU, or call to_empty(device='cpu')"
+        )
     with torch.no_grad():
         for tensor, value in kept_values(machine).items():
             name, role = tensors[tensor].name, tensors[tensor].role

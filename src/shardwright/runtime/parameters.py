@@ -19,6 +19,7 @@ from shardwright.core.layout import FLAT, is_split, shard_boxes
 from shardwright.core.program import Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured, seen_as
+from shardwright.runtime.deferred import deferred_of, replace_parameters
 from shardwright.runtime.segment import Site
 from shardwright.runtime.store import DTYPES
 
@@ -56,6 +57,11 @@ def parts(shape: tuple[int, ...], shard: Tensor, value: Value, site: Site) -> li
         Part(box.start, shard[box.first : box.first + math.prod(box.size)].view(box.size))
         for box in boxes
     ]
+
+
+def _cut(whole: Tensor, shard: Tensor, value: Value, site: Site) -> None:
+    for part in parts(tuple(whole.shape), shard, value, site):
+        part.local.copy_(part.within(whole))
 
 
 def is_flat(value: Value) -> bool:
@@ -124,6 +130,8 @@ class Parameters:
         self.raw: dict[int, Tensor] = {}
         self.masters: list[Master] = []
         self.buffers: dict[int, str] = {}
+        self._deferred = deferred_of(module)
+        self._later: dict[str, list[int]] = {}
         here = [index for index, value in enumerate(program.values) if value.mesh in sites]
         for index in here:
             value = program.values[index]
@@ -131,6 +139,7 @@ class Parameters:
                 self._place_buffer(index, value)
             elif value.role == "master" or (value.role == "parameter" and value.alias < 0):
                 self._place_parameter(index, value)
+        self._make_deferred()
         for index in here:
             value = program.values[index]
             if value.role == "parameter" and value.alias >= 0:
@@ -145,7 +154,10 @@ class Parameters:
         if value.resident and self._lent:
             self.leaf[index], self.raw[index] = self._lent.tensors(spec.name, value)
             return
-        if value.resident:
+        if value.resident and self._deferred and spec.name in self._deferred:
+            tensor = torch.zeros(value.shape, dtype=dtype, device=site.device)
+            self._later.setdefault(spec.name, []).append(index)
+        elif value.resident:
             whole = seen_as(self.module.get_parameter(spec.name).detach(), spec.shape)
             tensor = self._local(whole, value, site)
         else:
@@ -186,9 +198,39 @@ class Parameters:
         if is_whole(value) and whole.is_contiguous():
             return whole.to(device=site.device, dtype=dtype)
         shard = torch.zeros(value.shape, dtype=dtype, device=site.device)
-        for part in parts(tuple(whole.shape), shard, value, site):
-            part.local.copy_(part.within(whole))
+        _cut(whole, shard, value, site)
         return shard
+
+    def _make_deferred(self) -> None:
+        """Make the parameters of a deferred module one at a time, and keep the shards of this rank.
+
+        What the graph does not use is whole on every rank, as a checkpoint has it.
+        """
+        if self._deferred is None or self._lent:
+            return
+        tensors, used = self.captured.graph.tensors, self._used()
+        idle = {name for name, _ in self.module.named_parameters() if name not in used}
+        kept: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, whole in self._deferred.values({*self._later, *idle}):
+                for index in self._later.get(name, ()):
+                    value = self.program.values[index]
+                    seen = seen_as(whole, tensors[value.tensor].shape)
+                    _cut(seen, self.raw[index], value, self.sites[value.mesh])
+                if name in idle:
+                    kept[name] = whole
+        replace_parameters(self.module, kept)
+
+    def _used(self) -> set[str]:
+        return {spec.name for spec in self.captured.graph.tensors if spec.role == "parameter"}
+
+    def release_module(self) -> None:
+        """Take the values of what the graph uses out of the module: the shards are all there is."""
+        used = self._used()
+        replace_parameters(
+            self.module,
+            {n: p.detach().to("meta") for n, p in self.module.named_parameters() if n in used},
+        )
 
     def _find_masters(self, here: list[int]) -> None:
         values, tensors = self.program.values, self.captured.graph.tensors

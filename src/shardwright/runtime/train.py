@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
 from shardwright.runtime.capture.models import ModelSource
+from shardwright.runtime.deferred import Built, build_deferred
 from shardwright.runtime.executor import Executor, OptimizerFactory
 from shardwright.runtime.profile import num_local_devices
 from shardwright.runtime.status import INTERRUPTION
@@ -71,6 +72,7 @@ class LoopEnd:
     is_terminated: bool = False
     timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def named_optimizer(name: str, learning_rate: float) -> OptimizerFactory:
@@ -82,6 +84,13 @@ def build_seeded(source: ModelSource) -> nn.Module:
     """Build a model with equal random weights on every rank."""
     torch.manual_seed(SEED)
     return source.build("cpu")
+
+
+def build_sharded(source: ModelSource) -> Built:
+    """Build the same model without memory for its parameters, where that is possible: an executor
+    makes them one at a time, with the same numbers."""
+    torch.manual_seed(SEED)
+    return build_deferred(lambda: source.build("cpu"))
 
 
 def train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def build_executor(
     plan: Plan,
-    model: nn.Module,
+    model: nn.Module | Callable[[], Any],
     cluster: Cluster | None = None,
     *,
     optimizer: Callable[..., Any],
@@ -34,6 +35,7 @@ def build_executor(
     that is known."""
     from shardwright.runtime.capture.assemble import with_modules_of
     from shardwright.runtime.capture.prepare import named_batch
+    from shardwright.runtime.deferred import built_from
     from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.runtime.launch import join_world
     from shardwright.runtime.place import choose, stand_on
@@ -46,10 +48,17 @@ def build_executor(
         stand_on(device)
         options = replace(options, device=device)
     strategy = plan.strategy
+    built = built_from(model)
+    if built.module is not model:  # ours, so nobody else needs its values
+        options = replace(options or RunOptions(), releases=True)
+        if built.note:
+            warnings.warn(built.note, stacklevel=3)
+
+    module = built.module
 
     def captured_with(example: Batch, global_batch: int | None) -> Captured:
         return capture(
-            model,
+            module,
             example,
             global_batch=global_batch,
             precision=strategy.precision,
@@ -59,12 +68,12 @@ def build_executor(
 
     captured = captured_with(batch, plan.global_batch)
     check_plan(plan, captured.graph)
-    example = named_batch(model, batch)
+    example = named_batch(module, batch)
 
     def resized(other: Mapping[str, Tensor]) -> tuple[Captured, Program]:
         given = {name: other[name] for name in captured.batch_names}
-        again = with_modules_of(captured_with({**example, **given}, None), model)
+        again = with_modules_of(captured_with({**example, **given}, None), module)
         return again, lower(again.graph, resize(captured.graph, again.graph, strategy))
 
     program = lower(captured.graph, strategy)
-    return Executor(captured, program, model, optimizer=optimizer, options=options, resize=resized)
+    return Executor(captured, program, module, optimizer=optimizer, options=options, resize=resized)

@@ -81,6 +81,7 @@ class TrainingRun:
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
     step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early.
     ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps.
+    ``notes``: what the ranks could not do as they should.
     """
 
     losses: tuple[float, ...]
@@ -94,6 +95,7 @@ class TrainingRun:
     gradient_norms: tuple[float, ...] = ()
     is_terminated: bool = False
     input_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

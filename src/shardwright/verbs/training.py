@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,7 +104,7 @@ def train_rank(task: Task) -> LoopEnd:
     from shardwright.runtime.train import (
         LoopOptions,
         Step,
-        build_seeded,
+        build_sharded,
         named_optimizer,
         train,
     )
@@ -113,15 +113,17 @@ def train_rank(task: Task) -> LoopEnd:
     source = load_model(job.model)
     plan = read_plan_file(folder / "plan.json").frontier.best
     example = source.sample(plan.global_batch, task.seq)
+    built = build_sharded(source)
     executor = build_executor(
         plan,
-        build_seeded(source),
+        built.module,
         optimizer=named_optimizer(task.optimizer, job.learning_rate),
         batch=example,
         options=RunOptions(
             device=f"cuda:{local_rank()}" if task.backend == "cuda" else "cpu",
             max_norm=job.clip or None,
             check_finite=True,
+            releases=True,
         ),
     )
     batch_size = plan.global_batch
@@ -151,7 +153,8 @@ def train_rank(task: Task) -> LoopEnd:
         held_out=tuple(source.held_out(batch_size, task.seq)) if job.profiles else (),
         profiles=job.profiles,
     )
-    return train(executor, lambda first: source.batches(batch_size, task.seq, first), options, tell)
+    end = train(executor, lambda first: source.batches(batch_size, task.seq, first), options, tell)
+    return replace(end, notes=(built.note,) if built.note else ())
 
 
 def _tokens(example: dict[str, Any], batch_size: int) -> float:
@@ -181,5 +184,6 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
         is_complete=end.is_complete,
         is_terminated=end.is_terminated,
         input_seconds=statistics.fmean(waits[WARM_STEPS:] or waits or [0.0]),
+        notes=end.notes,
     )
     return Outcome(run=run, timeline=timeline)

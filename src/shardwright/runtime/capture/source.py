@@ -45,6 +45,11 @@ def maker_of(module: nn.Module) -> Callable[[], nn.Module] | None:
     return _makers.get(module)
 
 
+def remember_maker(module: nn.Module, make: Callable[[], nn.Module]) -> None:
+    """Say what builds a module on the meta device with values."""
+    _makers[module] = make
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """A model that can be built and fed.
