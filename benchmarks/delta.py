@@ -36,7 +36,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.space import Seed, seed_strategy
@@ -109,7 +109,7 @@ class Moves:
         return replace(strategy, configs=tuple(configs), parameters=tuple(parameters))
 
 
-def timed(act: Callable[[], Judged]) -> tuple[Judged | None, float]:
+def timed(act: Callable[[], Evaluation]) -> tuple[Evaluation | None, float]:
     """Return what comes of it, None where it is refused, and the processor's seconds."""
     begin = time.process_time()
     try:
@@ -119,7 +119,7 @@ def timed(act: Callable[[], Judged]) -> tuple[Judged | None, float]:
     return result, time.process_time() - begin
 
 
-def said(judged: Judged | None) -> object:
+def said(judged: Evaluation | None) -> object:
     """Return all that a verdict says."""
     if judged is None:
         return None
@@ -131,14 +131,14 @@ def walk(graph: OperatorGraph, family: str, cluster: str, moves: int) -> Chain:
     context = Context(graph, parse_cluster(cluster), CostTable(), Training())
     strategy = start(context, cluster)
     proposals, incremental = Moves(context, seed=1), Incremental(context)
-    incremental.judge(strategy)
-    current = judge(context, strategy).seconds
+    incremental.evaluate(strategy)
+    current = evaluate(context, strategy).seconds
     chain = Chain(family, cluster)
     gc.collect()
     gc.disable()
     for number in range(moves):
         other = proposals.propose(strategy)
-        ways = [lambda s=other: judge(context, s), lambda s=other: incremental.judge(s)]
+        ways = [lambda s=other: evaluate(context, s), lambda s=other: incremental.evaluate(s)]
         order = (0, 1) if number % 2 else (1, 0)
         results = {way: timed(ways[way]) for way in order}
         (full, full_seconds), (delta, delta_seconds) = results[0], results[1]

@@ -30,7 +30,7 @@ from shardwright.planner.model.terms import Weights
 from shardwright.planner.search.candidates import search_weights
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull, nearest_within
-from shardwright.planner.solve.gaps import fastest_within, whole_frontier
+from shardwright.planner.solve.nonsupported import fastest_within, whole_frontier
 from shardwright.runtime.capture import capture, load_model
 
 OPTIMUM, HULL, FRONTIER = 0.05, 0.5, 5.0

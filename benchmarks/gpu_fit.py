@@ -28,7 +28,7 @@ from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.errors import ShardwrightError
 from shardwright.files.runs import PublishedRun, read_runs
 from shardwright.planner.cost import software
-from shardwright.planner.search import Context, judge_closely
+from shardwright.planner.search import Context, evaluate_closely
 from shardwright.runtime.capture.decoder import capture_decoder
 from shardwright.verbs.expression import Expression, Inexpressible, express
 from shardwright.verbs.validation import published_seconds, strategy_of
@@ -66,7 +66,7 @@ def changed(name: str) -> Iterator[None]:
 def step(graph: OperatorGraph, said: Expression) -> float:
     context = Context(graph, replace(said.cluster), CostTable(), said.training)
     strategy = strategy_of(context, said, said.seeds[0])
-    return judge_closely(context, strategy, runs_ahead=said.runs_ahead)[2].seconds
+    return evaluate_closely(context, strategy, runs_ahead=said.runs_ahead)[2].seconds
 
 
 def known(run: PublishedRun, graph_of: Callable[[Expression], OperatorGraph]) -> Known | None:

@@ -44,7 +44,7 @@ from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.search import Chain, Training, sample, search
-from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.exploration import Exploration
 from shardwright.runtime.capture import capture, load_model
 from shardwright.verbs.study import natural_precision
 
@@ -193,17 +193,17 @@ def graph_of(case: Case, precision: str) -> OperatorGraph:
 
 def planned(graph: OperatorGraph, cluster: Cluster, training: Training) -> tuple[Plan, float]:
     """Return our plan, and the step's seconds before it was refined."""
-    refine, before = Hunt.refine, [float("nan")]
+    refine, before = Exploration.refine, [float("nan")]
 
-    def noting(hunt: Hunt) -> None:
-        before[0] = hunt.fitting[0].seconds
-        refine(hunt)
+    def noting(exploration: Exploration) -> None:
+        before[0] = exploration.fitting[0].seconds
+        refine(exploration)
 
-    Hunt.refine = noting  # type: ignore[method-assign]
+    Exploration.refine = noting  # type: ignore[method-assign]
     try:
         return search(graph, cluster, CostTable(), training=training).best, before[0]
     finally:
-        Hunt.refine = refine  # type: ignore[method-assign]
+        Exploration.refine = refine  # type: ignore[method-assign]
 
 
 def walked(

@@ -245,10 +245,9 @@ def build(
 ) -> Executor:
     """Make this rank's executor of a plan, under torchrun, the built-in launcher, or alone.
 
-    ``optimizer`` takes named parameters and returns a ``torch.optim`` optimizer
-    (``functools.partial(torch.optim.AdamW, lr=1e-3)``). ``batch`` is an example of any batch size.
-    Where ``options`` name no device it runs on this rank's own of the plan's type. A factory instead of
-    a module is built here, one parameter in memory at a time. Raises PlanMismatch for another model.
+    ``optimizer`` makes a ``torch.optim`` optimizer of named parameters (``functools.partial(AdamW,
+    lr=1e-3)``). ``batch`` is an example of any size. Without a device in ``options``: this rank's own of
+    the plan's type. A factory is built one parameter at a time. Raises PlanMismatch for another model.
     """
     from shardwright.verbs.execution import build_executor
 
@@ -447,6 +446,5 @@ def save_graph(graph: OperatorGraph, path: str | Path) -> Path | None:
 
 def save_trace(story: PlanStory, path: str | Path) -> Path | None:
     """Write a Perfetto trace (gzip where the name ends so); an empty path writes nothing."""
-    if not path:
-        return None
-    return write_atomically(path, trace_bytes(story, compressed=str(path).endswith(".gz")))
+    data = trace_bytes(story, compressed=str(path).endswith(".gz")) if path else b""
+    return write_atomically(path, data) if path else None

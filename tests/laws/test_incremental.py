@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
@@ -39,7 +39,7 @@ FACTOR = max(1.0, WANTED / sum(EXAMPLES[name] for name in MODELS))
 MOVES = 6
 
 
-def outcome(judged: Judged) -> tuple[object, ...]:
+def outcome(judged: Evaluation) -> tuple[object, ...]:
     """Return all that a verdict says, to the last bit."""
     return judged.strategy, judged.objective, judged.stage_bytes, judged.sources
 
@@ -62,8 +62,8 @@ def holds(one: Model, shape: Shape, where: Cluster) -> None:
     for _ in range(MOVES):
         known = tried(lambda s: columns(lower(graph, s, samples)), strategy)
         assert tried(lambda s: columns(lowering.lower(s)), strategy) == known
-        known = tried(lambda s: outcome(judge(context, s)), strategy)
-        assert tried(lambda s: outcome(incremental.judge(s)), strategy) == known
+        known = tried(lambda s: outcome(evaluate(context, s)), strategy)
+        assert tried(lambda s: outcome(incremental.evaluate(s)), strategy) == known
         other = moved(graph, strategy, random) if random.random() < 0.3 else strategy
         other = redrawn(graph, samples, iterations, other, random)
         strategy = other if random.random() < 0.8 else strategy

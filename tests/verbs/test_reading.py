@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardwright.core.costs import CostTable
-from shardwright.planner.search import Context, as_strategy, judge_closely
+from shardwright.planner.search import Context, as_strategy, evaluate_closely
 from shardwright.verbs.expression import express
 from shardwright.verbs.reading import BUCKET_BYTES, Predicted, Reading, read, reading_of
 from tests.verbs.test_expression import RUN
@@ -50,7 +50,7 @@ def predicted(reading: Reading, memory: float = 80.0) -> Predicted:
     kinds = (replace(said.cluster.kinds[0], memory_bytes=memory * 2**30),)
     context = Context(graph, replace(said.cluster, kinds=kinds), CostTable(), said.training)
     strategy = as_strategy(context, said.seeds[0])
-    return read(reading, context, strategy, judge_closely(context, strategy)[2].stage_bytes)
+    return read(reading, context, strategy, evaluate_closely(context, strategy)[2].stage_bytes)
 
 
 @pytest.mark.torch

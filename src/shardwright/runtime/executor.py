@@ -28,12 +28,7 @@ from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.capture.assemble import with_modules_of
 from shardwright.runtime.endings import cause
-from shardwright.runtime.interpreter import (
-    Action,
-    Compiled,
-    Compiler,
-    needed_forward,
-)
+from shardwright.runtime.interpreter import Action, Compiled, Compiler, needed_forward
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
 from shardwright.runtime.scaling import Scaling, scaler_of
@@ -55,8 +50,7 @@ class RunOptions:
     ``device``: torch device of this rank; None: its own of the type that is planned for, as ``build``
     finds out, else the CPU. ``seed`` of dropout.
     ``max_norm``: bound of the global gradient norm, for plans that clip (None: the plan's own).
-    ``check_finite`` raises
-    before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
+    ``check_finite`` raises before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
     rules where the plan is for float16, else none. ``timeout``: seconds a collective may take.
     ``world``: the ranks, ``torch.distributed`` where it is None. ``releases``: the module is the
     executor's to empty; its trained parameters go to the meta device once shards are cut.

@@ -22,6 +22,7 @@ from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.lend import look_up_saved, stand_in
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters
+from shardwright.runtime.randomness import Clock
 from shardwright.runtime.segment import (
     Mode,
     Site,
@@ -36,17 +37,6 @@ from shardwright.runtime.waiting import Action, Waiting
 from shardwright.runtime.world import World
 
 COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
-
-
-@dataclass(slots=True)
-class Clock:
-    """How many steps were taken: the step that is being run."""
-
-    step: int = 0
-
-    def minibatch(self, shift: int) -> int:
-        """Return which minibatch an instruction works for now that lags so many steps behind."""
-        return self.step - shift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from shardwright.core.program import Program
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.float8 import check_device
-from shardwright.runtime.interpreter import Clock, Machine
+from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.messages import Groups
 from shardwright.runtime.parameters import Parameters
-from shardwright.runtime.randomness import RandomSource
+from shardwright.runtime.randomness import Clock, RandomSource
 from shardwright.runtime.segment import Site
 from shardwright.runtime.store import Store
 from shardwright.runtime.world import World

@@ -24,6 +24,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,17 @@ _RATES = {
 _MASK = (1 << 64) - 1
 # Whose turn it is to use the generators of torch, Python and NumPy.
 TURN = threading.RLock()
+
+
+@dataclass(slots=True)
+class Clock:
+    """How many steps were taken: the step that is being run."""
+
+    step: int = 0
+
+    def minibatch(self, shift: int) -> int:
+        """Return which minibatch an instruction works for now that lags so many steps behind."""
+        return self.step - shift
 
 
 def place_seed(operator: int, coordinate: tuple[int, ...]) -> int:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import RunError
-from shardwright.runtime.baton import Baton, numbers_text
 from shardwright.runtime.collectives import Pending
+from shardwright.runtime.turns import Baton, numbers_text
 from shardwright.runtime.world import Channel, Group, Link
 
 T = TypeVar("T")

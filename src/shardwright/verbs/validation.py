@@ -17,7 +17,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
-from shardwright.planner.search import Context, as_strategy, judge_closely
+from shardwright.planner.search import Context, as_strategy, evaluate_closely
 from shardwright.planner.space import Seed, single_sync
 from shardwright.report.accuracy import validation
 from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
@@ -78,7 +78,9 @@ class _Judge:
     ) -> Case:
         try:
             strategy = strategy_of(context, said, seed)
-            prices, timeline, judged = judge_closely(context, strategy, runs_ahead=said.runs_ahead)
+            prices, timeline, judged = evaluate_closely(
+                context, strategy, runs_ahead=said.runs_ahead
+            )
             memory = read(reading, context, strategy, judged.stage_bytes)
         except (ValueError, ShardwrightError) as error:
             raise Inexpressible("strategy is not legal here", str(error)) from error

@@ -9,7 +9,7 @@ import pytest
 from shardwright.core.costs import CostTable, link_label
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync
-from shardwright.planner.judge.evaluate import judge, merge, run
+from shardwright.planner.judge.evaluate import evaluate, merge, run
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
@@ -31,8 +31,8 @@ def test_a_deep_graph_is_judged_as_if_all_of_it_were_lowered(build, seed) -> Non
         build(depth=DEPTH), cluster(2, 2), CostTable(), Training(precision="bfloat16")
     )
     strategy = as_strategy(context, seed)
-    found, known = judge(context, strategy, 0.5), run(context, strategy, 0.5)[2]
-    assert context.abridger.abridge(strategy) is not None
+    found, known = evaluate(context, strategy, 0.5), run(context, strategy, 0.5)[2]
+    assert context.folder.fold(strategy) is not None
     assert found.strategy is strategy
     assert (found.objective, found.stage_bytes, found.sources, found.least_seconds) == (
         known.objective,
@@ -45,20 +45,20 @@ def test_a_deep_graph_is_judged_as_if_all_of_it_were_lowered(build, seed) -> Non
 def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> None:
     context = Context(mlp(depth=DEPTH), cluster(2, 2), CostTable(), Training())
     alone = replace(as_strategy(context, Seed(data=4)), gradient_sync=GradientSync())
-    verdict = judge(context, alone)
-    merged = merge(context, verdict)
-    assert merged.seconds < verdict.seconds
+    evaluation = evaluate(context, alone)
+    merged = merge(context, evaluation)
+    assert merged.seconds < evaluation.seconds
     blocks = GradientSync(method="block", buckets=context.block_buckets)
-    by_blocks = judge(context, replace(alone, gradient_sync=blocks))
+    by_blocks = evaluate(context, replace(alone, gradient_sync=blocks))
     # Blocks together, or better still where starting that many messages is felt.
-    assert merged.seconds <= by_blocks.seconds < verdict.seconds
+    assert merged.seconds <= by_blocks.seconds < evaluation.seconds
 
 
 def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() -> None:
     graph, two = mlp(depth=8), cluster(1, 2)
     seed = Seed(data=2)
     context = Context(graph, two, CostTable(), Training())
-    step = judge(context, as_strategy(context, seed)).seconds
+    step = evaluate(context, as_strategy(context, seed)).seconds
     group = f"1x2|{link_label(two, (0, 1))}"
     size = float(sum(graph.tensors[tensor].bytes for tensor in graph.parameters))
     flat = {"held": step / 40, "stolen": 0.0, "waited": step / 30}
@@ -69,7 +69,7 @@ def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() 
         overheads=((f"hiding|{group}", step / 40),),
     )
     held = Context(graph, two, table, Training())
-    blocks = judge(held, as_strategy(held, seed))
+    blocks = evaluate(held, as_strategy(held, seed))
     merged = merge(held, blocks)
     assert merged.seconds < blocks.seconds
     assert len(merged.strategy.gradient_sync.buckets) < len(held.block_buckets)
@@ -100,7 +100,7 @@ def test_a_parameter_with_gradients_in_two_layouts_is_in_one_bucket() -> None:
         configs[opening] = replace(configs[opening], dims=("b", "n"))
         configs[opening + 1] = replace(configs[opening + 1], dims=("b", "k"))
     made = replace(made, configs=tuple(configs), gradient_sync=GradientSync())
-    sync = merge(context, judge(context, made)).strategy.gradient_sync
+    sync = merge(context, evaluate(context, made)).strategy.gradient_sync
     named = [tensor for bucket in sync.buckets for tensor in bucket]
     assert sync.method == "optimal"
     assert sorted(named) == sorted(context.graph.parameters)

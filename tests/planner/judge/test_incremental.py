@@ -1,4 +1,4 @@
-"""Judging strategies from those before: the same verdicts, and what is remembered stays bounded."""
+"""Judging strategies from those before: the same evaluations, and what is remembered stays bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.cost import price
-from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lasting, lower
 from shardwright.planner.model.context import Context, Training
@@ -31,14 +31,14 @@ SEEDS = (
 )
 
 
-def verdict(judged: Judged) -> tuple[object, ...]:
+def evaluation(judged: Evaluation) -> tuple[object, ...]:
     return judged.objective, judged.stage_bytes, judged.sources
 
 
-def outcome(act: Callable[[Strategy], Judged], strategy: Strategy) -> object:
-    """Return the verdict, or how the strategy is refused."""
+def outcome(act: Callable[[Strategy], Evaluation], strategy: Strategy) -> object:
+    """Return the evaluation, or how the strategy is refused."""
     try:
-        return verdict(act(strategy))
+        return evaluation(act(strategy))
     except ValueError:
         return "refused"  # a whole lowering checks more, and sooner
 
@@ -52,8 +52,8 @@ def walk(graph: OperatorGraph, seed: Seed, moves: int) -> Incremental:
     for number in range(moves):
         other = moved(graph, strategy, random) if number % 5 == 4 else strategy
         other = redrawn(graph, context.samples, iterations, other, random)
-        known = outcome(partial(judge, context), other)
-        assert outcome(incremental.judge, other) == known
+        known = outcome(partial(evaluate, context), other)
+        assert outcome(incremental.evaluate, other) == known
         if isinstance(known, str):
             continue
         strategy = strategy if number % 4 == 3 else other
@@ -73,7 +73,9 @@ def test_other_meshes_and_microbatches_begin_anew_or_where_they_were() -> None:
     for _ in range(2):
         for seed in SEEDS:
             strategy = seed_strategy(graph, seed, context.samples)
-            assert verdict(incremental.judge(strategy)) == verdict(judge(context, strategy))
+            assert evaluation(incremental.evaluate(strategy)) == evaluation(
+                evaluate(context, strategy)
+            )
 
 
 def test_what_is_remembered_is_forgotten_before_it_grows_without_bound(monkeypatch) -> None:

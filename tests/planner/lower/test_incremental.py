@@ -13,7 +13,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy, SyncEvery
 from shardwright.planner.lower import check, lower
-from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.lower.lower import Lowering
@@ -55,7 +55,7 @@ def built(build: Callable[..., OperatorGraph], seed: Seed) -> OperatorGraph:
     return replace(graph, tensors=tuple(tensors))
 
 
-class CompiledDraft(Draft):
+class CompiledDraft(ProgramBuilder):
     """Lowered once, but by compiled loops."""
 
     compiled = True

@@ -15,7 +15,7 @@ from shardwright.core.layout import PARTIAL, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
 from shardwright.planner.cost.recomputation import storages
-from shardwright.planner.model.context import Context, Wires, num_bytes
+from shardwright.planner.model.context import Context, MessageCosts, num_bytes
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config
 from shardwright.planner.model.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
@@ -26,7 +26,7 @@ NO_MODES: Mapping[int, Mode] = MappingProxyType({})
 class Additive:
     def __init__(self, context: Context, mesh: Mesh, microbatches: int) -> None:
         self.context, self.mesh, self.microbatches = context, mesh, microbatches
-        self.wires = Wires(context, mesh)
+        self.wires = MessageCosts(context, mesh)
         self.totals = [0.0] * 6
 
     def cost(

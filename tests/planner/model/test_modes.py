@@ -30,7 +30,10 @@ def test_modes_are_those_that_differ() -> None:
     ]
     assert names == ["keep", "recompute (selective)", "recompute"]
     split = Mesh(axes=("data", "tensor"), sizes=(1, 2), devices=(0, 1))
-    assert [mode.name for mode in find_modes(context, split)][:2] == ["keep", "drop copies"]
+    assert [mode.name for mode in find_modes(context, split)][:2] == [
+        "keep",
+        "re-gather activations in backward",
+    ]
     pinned = Context(mlp(), cluster(1, 2), CostTable(), Training(recompute="none"))
     assert find_modes(pinned, split)[0] == KEEP
 

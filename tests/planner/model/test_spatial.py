@@ -10,9 +10,9 @@ from shardwright.core.layout import local_shape
 from shardwright.core.program import Kind
 from shardwright.errors import InputError
 from shardwright.planner.cost import price
-from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.lower import lower
-from shardwright.planner.model.context import Context, Wires
+from shardwright.planner.model.context import Context, MessageCosts
 from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.named import asked_for, least_seconds, named_strategies
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -68,7 +68,7 @@ def test_the_search_prices_halos_as_the_simulator_does(seed: Seed) -> None:
     seconds = price(program, known.graph, known.cluster, CostTable()).seconds
     halos = [number for number, m in enumerate(program.messages) if m.primitive == "halo"]
     is_halo = (program.kind == Kind.MESSAGE) & np.isin(program.item, halos)
-    wires = Wires(known, strategy.meshes[0])
+    wires = MessageCosts(known, strategy.meshes[0])
     expected = 0.0
     for index, operator in enumerate(known.graph.operators):
         for tensor, pair in zip(
@@ -88,4 +88,4 @@ def test_the_search_prices_halos_as_the_simulator_does(seed: Seed) -> None:
 def test_the_lower_bound_of_a_spatial_plan_is_below_its_simulation(text: str) -> None:
     known = context(4)
     for strategy in asked_for(known, text):
-        assert least_seconds(known, strategy) <= judge(known, strategy).seconds
+        assert least_seconds(known, strategy) <= evaluate(known, strategy).seconds

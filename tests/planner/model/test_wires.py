@@ -7,7 +7,7 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.layout import PARTIAL, REPLICATE
 from shardwright.core.strategy import Mesh
-from shardwright.planner.model.context import Context, Training, Wires
+from shardwright.planner.model.context import Context, MessageCosts, Training
 from shardwright.planner.space import reshard_steps
 from tests.planner.search.models import cluster, mlp
 
@@ -16,7 +16,7 @@ from tests.planner.search.models import cluster, mlp
 def test_two_axis_reshards_cost_what_their_steps_cost(shape: tuple[int, ...]) -> None:
     context = Context(mlp(), cluster(2, 4), CostTable(), Training())
     mesh = Mesh(axes=("data", "tensor"), sizes=(2, 4), devices=tuple(range(8)))
-    wires = Wires(context, mesh)
+    wires = MessageCosts(context, mesh)
     places = (REPLICATE, PARTIAL, 0, 1, 2)
     checked = 0
     for source, target in itertools.product(itertools.product(places, places), repeat=2):

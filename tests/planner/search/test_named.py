@@ -10,7 +10,7 @@ from shardwright.core.codec import decode, encode
 from shardwright.core.costs import CostTable
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.planfile import read_graph
-from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.named import asked_for, grid_strategies, least_seconds
@@ -105,7 +105,7 @@ def test_the_quick_bound_lies_below_the_simulated_grid(devices: int) -> None:
     assert len(found) == {4: 1, 8: 2, 16: 1}[devices]
     for strategy in (one for pair in found for one in pair):
         least = least_seconds(known, strategy)
-        assert 0 < least <= judge(known, strategy).seconds
+        assert 0 < least <= evaluate(known, strategy).seconds
 
 
 def test_no_plan_is_shown_with_a_bound_above_it() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.core.costs import CostTable
-from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search import refit
 from shardwright.planner.search.named import as_strategy
@@ -39,16 +39,16 @@ def context(table: CostTable) -> Context:
 def test_refitted_costs_give_the_step_times_of_a_machine_that_differs(factors) -> None:
     here, there = context(CostTable()), context(CostTable(factors=factors))
     strategies = [as_strategy(here, seed) for seed in SEEDS]
-    ran = {strategy: judge(there, strategy).seconds for strategy in strategies}
-    before = max(abs(judge(here, one).seconds / seconds - 1) for one, seconds in ran.items())
+    ran = {strategy: evaluate(there, strategy).seconds for strategy in strategies}
+    before = max(abs(evaluate(here, one).seconds / seconds - 1) for one, seconds in ran.items())
     fitted = context(refit(here, ran))
-    after = max(abs(judge(fitted, one).seconds / seconds - 1) for one, seconds in ran.items())
+    after = max(abs(evaluate(fitted, one).seconds / seconds - 1) for one, seconds in ran.items())
     assert after < 0.03 < before
 
 
 def test_costs_that_were_right_are_left_alone() -> None:
     here = context(CostTable())
     strategies = [as_strategy(here, seed) for seed in SEEDS]
-    table = refit(here, {one: judge(here, one).seconds for one in strategies})
+    table = refit(here, {one: evaluate(here, one).seconds for one in strategies})
     assert dict(table.factors) == pytest.approx(dict.fromkeys(dict(table.factors), 1.0), abs=1e-6)
     assert refit(here, {}) is here.table

@@ -15,7 +15,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
-from shardwright.planner.search import Context, Training, as_strategy, judge_closely
+from shardwright.planner.search import Context, Training, as_strategy, evaluate_closely
 from shardwright.planner.simulate import period, simulate
 from shardwright.planner.space import Seed
 from shardwright.runtime.capture.decoder import capture_decoder
@@ -106,6 +106,6 @@ def test_layers_that_were_left_out_have_their_turns() -> None:
     program = lower(context.graph, strategy)
     seconds = price(program, context.graph, context.cluster, context.table).seconds
     whole = period(program, simulate(program, seconds))
-    judged = judge_closely(context, strategy, runs_ahead=True)[2].seconds
+    judged = evaluate_closely(context, strategy, runs_ahead=True)[2].seconds
     assert judged == pytest.approx(whole, rel=1e-9)
-    assert context.abridger.is_long
+    assert context.folder.is_long

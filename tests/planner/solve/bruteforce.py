@@ -26,7 +26,7 @@ from shardwright.planner.model.terms import Weights
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull
-from shardwright.planner.solve.gaps import fastest_within, whole_frontier
+from shardwright.planner.solve.nonsupported import fastest_within, whole_frontier
 from tests.layerwise.oracle import best_price, random_problem
 from tests.planner.search.models import cluster, mlp
 from tests.planner.solve.pareto import Front, front, union

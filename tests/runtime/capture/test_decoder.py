@@ -11,7 +11,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.decoder import Decoder
 from shardwright.core.graph import OperatorGraph
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.search import Context, Training, as_strategy, judge_closely
+from shardwright.planner.search import Context, Training, as_strategy, evaluate_closely
 from shardwright.planner.space import Seed
 from shardwright.runtime.capture import decoder as module
 from shardwright.runtime.capture.decoder import capture_decoder
@@ -90,7 +90,7 @@ def test_experts_lie_apart_and_so_do_their_states() -> None:
     names = {apart.configs[i].dims[apart.meshes[0].axes.index("expert")] for i in products}
     assert names == {"e"}
     held = 5 * 4 * 3 * 64 * 128 * (4 + 8 + 2)  # masters, states and weights of all experts
-    saved = judge_closely(context, plain)[2].bytes - judge_closely(context, apart)[2].bytes
+    saved = evaluate_closely(context, plain)[2].bytes - evaluate_closely(context, apart)[2].bytes
     assert saved >= 0.7 * held * 3 / 4
 
 

@@ -42,7 +42,9 @@ SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 # Kernels that an operator's backward starts for one of its forward, about.
 BACKWARD_KERNELS = 1.5
 Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
-Reads = tuple[Segment, tuple[tuple[int, int], ...], tuple[int, ...]]  # see ``Tariff._reads``
+Reads = tuple[
+    Segment, tuple[tuple[int, int], ...], tuple[int, ...]
+]  # see ``InstructionCosts._reads``
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,23 +63,21 @@ class Prices:
 
 def price(program: Program, graph: OperatorGraph, cluster: Cluster, table: CostTable) -> Prices:
     """Return the cost of every instruction, alone on its resource."""
-    return Tariff(graph, ShardPrices(cluster, table)).price(program)
+    return InstructionCosts(graph, ShardPrices(cluster, table)).price(program)
 
 
-def _prices(tariff: Tariff, program: Program) -> Prices:
+def _prices(costs: InstructionCosts, program: Program) -> Prices:
     meshes = range(len(program.meshes))
-    updates = [_row(tariff.update(mesh)) for mesh in meshes]
-    clips = [_row(tariff.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
-    kinds = [[rates.kind for rates in own] for own in tariff.rates]
+    updates = [_row(costs.update(mesh)) for mesh in meshes]
+    clips = [_row(costs.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
+    kinds = [[rates.kind for rates in own] for own in costs.rates]
     works = [_row(transform_cost(t, program.values, kinds[t.mesh])) for t in program.transforms]
-    fixed = np.array([_row(tariff.received()), *updates, *clips, *works], dtype=np.float64)
-    if tariff.is_burdened:
+    fixed = np.array([_row(costs.received()), *updates, *clips, *works], dtype=np.float64)
+    if costs.is_burdened:
         fixed = np.pad(fixed, ((0, 0), (0, NUM_COLUMNS)))
-    forward, backward = tariff.segments()
-    messages = tariff.messages()
-    table = np.concatenate(
-        [tariff.rows[forward], tariff.rows[backward], tariff.rows[messages], fixed]
-    )
+    forward, backward = costs.segments()
+    messages = costs.messages()
+    table = np.concatenate([costs.rows[forward], costs.rows[backward], costs.rows[messages], fixed])
     ahead = 2 * len(forward) + len(messages)  # of ``fixed``
     begin = np.zeros(len(Kind), dtype=np.int64)
     begin[Kind.BACKWARD] = len(forward)
@@ -92,10 +92,10 @@ def _prices(tariff: Tariff, program: Program) -> Prices:
     backward = np.flatnonzero(program.kind == Kind.BACKWARD)
     later = backward[program.microbatch[backward] != program.microbatch[backward[:1]]]
     if len(later):
-        sums = np.array([tariff.accumulated(item) for item in program.segments])
+        sums = np.array([costs.accumulated(item) for item in program.segments])
         columns[0, later] += sums[program.item[later]]
-    if tariff.is_burdened:
-        charge(program, columns[0], columns[1], tariff.rows[messages, 3:].T)
+    if costs.is_burdened:
+        charge(program, columns[0], columns[1], costs.rows[messages, 3:].T)
     return Prices(seconds=columns[0], spread=columns[1], source=columns[2].astype(np.int8))
 
 
@@ -121,7 +121,7 @@ def _started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
     return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
 
 
-class Tariff:
+class InstructionCosts:
     """Prices of segments and messages, remembered by what decides them.
 
     It may price one Program after another: segments and messages that are the same objects on the

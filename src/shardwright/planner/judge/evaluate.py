@@ -17,10 +17,10 @@ from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
 from shardwright.planner.cost.burden import is_measured, message_burden
 from shardwright.planner.cost.groups import peer_groups
-from shardwright.planner.cost.price import Prices, Tariff
+from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.judge.ties import doubts_of
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.unroll import Irregular, unroll
+from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
 from shardwright.planner.simulate import Traits, period, simulate
@@ -34,7 +34,7 @@ MOST_POWERS = 64  # of two, in bytes
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Judged:
+class Evaluation:
     """A strategy with its simulated objective.
 
     ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
@@ -59,54 +59,56 @@ class Judged:
 
 
 # Judges a strategy, given the least seconds known of it; returns its Program and timeline too.
-Run = Callable[[Strategy, float], tuple[Program, Timeline, Judged]]
+Run = Callable[[Strategy, float], tuple[Program, Timeline, Evaluation]]
 
 
-def judge(
+def evaluate(
     context: Context,
     strategy: Strategy,
     least_seconds: float = float("nan"),
-    judging: Run | None = None,
-) -> Judged:
+    evaluator: Run | None = None,
+) -> Evaluation:
     """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered.
 
-    Where that is not possible, ``judging`` does it, if given.
+    Where that is not possible, ``evaluator`` does it, if given.
     """
-    found = _judge_abridged(context, strategy, least_seconds) if context.abridger.is_long else None
-    return found or (judging or partial(run, context))(strategy, least_seconds)[2]
+    found = _evaluate_folded(context, strategy, least_seconds) if context.folder.is_long else None
+    return found or (evaluator or partial(run, context))(strategy, least_seconds)[2]
 
 
-def _judge_abridged(context: Context, strategy: Strategy, least_seconds: float) -> Judged | None:
+def _evaluate_folded(
+    context: Context, strategy: Strategy, least_seconds: float
+) -> Evaluation | None:
     """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
     found = _priced_abridged(context, strategy)
-    return found and judge_program(context, *found, least_seconds)[1]
+    return found and evaluate_program(context, *found, least_seconds)[1]
 
 
-def judge_closely(
+def evaluate_closely(
     context: Context, strategy: Strategy, *, runs_ahead: bool = False
-) -> tuple[Prices, Timeline, Judged]:
-    """Judge a strategy as ``judge`` does; return its prices and timeline too.
+) -> tuple[Prices, Timeline, Evaluation]:
+    """Judge a strategy as ``evaluate`` does; return its prices and timeline too.
 
     With ``runs_ahead`` its seconds are those from one step to the next, see ``simulate.period``.
     """
     program, prices = _priced(context, strategy)
-    timeline, judged = judge_program(context, program, prices, math.nan)
+    timeline, evaluation = evaluate_program(context, program, prices, math.nan)
     if runs_ahead:
-        objective = replace(judged.objective, step_seconds=period(program, timeline))
-        judged = replace(judged, objective=objective)
-    return prices, timeline, judged
+        objective = replace(evaluation.objective, step_seconds=period(program, timeline))
+        evaluation = replace(evaluation, objective=objective)
+    return prices, timeline, evaluation
 
 
-def weigh(context: Context, strategy: Strategy) -> tuple[Judged, dict[str, float]]:
+def weigh(context: Context, strategy: Strategy) -> tuple[Evaluation, dict[str, float]]:
     """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
     illegal."""
     program, prices = _priced(context, strategy)
-    timeline, judged = judge_program(context, program, prices, math.nan)
-    return judged, doubts_of(program, prices, timeline)
+    timeline, evaluation = evaluate_program(context, program, prices, math.nan)
+    return evaluation, doubts_of(program, prices, timeline)
 
 
 def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
-    found = _priced_abridged(context, strategy) if context.abridger.is_long else None
+    found = _priced_abridged(context, strategy) if context.folder.is_long else None
     if found is not None:
         return found
     program = lower(context.graph, strategy, context.samples)
@@ -114,60 +116,62 @@ def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
 
 
 def _priced_abridged(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
-    abridged = context.abridger.abridge(strategy)
-    if abridged is None:
+    folded = context.folder.fold(strategy)
+    if folded is None:
         return None
     try:
-        whole = unroll(abridged, strategy)
+        whole = expand(folded, strategy)
     except Irregular:
         return None
-    return whole.program, Tariff(whole.graph, context.shards).price(whole.program, whole.masters)
+    return whole.program, InstructionCosts(whole.graph, context.shards).price(
+        whole.program, whole.masters
+    )
 
 
-def merge(context: Context, judged: Judged, judging: Run | None = None) -> Judged:
+def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None) -> Evaluation:
     """Merge gradients into the buckets that finish first, given when each is ready; keep the
     better.
 
     The gradients' ready times come from simulating the strategy with every gradient alone, by
-    ``judging`` if given. In deep graphs those of each block travel together first: then equal
+    ``evaluator`` if given. In deep graphs those of each block travel together first: then equal
     blocks are still treated alike, and where starting a message a block is not felt, that is all.
     What messages take from ranks that compute comes in no gradient's ready time; where that is
     known, buckets of a given size are tried too.
     """
-    judging = judging or partial(run, context)
-    parameters, pipeline = judged.strategy.parameters, judged.strategy.pipeline
+    evaluator = evaluator or partial(run, context)
+    parameters, pipeline = evaluation.strategy.parameters, evaluation.strategy.pipeline
     if pipeline.num_microbatches > 1:
         # Of those sent with every microbatch merging would hold all back.
         count = sum(one.sync == "step" for one in parameters)
-        if count * context.starting < WORTHWHILE * judged.seconds:
-            return judged
-    if context.abridger.is_long:
-        judged = _by_blocks(context, judged, judging)
+        if count * context.starting < WORTHWHILE * evaluation.seconds:
+            return evaluation
+    if context.folder.is_long:
+        evaluation = _by_blocks(context, evaluation, evaluator)
         starts = len(context.block_buckets) * context.starting
-        if starts < WORTHWHILE * judged.seconds or len(parameters) > MOST_GRADIENTS:
-            return judged
-    dtype = judged.strategy.gradient_sync.dtype
-    alone = replace(judged.strategy, gradient_sync=GradientSync(dtype=dtype))
-    program, timeline, _ = judging(alone, judged.least_seconds)
+        if starts < WORTHWHILE * evaluation.seconds or len(parameters) > MOST_GRADIENTS:
+            return evaluation
+    dtype = evaluation.strategy.gradient_sync.dtype
+    alone = replace(evaluation.strategy, gradient_sync=GradientSync(dtype=dtype))
+    program, timeline, _ = evaluator(alone, evaluation.least_seconds)
     buckets = _buckets(context, program, timeline)
     ways = [GradientSync(method="optimal", buckets=buckets, dtype=dtype)]
-    if is_measured(context.table) and not context.abridger.is_long:
+    if is_measured(context.table) and not context.folder.is_long:
         ways.append(replace(capped_sync(context.graph), dtype=dtype))
-    best = judged
+    best = evaluation
     for sync in ways:
         if any(len(bucket) > 1 for bucket in sync.buckets):
-            merged = judging(replace(alone, gradient_sync=sync), judged.least_seconds)[2]
+            merged = evaluator(replace(alone, gradient_sync=sync), evaluation.least_seconds)[2]
             best = min(best, merged, key=lambda one: one.seconds)
     return best
 
 
-def _by_blocks(context: Context, judged: Judged, judging: Run) -> Judged:
+def _by_blocks(context: Context, evaluation: Evaluation, evaluator: Run) -> Evaluation:
     """Let the gradients of each block travel together; keep the better."""
-    strategy = by_blocks(context, judged.strategy)
-    if judged.strategy.gradient_sync == strategy.gradient_sync:
-        return judged
-    merged = judge(context, strategy, judged.least_seconds, judging)
-    return merged if merged.seconds < judged.seconds else judged
+    strategy = by_blocks(context, evaluation.strategy)
+    if evaluation.strategy.gradient_sync == strategy.gradient_sync:
+        return evaluation
+    merged = evaluate(context, strategy, evaluation.least_seconds, evaluator)
+    return merged if merged.seconds < evaluation.seconds else evaluation
 
 
 def by_blocks(context: Context, strategy: Strategy) -> Strategy:
@@ -179,21 +183,21 @@ def by_blocks(context: Context, strategy: Strategy) -> Strategy:
 
 def run(
     context: Context, strategy: Strategy, least_seconds: float
-) -> tuple[Program, Timeline, Judged]:
+) -> tuple[Program, Timeline, Evaluation]:
     """Judge a strategy, and return its Program and timeline too."""
     program = lower(context.graph, strategy, context.samples)
     prices = price(program, context.graph, context.cluster, context.table)
-    timeline, judged = judge_program(context, program, prices, least_seconds)
-    return program, timeline, judged
+    timeline, evaluation = evaluate_program(context, program, prices, least_seconds)
+    return program, timeline, evaluation
 
 
-def judge_program(
+def evaluate_program(
     context: Context,
     program: Program,
     prices: Prices,
     least_seconds: float,
     traits: Traits | None = None,
-) -> tuple[Timeline, Judged]:
+) -> tuple[Timeline, Evaluation]:
     """Simulate a strategy that is lowered and priced; ``traits`` as for ``simulate``."""
     timeline = simulate(
         program,
@@ -209,7 +213,7 @@ def judge_program(
         peak_bytes=max(peaks),
         dollars=dollars_per_step(context.cluster, program.strategy, timeline.step_seconds),
     )
-    return timeline, Judged(
+    return timeline, Evaluation(
         strategy=program.strategy,
         objective=objective,
         stage_bytes=peaks,

@@ -1,6 +1,6 @@
 """Judging one strategy after another: only what changed is lowered and priced again.
 
-``judge`` is the definition, this is its equal to the last bit. Local search asks it for strategies
+``evaluate`` is the definition, this is its equal to the last bit. Local search asks it for strategies
 that differ little from those it asked for before (``lower.incremental``).
 """
 
@@ -12,8 +12,8 @@ from functools import cached_property
 from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost.price import Tariff
-from shardwright.planner.judge.evaluate import Judged, judge_program
+from shardwright.planner.cost.price import InstructionCosts
+from shardwright.planner.judge.evaluate import Evaluation, evaluate_program
 from shardwright.planner.lower.incremental import IncrementalLowering
 from shardwright.planner.model.context import Context
 from shardwright.planner.simulate import Traits
@@ -28,7 +28,7 @@ class _Frame:
     """What is remembered of strategies on the same meshes."""
 
     lowering: IncrementalLowering
-    tariff: Tariff
+    costs: InstructionCosts
     traits: Traits
 
 
@@ -48,25 +48,27 @@ class Incremental:
     def _lowering(self) -> IncrementalLowering:
         return IncrementalLowering(self.context.graph, self.context.samples)
 
-    def judge(self, strategy: Strategy, least_seconds: float = float("nan")) -> Judged:
-        """Return what ``judge`` returns: every field is equal."""
+    def evaluate(self, strategy: Strategy, least_seconds: float = float("nan")) -> Evaluation:
+        """Return what ``evaluate`` returns: every field is equal."""
         return self.run(strategy, least_seconds)[2]
 
-    def run(self, strategy: Strategy, least_seconds: float) -> tuple[Program, Timeline, Judged]:
-        """Return what ``judge.run`` returns, the Program with other numbers of values, segments and
+    def run(self, strategy: Strategy, least_seconds: float) -> tuple[Program, Timeline, Evaluation]:
+        """Return what ``evaluate.run`` returns, the Program with other numbers of values, segments and
         messages (``IncrementalLowering``)."""
         frame = self._frame(strategy)
         program = frame.lowering.lower(strategy)
-        prices = frame.tariff.price(program)
-        timeline, judged = judge_program(self.context, program, prices, least_seconds, frame.traits)
-        return program, timeline, judged
+        prices = frame.costs.price(program)
+        timeline, evaluation = evaluate_program(
+            self.context, program, prices, least_seconds, frame.traits
+        )
+        return program, timeline, evaluation
 
     def _frame(self, strategy: Strategy) -> _Frame:
         context, frames = self.context, self._frames
         key = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
         frame = frames.pop(key, None) or _Frame(
             self._lowering.anew(),
-            Tariff(context.graph, context.shards),
+            InstructionCosts(context.graph, context.shards),
             Traits(),
         )
         frames[key] = frame

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program
+from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import (
     INSTANCES,
     PREVIOUS_COMPUTE,
@@ -21,7 +22,6 @@ from shardwright.planner.lower.compile import (
     Compiler,
     Templates,
 )
-from shardwright.planner.lower.draft import Draft
 from shardwright.planner.lower.lifetimes import Lifetimes, base_bytes
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
 from shardwright.planner.schedule.program import program_order, shares_devices
@@ -68,14 +68,14 @@ def _part(compiled: Compiled, chosen: Flags) -> _Part:
 class _Layout:
     """Appends instances of templates and remembers where each began."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
+    def __init__(self, builder: ProgramBuilder) -> None:
+        self.builder = builder
         self.resources: dict[str, int] = {}
         self.size = 0
         # Of every instance where it begins or, where its steps stand apart, the place of each.
         self.begin: dict[tuple[str, int, int], int | Ints] = {}
         self.turns: dict[int, dict[int, int]] = {}  # per stage and microbatch, its backward's turn
-        self.previous = [-1] * len(draft.strategy.meshes)
+        self.previous = [-1] * len(builder.strategy.meshes)
         self.parts: list[tuple[Compiled, int, Ints, Ints]] = []
         self.predecessors: list[tuple[Ints, Ints]] = []
 
@@ -152,27 +152,27 @@ class _Layout:
 
 
 def assemble(
-    draft: Draft, templates: Sequence[Templates], loss: int, facts: Facts | None = None
+    builder: ProgramBuilder, templates: Sequence[Templates], loss: int, facts: Facts | None = None
 ) -> Program:
     """Return the Program of every stage's templates; instruction order is topological and each stage's own order.
 
-    ``facts`` of the values, where these are not all in the draft.
+    ``facts`` of the values, where these are not all in the builder.
     """
-    count = len(draft.strategy.meshes)
-    layout = _Layout(draft)
-    compiled = Compiler(draft, layout.resources, facts).stages(templates)
+    count = len(builder.strategy.meshes)
+    layout = _Layout(builder)
+    compiled = Compiler(builder, layout.resources, facts).stages(templates)
     for stage in range(count):
         layout.append("prologue", compiled[stage]["prologue"], -1)
     _lay_out_microbatches(layout, compiled)
     for name in ("send", "receive", "epilogue"):
         for stage in range(count):
             layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
-    return _program(draft, layout, loss)
+    return _program(builder, layout, loss)
 
 
 def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled]]) -> None:
     """Append the instances of every microbatch in the schedule's order."""
-    strategy = layout.draft.strategy
+    strategy = layout.builder.strategy
     most = strategy.pipeline.num_microbatches
     order = program_order(strategy)
     posts = any(entry.posts for entry in order)
@@ -204,15 +204,15 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled
 
 
 def _turns(
-    draft: Draft, kind: NDArray[np.int8], group: NDArray[np.int32]
+    builder: ProgramBuilder, kind: NDArray[np.int8], group: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (later, earlier) pairs that let meshes which share devices compute in index order.
 
     A device runs its instructions one after another, whichever of its meshes they belong to.
     """
     pairs: list[tuple[int, int]] = []
-    if shares_devices(draft.strategy.meshes):
-        devices = [set(mesh.devices) for mesh in draft.strategy.meshes]
+    if shares_devices(builder.strategy.meshes):
+        devices = [set(mesh.devices) for mesh in builder.strategy.meshes]
         sharing = [
             [other for other, theirs in enumerate(devices) if other != mesh and mine & theirs]
             for mesh, mine in enumerate(devices)
@@ -226,31 +226,31 @@ def _turns(
     return columns[:, 0], columns[:, 1]
 
 
-def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
+def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
     parts = layout.parts
     kind = np.concatenate([part.kind for part, _, _, _ in parts])
     group = _repeat(parts, [part.stage for part, _, _, _ in parts])
-    waits = [*layout.predecessors, _turns(draft, kind, group)]
+    waits = [*layout.predecessors, _turns(builder, kind, group)]
     rows = np.concatenate([places for places, _ in waits])
     targets = np.concatenate([targets for _, targets in waits])
     offset, ordered = _by_row(rows, targets, layout.size)
     free_offset, free_value = _frees(layout)
     item = np.concatenate([part.item for part, _, _, _ in parts])
-    segments = draft.segment_order()
-    number = np.zeros(len(draft.segments), dtype=np.int32)
+    segments = builder.segment_order()
+    number = np.zeros(len(builder.segments), dtype=np.int32)
     number[segments] = np.arange(len(segments))
     runs = RUNS_SEGMENT[kind]
     item[runs] = number[item[runs]]
-    messages = _renumber(item, MOVES[kind], len(draft.messages))
-    transforms = _renumber(item, kind == Kind.TRANSFORM, len(draft.transforms))
+    messages = _renumber(item, MOVES[kind], len(builder.messages))
+    transforms = _renumber(item, kind == Kind.TRANSFORM, len(builder.transforms))
     return Program(
-        strategy=draft.strategy,
-        values=tuple(draft.values),
-        segments=tuple([draft.segments[index] for index in segments]),
-        messages=tuple([draft.messages[index] for index in messages]),
-        transforms=tuple([draft.transforms[index] for index in transforms]),
+        strategy=builder.strategy,
+        values=tuple(builder.values),
+        segments=tuple([builder.segments[index] for index in segments]),
+        messages=tuple([builder.messages[index] for index in messages]),
+        transforms=tuple([builder.transforms[index] for index in transforms]),
         loss=loss,
-        outputs=draft.outputs,
+        outputs=builder.outputs,
         kind=kind,
         group=group,
         item=item,
@@ -264,7 +264,7 @@ def _program(draft: Draft, layout: _Layout, loss: int) -> Program:
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
         freed=np.concatenate([part.lifetimes.freed for part, _, _, _ in parts]),
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
-        base_bytes=tuple(base_bytes(draft, mesh) for mesh in range(len(draft.strategy.meshes))),
+        base_bytes=tuple(base_bytes(builder, mesh) for mesh in range(len(builder.strategy.meshes))),
     )
 
 

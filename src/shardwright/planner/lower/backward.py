@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.core.program import Kind
-from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry, Stage
@@ -19,16 +19,18 @@ StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that 
 SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
 
-def gather_steps(draft: Draft, uses: Iterable[Use]) -> list[Step]:
+def gather_steps(builder: ProgramBuilder, uses: Iterable[Use]) -> list[Step]:
     """Return the messages that bring parameters from rest to use, alike ones together."""
     groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for use in uses:
-        value = use.value if draft.values[use.value].alias < 0 else draft.values[use.value].alias
-        key = draft.signature(use.source, draft.values[value].layout)
+        value = (
+            use.value if builder.values[use.value].alias < 0 else builder.values[use.value].alias
+        )
+        key = builder.signature(use.source, builder.values[value].layout)
         pairs = groups.setdefault(key, [])
         if (use.source, value) not in pairs:
             pairs.append((use.source, value))
-    return [step for pairs in groups.values() for step in draft.chain(pairs, "parameter")]
+    return [step for pairs in groups.values() for step in builder.chain(pairs, "parameter")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,13 @@ def issued_before(turn: int, own: int, before: int) -> int:
     return turn * before // own
 
 
-def laid_out(draft: Draft, pairs: Sequence[StepPair]) -> list[Step]:
+def laid_out(builder: ProgramBuilder, pairs: Sequence[StepPair]) -> list[Step]:
     """Lay out steps with each gather issued a block ahead of its use."""
     runs = [place for place, (_, step) in enumerate(pairs) if step.kind in SEGMENTS]
     issued: dict[int, list[Step]] = {}
     before: list[int] = []
     for _, block in itertools.groupby(
-        runs, lambda place: draft.segments[pairs[place][1].item].block
+        runs, lambda place: builder.segments[pairs[place][1].item].block
     ):
         own = list(block)
         for turn, place in enumerate(own):
@@ -74,28 +76,28 @@ def laid_out(draft: Draft, pairs: Sequence[StepPair]) -> list[Step]:
     return [step for place, (_, own) in enumerate(pairs) for step in (*issued.get(place, ()), own)]
 
 
-def forward_pairs(draft: Draft, entries: Sequence[Entry]) -> list[StepPair]:
+def forward_pairs(builder: ProgramBuilder, entries: Sequence[Entry]) -> list[StepPair]:
     """Flatten forward entries to (gathers, step) pairs."""
     pairs: list[StepPair] = []
     for entry in entries:
-        gathers = _gathers(draft, entry, Kind.FORWARD, entry.gathers)
+        gathers = _gathers(builder, entry, Kind.FORWARD, entry.gathers)
         pairs += [(gathers if number == 0 else [], step) for number, step in enumerate(entry.steps)]
     return pairs
 
 
-def forward_steps(draft: Draft, entries: Sequence[Entry]) -> list[Step]:
+def forward_steps(builder: ProgramBuilder, entries: Sequence[Entry]) -> list[Step]:
     """Flatten forward entries, with parameter gathers a block ahead."""
-    return laid_out(draft, forward_pairs(draft, entries))
+    return laid_out(builder, forward_pairs(builder, entries))
 
 
-def backward_steps(draft: Draft, stage: Stage, transfers: Transfers) -> list[Step]:
+def backward_steps(builder: ProgramBuilder, stage: Stage, transfers: Transfers) -> list[Step]:
     """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    remake = Remake(draft, stage.forward) if draft.makes_again else None
-    return laid_out(draft, backward_pairs(draft, stage.forward, stage.index, transfers, remake))
+    remake = Remake(builder, stage.forward) if builder.makes_again else None
+    return laid_out(builder, backward_pairs(builder, stage.forward, stage.index, transfers, remake))
 
 
 def backward_pairs(
-    draft: Draft,
+    builder: ProgramBuilder,
     entries: Sequence[Entry],
     mesh: int,
     transfers: Transfers,
@@ -106,44 +108,48 @@ def backward_pairs(
     for place in reversed(range(len(entries))):
         entry = entries[place]
         if entry.segment < 0:
-            pairs += [([], step) for step in _reverse(draft, entry, transfers)]
-        elif draft.segments[entry.segment].has_backward:
+            pairs += [([], step) for step in _reverse(builder, entry, transfers)]
+        elif builder.segments[entry.segment].has_backward:
             before = remake.before(place) if remake else []
             again = [entries[earlier] for earlier in before]
-            pairs += [pair for other in again for pair in _repeat(draft, other)]
-            is_kept = not draft.segments[entry.segment].recomputed
-            uses = _gathered_again(draft, entry) if is_kept else ()
-            gathers = _gathers(draft, entry, Kind.BACKWARD, uses)
-            pairs.append((gathers, _backward(draft, entry.segment, mesh)))
+            pairs += [pair for other in again for pair in _repeat(builder, other)]
+            is_kept = not builder.segments[entry.segment].recomputed
+            uses = _gathered_again(builder, entry) if is_kept else ()
+            gathers = _gathers(builder, entry, Kind.BACKWARD, uses)
+            pairs.append((gathers, _backward(builder, entry.segment, mesh)))
     return pairs
 
 
-def _gathers(draft: Draft, entry: Entry, kind: Kind, uses: tuple[Use, ...]) -> list[Step]:
+def _gathers(
+    builder: ProgramBuilder, entry: Entry, kind: Kind, uses: tuple[Use, ...]
+) -> list[Step]:
     """Return the messages that a segment's forward or backward is preceded by."""
     if not uses:
         return []
-    return draft.once((kind, entry.segment, uses), lambda: gather_steps(draft, uses))
+    return builder.once((kind, entry.segment, uses), lambda: gather_steps(builder, uses))
 
 
-def _gathered_again(draft: Draft, entry: Entry) -> tuple[Use, ...]:
+def _gathered_again(builder: ProgramBuilder, entry: Entry) -> tuple[Use, ...]:
     """Return the parameters of a segment which its forward did not keep for its backward."""
-    return tuple([use for use in entry.gathers if use.tensor not in draft.kept_for_backward])
+    return tuple([use for use in entry.gathers if use.tensor not in builder.kept_for_backward])
 
 
-def _repeat(draft: Draft, entry: Entry) -> list[StepPair]:
+def _repeat(builder: ProgramBuilder, entry: Entry) -> list[StepPair]:
     """Run a segment of forward again, this time keeping its graph, or send a message again."""
     if entry.segment < 0:
         return [([], replace(step)) for step in entry.steps]
     step = replace(entry.steps[0], kind=Kind.RECOMPUTE)
-    gathers = _gathers(draft, entry, Kind.RECOMPUTE, _gathered_again(draft, entry))
+    gathers = _gathers(builder, entry, Kind.RECOMPUTE, _gathered_again(builder, entry))
     return [(gathers, step)]
 
 
-def _backward(draft: Draft, index: int, mesh: int) -> Step:
-    segment = draft.segments[index]
-    outputs = [v for v in segment.outputs if draft.values[v].gradient >= 0 and v in draft.external]
-    incoming = [draft.values[value].gradient for value in outputs]
-    made = [draft.values[value].gradient for value in segment.inputs]
+def _backward(builder: ProgramBuilder, index: int, mesh: int) -> Step:
+    segment = builder.segments[index]
+    outputs = [
+        v for v in segment.outputs if builder.values[v].gradient >= 0 and v in builder.external
+    ]
+    incoming = [builder.values[value].gradient for value in outputs]
+    made = [builder.values[value].gradient for value in segment.inputs]
     return Step(
         kind=Kind.BACKWARD,
         item=index,
@@ -153,30 +159,30 @@ def _backward(draft: Draft, index: int, mesh: int) -> Step:
     )
 
 
-def _reverse(draft: Draft, entry: Entry, transfers: Transfers) -> list[Step]:
+def _reverse(builder: ProgramBuilder, entry: Entry, transfers: Transfers) -> list[Step]:
     if entry.adapts is not None:
         origin, result = entry.adapts
-        source, target = draft.values[result].gradient, draft.values[origin].gradient
+        source, target = builder.values[result].gradient, builder.values[origin].gradient
         if source == target:
             return []
-        return draft.once(("reverse", origin, result), lambda: _turned(draft, source, target))
+        return builder.once(("reverse", origin, result), lambda: _turned(builder, source, target))
     crossing = entry.sends or entry.receives
-    if crossing is None or draft.values[crossing[0]].gradient < 0:
+    if crossing is None or builder.values[crossing[0]].gradient < 0:
         return []
     if crossing not in transfers:
-        here, there = (draft.values[value].gradient for value in crossing)
-        transfers[crossing] = draft.once(
-            ("return", crossing), lambda: draft.transfer(there, here, "gradient")
+        here, there = (builder.values[value].gradient for value in crossing)
+        transfers[crossing] = builder.once(
+            ("return", crossing), lambda: builder.transfer(there, here, "gradient")
         )
     send, receive = transfers[crossing]
     return [receive] if entry.sends else [send]
 
 
-def _turned(draft: Draft, source: int, target: int) -> list[Step]:
+def _turned(builder: ProgramBuilder, source: int, target: int) -> list[Step]:
     """Return the messages that bring a gradient back to the layout of what was read."""
-    if draft.values[source].halos != draft.values[target].halos:
-        return [draft.exchange_halos(source, target, "gradient")]
-    return draft.chain([(source, target)], "gradient")
+    if builder.values[source].halos != builder.values[target].halos:
+        return [builder.exchange_halos(source, target, "gradient")]
+    return builder.chain([(source, target)], "gradient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +197,13 @@ class Links:
     are_shared: bool = False
 
     @classmethod
-    def of(cls, draft: Draft, forward: Iterable[Entry], backward: Iterable[Step]) -> Links:
+    def of(
+        cls, builder: ProgramBuilder, forward: Iterable[Entry], backward: Iterable[Step]
+    ) -> Links:
         """Read them off both halves of a stage, or of a block."""
         behind = frozenset([step.resource for step in backward])
         ahead = frozenset([step.resource for entry in forward for step in entry.steps])
-        return cls(behind, behind | ahead, len(set(draft.links)) < len(draft.links))
+        return cls(behind, behind | ahead, len(set(builder.links)) < len(builder.links))
 
     def and_those(self, other: Links) -> Links:
         """Return both."""
@@ -210,7 +218,7 @@ class Links:
 
 
 def insert_syncs(
-    draft: Draft, steps: list[Step], pending: dict[int, int], links: Links
+    builder: ProgramBuilder, steps: list[Step], pending: dict[int, int], links: Links
 ) -> list[Step]:
     """Add gradient synchronisation right after the backward that completes each bucket.
 
@@ -221,17 +229,17 @@ def insert_syncs(
     written = {value: place for place, step in enumerate(steps) for value in step.writes}
     bucket_of = {
         tensor: number
-        for number, bucket in enumerate(draft.strategy.gradient_sync.buckets)
+        for number, bucket in enumerate(builder.strategy.gradient_sync.buckets)
         for tensor in bucket
     }
     groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for source, target in pending.items():
         if source in written:
-            entry = draft.values[source]
+            entry = builder.values[source]
             bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
-            key = (bucket, entry.scope, *draft.signature(source, draft.values[target].layout))
+            key = (bucket, entry.scope, *builder.signature(source, builder.values[target].layout))
             groups.setdefault(key, []).append((source, target))
-    synced = add_syncs(draft, steps, written, groups.values(), links)
+    synced = add_syncs(builder, steps, written, groups.values(), links)
     return [*synced.steps, *synced.carried, *synced.late]
 
 
@@ -248,7 +256,7 @@ class Synced:
 
 
 def add_syncs(
-    draft: Draft,
+    builder: ProgramBuilder,
     steps: Sequence[Step],
     written: Mapping[int, int],
     groups: Iterable[Sequence[tuple[int, int]]],
@@ -260,10 +268,10 @@ def add_syncs(
     late: list[tuple[int, list[Step]]] = []
     for pairs in groups:
         place = max(written[source] for source, _ in pairs if source in written)
-        last_only = draft.values[pairs[0][0]].scope == "step"
-        syncs = draft.once(
+        last_only = builder.values[pairs[0][0]].scope == "step"
+        syncs = builder.once(
             ("synchronise", last_only, *pairs),
-            partial(synchronise, draft, pairs, last_only=last_only),
+            partial(synchronise, builder, pairs, last_only=last_only),
         )
         first = first_message(syncs)
         early = list(itertools.takewhile(links.are_free_for, syncs[first:]))

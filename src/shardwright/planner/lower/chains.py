@@ -1,6 +1,6 @@
 """Values that stand for the same thing in every block, and the numbers of those left out.
 
-A *chain* is a list of values, one per block. In a short graph (``abridged``) it has gaps; ``unroll``
+A *chain* is a list of values, one per block. In a short graph (``folded``) it has gaps; ``expand``
 asks here which value of the whole graph stands where one of the short graph does, some blocks on.
 """
 
@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.lower.abridged import Run, Short
-from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.builder import ProgramBuilder
+from shardwright.planner.lower.fold import Run, Short
 from shardwright.planner.lower.template import Facts, Ints
 
 Element = TypeVar("Element", bound=np.generic)
@@ -31,10 +31,10 @@ class Chains:
     before a block, ``numbers`` the values of chains by the block of the whole graph.
     """
 
-    def __init__(self, draft: Draft, short: Short, runs: Sequence[Run]) -> None:
+    def __init__(self, builder: ProgramBuilder, short: Short, runs: Sequence[Run]) -> None:
         self.runs = runs
-        tensor = np.array([value.tensor for value in draft.values], dtype=np.int64)
-        mesh = np.array(draft.meshes)
+        tensor = np.array([value.tensor for value in builder.values], dtype=np.int64)
+        mesh = np.array(builder.meshes)
         # What belongs to other blocks is the same value wherever it is read.
         families = short.family[[run.position for run in runs]]
         home = np.where(np.isin(short.family, families), np.arange(len(short.family)), -1)

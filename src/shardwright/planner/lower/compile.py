@@ -1,6 +1,6 @@
 """Templates with what their steps wait for and when values live: once per stage, whatever it repeats.
 
-By NumPy, or where a draft outlives one lowering by a kernel that looks over a whole stage at once.
+By NumPy, or where a builder outlives one lowering by a kernel that looks over a whole stage at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind
-from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.lifetimes import (
     Lifetimes,
     backward_lifetimes,
@@ -56,21 +56,21 @@ class Templates:
     epilogue: Sequence[Rows]
 
     @classmethod
-    def of(cls, draft: Draft, steps: Steps) -> Templates:
-        """Look at the steps of a draft whose segments are finished."""
-        several = draft.strategy.pipeline.num_microbatches > 1
-        last = [Rows.of(draft, steps.backward)]
+    def of(cls, builder: ProgramBuilder, steps: Steps) -> Templates:
+        """Look at the steps of a builder whose segments are finished."""
+        several = builder.strategy.pipeline.num_microbatches > 1
+        last = [Rows.of(builder, steps.backward)]
         middle = [step for step in steps.backward if not step.last_only]
         is_same = len(middle) == len(steps.backward)
-        often = last if is_same else [Rows.of(draft, middle)]
+        often = last if is_same else [Rows.of(builder, middle)]
         return cls(
-            prologue=[Rows.of(draft, steps.prologue)],
-            forward=[Rows.of(draft, steps.forward)],
+            prologue=[Rows.of(builder, steps.prologue)],
+            forward=[Rows.of(builder, steps.forward)],
             middle=often if several else (),
             last=last,
-            sends=[Rows.of(draft, [s for s in steps.exchange if s.kind is Kind.SEND])],
-            receives=[Rows.of(draft, [s for s in steps.exchange if s.kind is not Kind.SEND])],
-            epilogue=[Rows.of(draft, steps.epilogue)],
+            sends=[Rows.of(builder, [s for s in steps.exchange if s.kind is Kind.SEND])],
+            receives=[Rows.of(builder, [s for s in steps.exchange if s.kind is not Kind.SEND])],
+            epilogue=[Rows.of(builder, steps.epilogue)],
         )
 
     def in_order(self) -> tuple[Sequence[Rows], ...]:
@@ -97,15 +97,17 @@ class Compiled:
 
 class Compiler:
     """Compiles the templates of one stage after another; ``resources`` numbers what they run on in
-    the order in which they meet it. ``facts`` of the values, where these are not all in the draft."""
+    the order in which they meet it. ``facts`` of the values, where these are not all in the builder."""
 
-    def __init__(self, draft: Draft, resources: dict[str, int], facts: Facts | None = None) -> None:
-        self.draft = draft
-        self.facts = facts or Facts.of(draft)
-        self.reported = find_reported(draft, self.facts)
+    def __init__(
+        self, builder: ProgramBuilder, resources: dict[str, int], facts: Facts | None = None
+    ) -> None:
+        self.builder = builder
+        self.facts = facts or Facts.of(builder)
+        self.reported = find_reported(builder, self.facts)
         self.resources = resources
-        self.names = list(draft.resources)
-        self.act = self._by_kernel if draft.compiled or facts else self._by_numpy
+        self.names = list(builder.resources)
+        self.act = self._by_kernel if builder.compiled or facts else self._by_numpy
 
     def stages(self, templates: Sequence[Templates]) -> list[dict[str, Compiled]]:
         """Compile all templates of all stages."""
@@ -115,7 +117,7 @@ class Compiler:
         return found
 
     def _by_numpy(self, stage: int, templates: Templates) -> dict[str, Compiled]:
-        draft, facts = self.draft, self.facts
+        builder, facts = self.builder, self.facts
         prologue, forward, last, sends, receives, epilogue = [
             Template(parts)
             for parts in (
@@ -154,7 +156,7 @@ class Compiler:
             add(name, template, lifetimes, waits)
         before = np.concatenate([last.written, receives.written])
         lifetimes = once_lifetimes(facts, epilogue, before, ends_step=True)
-        frame = stage, draft.strategy.pipeline.num_microbatches
+        frame = stage, builder.strategy.pipeline.num_microbatches
         others = (prologue, last, (sends, receives, epilogue))
         free_at_update(facts, frame, lifetimes, others, self.reported)
         add("epilogue", epilogue, lifetimes, waits)
@@ -172,7 +174,7 @@ class Compiler:
         values = kernels.Values(
             facts.bytes, facts.root, facts.storage, facts.mesh, facts.marks, self.reported
         )
-        many = self.draft.strategy.pipeline.num_microbatches
+        many = self.builder.strategy.pipeline.num_microbatches
         found = kernels.look_over(rows, (value, read), np.array(stops), values, stage, many)
         kind, item = rows[:, 0].astype(np.int8), rows[:, 1].astype(np.int32)
         resource = self._resources(rows[:, 2])

@@ -24,8 +24,8 @@ from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.compile import Templates
 from shardwright.planner.lower.gradients import let_through
-from shardwright.planner.lower.lasting import LastingDraft
 from shardwright.planner.lower.lower import Lowering
+from shardwright.planner.lower.memo import LastingBuilder
 from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
 from shardwright.planner.lower.records import Record, Records, Surroundings
 from shardwright.planner.lower.template import Rows
@@ -71,7 +71,7 @@ class IncrementalLowering:
         self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
         self._placed, self._changed = list(self._alone), set[int]()
         self._frame: object = None
-        self._draft: LastingDraft | None = None
+        self._draft: LastingBuilder | None = None
 
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
@@ -79,16 +79,16 @@ class IncrementalLowering:
         types = (strategy.precision, strategy.accumulation, strategy.gradient_sync.dtype)
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
-        draft = self._draft
-        if draft is None or draft.is_full or frame != self._frame:
+        builder = self._draft
+        if builder is None or builder.is_full or frame != self._frame:
             self._frame = frame
             self._records.forget()
-            draft = LastingDraft(self.graph, strategy, self.samples, self._iterations)
-            self._draft = draft
+            builder = LastingBuilder(self.graph, strategy, self.samples, self._iterations)
+            self._draft = builder
         else:
-            draft.begin(strategy)
-        program = _Replay(draft, placed, self._records).run()
-        draft.first_size = draft.first_size or len(draft.values)
+            builder.begin(strategy)
+        program = _Replay(builder, placed, self._records).run()
+        builder.first_size = builder.first_size or len(builder.values)
         return program
 
     def _place(self, strategy: Strategy) -> list[Placements]:
@@ -121,15 +121,15 @@ class IncrementalLowering:
 class _Replay(Lowering):
     """One lowering, block by block: as recorded, or really."""
 
-    draft: LastingDraft
+    builder: LastingBuilder
 
     def __init__(
         self,
-        draft: LastingDraft,
+        builder: LastingBuilder,
         placed: list[Placements],
         records: Records,
     ) -> None:
-        super().__init__(draft, placed)
+        super().__init__(builder, placed)
         self.records = records
         self.blocks: list[Lowered] = []
 
@@ -158,7 +158,7 @@ class _Replay(Lowering):
     def _lower_whole(self, number: int) -> None:
         """Lower a block, of which nothing is known."""
         for place, part in enumerate(self.records.parts[number]):
-            self.draft.make_for((number, place))
+            self.builder.make_for((number, place))
             self.lower_operators(part.start, part.stop, number)
         self.close()
 
@@ -166,24 +166,24 @@ class _Replay(Lowering):
         """Lower a block few operators at a time, each as recorded or really."""
         records = self.records
         for place, part in enumerate(records.parts[number]):
-            self.draft.make_for((number, place))
+            self.builder.make_for((number, place))
             act = partial(self.lower_operators, part.start, part.stop, number)
             self._repeat_or(records.of_parts[number][place], part, act)
         self.close()
 
     def templates(self) -> list[Templates]:
         """Join what blocks became, as far as nothing reaches from one into another."""
-        draft, stages = self.draft, range(len(self.stages))
+        builder, stages = self.builder, range(len(self.stages))
         pending = sum(len(block.pending) for block in self.blocks)
-        reaches = draft.makes_again and (draft.strategy.reshard_again or len(stages) > 1)
+        reaches = builder.makes_again and (builder.strategy.reshard_again or len(stages) > 1)
         if reaches or len(self.parameters.pending) != pending:
             return super().templates()
-        blocks = stages_of(draft, self.blocks, self.records.shared, self.finish)
-        several = draft.strategy.pipeline.num_microbatches > 1
+        blocks = stages_of(builder, self.blocks, self.records.shared, self.finish)
+        several = builder.strategy.pipeline.num_microbatches > 1
         found: list[Templates] = []
         for stage in stages:
             entered = sum(len(block.entries[stage][0]) for block in self.blocks)
-            more = forward_piece(draft, self.stages[stage].prologue[entered:])
+            more = forward_piece(builder, self.stages[stage].prologue[entered:])
             own = [block[stage] for block in blocks]
             last = joined([share.last for share in reversed(own)])
             exchange = self.exchange[stage]
@@ -193,23 +193,23 @@ class _Replay(Lowering):
                     forward=joined([share.forward for share in own]),
                     middle=joined([share.middle for share in reversed(own)]) if several else (),
                     last=last,
-                    sends=[Rows.of(draft, [s for s in exchange if s.kind is Kind.SEND])],
-                    receives=[Rows.of(draft, [s for s in exchange if s.kind is not Kind.SEND])],
+                    sends=[Rows.of(builder, [s for s in exchange if s.kind is Kind.SEND])],
+                    receives=[Rows.of(builder, [s for s in exchange if s.kind is not Kind.SEND])],
                     epilogue=[self._epilogue_rows(stage)],
                 )
             )
         return found
 
     def _epilogue_rows(self, stage: int) -> Rows:
-        draft, kept = self.draft, self.parameters.kept
-        key = ("epilogue", stage, draft.strategy.clips, *map(id, kept.values()))
-        return draft.once(key, lambda: Rows.of(draft, self.epilogue(stage)))
+        builder, kept = self.builder, self.parameters.kept
+        key = ("epilogue", stage, builder.strategy.clips, *map(id, kept.values()))
+        return builder.once(key, lambda: Rows.of(builder, self.epilogue(stage)))
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
-        draft, parameters, stages = self.draft, self.parameters, self.stages
-        strategy, recomputed = draft.strategy, draft.recomputed
+        builder, parameters, stages = self.builder, self.parameters, self.stages
+        strategy, recomputed = builder.strategy, builder.recomputed
         start, stop = around.start, around.stop
-        starts = draft.segment_starts
+        starts = builder.segment_starts
         found: list[object] = [
             strategy.configs[start:stop],
             self.placed[start:stop],
@@ -223,7 +223,7 @@ class _Replay(Lowering):
         if len(stages) > 1:
             found += [strategy.configs[producer].mesh for producer in around.producers]
         for tensor in around.finds:
-            found.append(draft.cut_dim.get(tensor))
+            found.append(builder.cut_dim.get(tensor))
             found += [stage.state(tensor) for stage in stages]
         if parameters.often:
             found += [self._readers(tensor) for tensor in around.parameters]
@@ -232,30 +232,30 @@ class _Replay(Lowering):
 
     def _readers(self, tensor: int) -> object:
         """Return what decides where and how often a parameter's gradient is summed up."""
-        graph, strategy = self.draft.graph, self.draft.strategy
+        graph, strategy = self.builder.graph, self.builder.strategy
         if tensor not in self.parameters.often:
             return None
         return {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
 
     def _shared(self, tensor: int) -> object:
-        kept, draft = self.parameters.kept[tensor], self.draft
+        kept, builder = self.parameters.kept[tensor], self.builder
         uses = [pair for pair in self.parameters.uses.items() if pair[0][1] == tensor]
-        return uses, kept.rest in self.parameters.taken, draft.values[kept.rest]
+        return uses, kept.rest in self.parameters.taken, builder.values[kept.rest]
 
     def _record(
         self, around: Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
     ) -> Record:
         """Lower operators, and note all that this did."""
-        draft, parameters = self.draft, self.parameters
+        builder, parameters = self.builder, self.parameters
         before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
-        segments, lasting, turned = len(draft.begun), len(draft.lasting), len(draft.turned)
+        segments, lasting, turned = len(builder.begun), len(builder.lasting), len(builder.turned)
         uses, first_uses = len(parameters.uses), len(parameters.first_uses)
-        pending, taken, cuts = len(parameters.pending), len(parameters.taken), len(draft.cut_dim)
-        external, draft.external = draft.external, set()
+        pending, taken, cuts = len(parameters.pending), len(parameters.taken), len(builder.cut_dim)
+        external, builder.external = builder.external, set()
         act()
-        found, draft.external = frozenset(draft.external), external
-        draft.external |= found
-        begun = tuple(draft.begun[segments:])
+        found, builder.external = frozenset(builder.external), external
+        builder.external |= found
+        begun = tuple(builder.begun[segments:])
         return Record(
             rests_on=rests_on,
             lowered=Lowered(
@@ -275,14 +275,14 @@ class _Replay(Lowering):
             uses=_since(parameters.uses, uses),
             first_uses=_since(parameters.first_uses, first_uses),
             taken=_since(parameters.taken, taken),
-            turned=tuple(draft.turned[turned:]),
+            turned=tuple(builder.turned[turned:]),
             external=found,
-            lasting=tuple(draft.lasting[lasting:]),
-            cuts=_since(draft.cut_dim, cuts),
+            lasting=tuple(builder.lasting[lasting:]),
+            cuts=_since(builder.cut_dim, cuts),
         )
 
     def _repeat(self, record: Record) -> None:
-        draft, parameters = self.draft, self.parameters
+        builder, parameters = self.builder, self.parameters
         for place, stage in enumerate(self.stages):
             prologue, forward = record.lowered.entries[place]
             stage.prologue += prologue
@@ -290,17 +290,17 @@ class _Replay(Lowering):
             stage.block = record.blocks[place]
             stage.reopen(record.opened[place])
             stage.resume(record.leaves[place])
-        draft.begun += record.segments
+        builder.begun += record.segments
         for index, segment in record.segments:
-            draft.segments[index] = segment
+            builder.segments[index] = segment
         parameters.uses.update(record.uses)
         parameters.first_uses.update(record.first_uses)
         parameters.pending.update(record.lowered.pending)
         parameters.taken.update(record.taken)
-        draft.turn(record.turned)
-        draft.external |= record.external
-        draft.lasting += record.lasting
-        draft.cut_dim.update(record.cuts)
+        builder.turn(record.turned)
+        builder.external |= record.external
+        builder.lasting += record.lasting
+        builder.cut_dim.update(record.cuts)
 
 
 def _since(found: dict[Key, Item], size: int) -> dict[Key, Item]:

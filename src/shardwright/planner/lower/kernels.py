@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Kind
 from shardwright.planner.compiled import compiled, inner
-from shardwright.planner.lower.draft import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
+from shardwright.planner.lower.builder import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
 from shardwright.planner.lower.template import COMPUTES, SENDS
 from shardwright.planner.lower.waits import NAMES, PREVIOUS
 
@@ -27,7 +27,7 @@ UPDATE, RUNS_BACKWARD = int(Kind.UPDATE), int(Kind.BACKWARD)
 
 
 class Values(NamedTuple):
-    """Columns of all values: see ``template.Facts``; ``marks`` as in ``draft``. ``reported`` live until
+    """Columns of all values: see ``template.Facts``; ``marks`` as in ``builder``. ``reported`` live until
     the end of the step."""
 
     bytes: Ints

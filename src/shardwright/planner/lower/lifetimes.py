@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.core.program import Kind
-from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.template import Facts, Flags, Ints, Template
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -54,9 +54,9 @@ def _returns(facts: Facts, template: Template) -> Flags:
     return found
 
 
-def find_reported(draft: Draft, facts: Facts) -> Flags:
+def find_reported(builder: ProgramBuilder, facts: Facts) -> Flags:
     """Values that live until the end of the step because somebody may ask for them."""
-    return facts.set_of([draft.storage(output.value) for output in draft.outputs])
+    return facts.set_of([builder.storage(output.value) for output in builder.outputs])
 
 
 def forward_lifetimes(
@@ -254,7 +254,7 @@ def free_at_update(
     lifetimes.freed[place] += int((lives * facts.bytes[asked]).sum() + facts.bytes[mine].sum())
 
 
-def base_bytes(draft: Draft, mesh: int) -> int:
+def base_bytes(builder: ProgramBuilder, mesh: int) -> int:
     """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
-    meshes = draft.meshes
-    return sum([draft.base_of(value) for value in draft.lasting if meshes[value] == mesh])
+    meshes = builder.meshes
+    return sum([builder.base_of(value) for value in builder.lasting if meshes[value] == mesh])

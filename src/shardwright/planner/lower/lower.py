@@ -25,8 +25,8 @@ from shardwright.planner.lower.backward import (
     forward_steps,
     insert_syncs,
 )
+from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.compile import Steps, Templates
-from shardwright.planner.lower.draft import Draft, Finished, Step
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
@@ -51,51 +51,53 @@ def lower(graph: OperatorGraph, strategy: Strategy, samples: Samples | None = No
     check_strategy(graph, strategy, samples)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     placed = place(graph, strategy, samples, iterations)
-    return Lowering(Draft(graph, strategy, samples, iterations), placed).run()
+    return Lowering(ProgramBuilder(graph, strategy, samples, iterations), placed).run()
 
 
 class Lowering:
     """One strategy on its way to a Program; blocks of operators are lowered one after another."""
 
-    def __init__(self, draft: Draft, placed: list[Placements]) -> None:
-        self.draft = draft
+    def __init__(self, builder: ProgramBuilder, placed: list[Placements]) -> None:
+        self.builder = builder
         self.placed = placed
-        self.parameters = Parameters(draft)
+        self.parameters = Parameters(builder)
         self.stages = [
-            Stage(draft, index, placed, self.parameters, self._fetch)
-            for index in range(len(draft.strategy.meshes))
+            Stage(builder, index, placed, self.parameters, self._fetch)
+            for index in range(len(builder.strategy.meshes))
         ]
-        once, graph = draft.once, draft.graph
+        once, graph = builder.once, builder.graph
         self.writes = once("writes", lambda: _writes_or_reads_written(graph))
         self.trained = once("trained", lambda: depend_on_parameters(graph))
-        meshes = [config.mesh for config in draft.strategy.configs] if len(self.stages) > 1 else []
+        meshes = (
+            [config.mesh for config in builder.strategy.configs] if len(self.stages) > 1 else []
+        )
         self.where = once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
 
     def run(self) -> Program:
         """Lower everything."""
         loss = self.lower_blocks()
-        return assemble(self.draft, self.templates(), loss)
+        return assemble(self.builder, self.templates(), loss)
 
     def lower_blocks(self) -> int:
         """Lower all blocks forward; return the value of the loss."""
-        graph, draft = self.draft.graph, self.draft
+        graph, builder = self.builder.graph, self.builder
         for number in range(len(graph.blocks)):
             self.lower_block(number)
         self._move_tied_parameters()
-        loss_mesh = draft.strategy.configs[graph.tensors[graph.loss].producer].mesh
+        loss_mesh = builder.strategy.configs[graph.tensors[graph.loss].producer].mesh
         loss = self.stages[loss_mesh].value_of(graph.loss)
-        draft.external.add(loss)
-        draft.outputs = self._outputs()
-        draft.external.update(output.value for output in draft.outputs)
+        builder.external.add(loss)
+        builder.outputs = self._outputs()
+        builder.external.update(output.value for output in builder.outputs)
         return loss
 
     # -- forward -------------------------------------------------------------------------------
 
     def lower_block(self, number: int) -> None:
         """Lower the operators of one block forward; its segments end with it."""
-        block = self.draft.graph.blocks[number]
-        self.draft.make_for(number)
+        block = self.builder.graph.blocks[number]
+        self.builder.make_for(number)
         self.lower_operators(block.start, block.stop, number)
         self.close()
 
@@ -110,13 +112,13 @@ class Lowering:
         """End a block and its segments."""
         for stage in self.stages:
             stage.close()
-        self.draft.make_for(None)
+        self.builder.make_for(None)
 
     def _meshes_of_operators(self) -> list[set[int]]:
-        return meshes_of_operators(self.draft.graph, self.draft.strategy.configs, self.trained)
+        return meshes_of_operators(self.builder.graph, self.builder.strategy.configs, self.trained)
 
     def _scopes(self, index: int) -> tuple[Scope, ...]:
-        graph, samples = self.draft.graph, self.draft.samples
+        graph, samples = self.builder.graph, self.builder.samples
         outputs = graph.operators[index].outputs
         if index in samples.prologue:
             # Pieces of what carries samples may be wanted too; a sum is only wanted whole.
@@ -139,7 +141,7 @@ class Lowering:
         return ("microbatch",)
 
     def _reads_microbatch(self, index: int) -> bool:
-        inputs = self.draft.graph.operators[index].inputs
+        inputs = self.builder.graph.operators[index].inputs
         return any(stage.has(t, "microbatch") for stage in self.stages for t in inputs)
 
     def _fetch(self, tensor: int, wanted: Layout, stage: Stage) -> int:
@@ -149,27 +151,27 @@ class Lowering:
         equal coordinates. Otherwise it is sent from where it lies and arrives in shards, so that
         every element travels once.
         """
-        draft = self.draft
-        producer = draft.graph.tensors[tensor].producer
-        home = self.stages[draft.strategy.configs[producer].mesh]
+        builder = self.builder
+        producer = builder.graph.tensors[tensor].producer
+        home = self.stages[builder.strategy.configs[producer].mesh]
         if home is stage or not home.has(tensor, "microbatch"):
             return -1
         home.close()
-        shape = draft.whole_shape(tensor, "microbatch")
+        shape = builder.whole_shape(tensor, "microbatch")
         leaving = layout = wanted
-        here, there = draft.mesh(home.index), draft.mesh(stage.index)
+        here, there = builder.mesh(home.index), builder.mesh(stage.index)
         if here.sizes != there.sizes:
-            lying = draft.values[home.value_of(tensor)].layout
+            lying = builder.values[home.value_of(tensor)].layout
             leaving = arrival(shape, lying, here.sizes) if PARTIAL in lying else lying
             layout = arrival(shape, wanted, there.sizes)
         value = home.acquire(tensor, Pair(leaving, leaving), "microbatch")
         gradient = -1
-        if draft.graph.tensors[tensor].needs_gradient:
-            gradient = draft.add_value(tensor, stage.index, layout, "microbatch", "gradient")
-        copy = draft.add_value(
+        if builder.graph.tensors[tensor].needs_gradient:
+            gradient = builder.add_value(tensor, stage.index, layout, "microbatch", "gradient")
+        copy = builder.add_value(
             tensor, stage.index, layout, "microbatch", "activation", gradient=gradient
         )
-        send, receive = draft.transfer(value, copy, "activation")
+        send, receive = builder.transfer(value, copy, "activation")
         home.forward.append(Entry(-1, [send], sends=(value, copy)))
         stage.forward.append(Entry(-1, [receive], receives=(value, copy)))
         return copy
@@ -180,64 +182,68 @@ class Lowering:
         The gradient is summed up over the mesh it was made on first, in the optimizer's layout where
         that mesh has one like it, and then added to the reduced gradient at home.
         """
-        draft = self.draft
-        draft.make_for("moved parameters")
+        builder = self.builder
+        builder.make_for("moved parameters")
         for use in list(self.parameters.uses.values()) if len(self.stages) > 1 else ():
-            kept, value = self.parameters.kept[use.tensor], draft.values[use.value]
+            kept, value = self.parameters.kept[use.tensor], builder.values[use.value]
             if use.mesh == kept.mesh:
                 continue
             if value.alias < 0:
-                origin, gather = draft.once(("whole", kept.rest), partial(self._whole, kept.rest))
+                origin, gather = builder.once(("whole", kept.rest), partial(self._whole, kept.rest))
                 ends = (origin, use.value)
-                send, receive = draft.once(
-                    ("tied", *ends), partial(draft.transfer, *ends, "parameter")
+                send, receive = builder.once(
+                    ("tied", *ends), partial(builder.transfer, *ends, "parameter")
                 )
                 self.stages[kept.mesh].prologue.append(Entry(-1, [*gather, send]))
                 self.stages[use.mesh].prologue.append(Entry(-1, [receive]))
             if value.gradient >= 0:
                 summed = self.parameters.summed_abroad(use)
-                arrived, cut = draft.once(
+                arrived, cut = builder.once(
                     ("arrived", summed, kept.reduced), partial(self._arrived, summed, kept.reduced)
                 )
                 ends = (summed, arrived)
-                send, receive = draft.once(
-                    ("tied", *ends), partial(draft.transfer, *ends, "synchronise")
+                send, receive = builder.once(
+                    ("tied", *ends), partial(builder.transfer, *ends, "synchronise")
                 )
                 self.exchange[use.mesh].append(send)
                 self.exchange[kept.mesh] += [receive, *cut]
-        draft.make_for(None)
+        builder.make_for(None)
 
     def _whole(self, rest: int) -> tuple[int, list[Step]]:
         """Return the value that a parameter leaves its home from, and the steps that make it: flat
         shards are gathered first, since no other mesh is cut as they are."""
-        draft, value = self.draft, self.draft.values[rest]
+        builder, value = self.builder, self.builder.values[rest]
         if FLAT not in value.layout:
             return rest, []
-        whole = draft.add_value(
+        whole = builder.add_value(
             value.tensor, value.mesh, unflattened(value.layout), "step", "parameter"
         )
-        return whole, draft.chain([(rest, whole)], "parameter")
+        return whole, builder.chain([(rest, whole)], "parameter")
 
     def _arrived(self, summed: int, reduced: int) -> tuple[int, list[Step]]:
         """Return where a gradient arrives from another mesh, and the steps that add it to the
         reduced one: at once, except in another dtype, or to flat shards on a mesh that is cut otherwise."""
-        draft, one, other = self.draft, self.draft.values[summed], self.draft.values[reduced]
-        same = draft.mesh(one.mesh).sizes == draft.mesh(other.mesh).sizes
-        wire = other_dtype(draft, summed)
+        builder, one, other = (
+            self.builder,
+            self.builder.values[summed],
+            self.builder.values[reduced],
+        )
+        same = builder.mesh(one.mesh).sizes == builder.mesh(other.mesh).sizes
+        wire = other_dtype(builder, summed)
         is_cut = FLAT in other.layout and not (same and one.layout == other.layout)
         if not is_cut and wire in ("", other.dtype):
             return reduced, []
         layout = unflattened(other.layout) if is_cut else other.layout
-        arrived = draft.add_value(
+        arrived = builder.add_value(
             other.tensor, other.mesh, layout, "step", "gradient", dtype=wire or other.dtype
         )
-        return arrived, synchronise(draft, [(arrived, reduced)])
+        return arrived, synchronise(builder, [(arrived, reduced)])
 
     # -- backward and update -------------------------------------------------------------------
 
     def templates(self) -> list[Templates]:
         """Return every stage's templates, with all segments finished."""
-        return [Templates.of(self.draft, steps) for steps in self.steps()]
+        return [Templates.of(self.builder, steps) for steps in self.steps()]
 
     def steps(self) -> list[Steps]:
         """Return every stage's steps, with all segments finished."""
@@ -246,13 +252,13 @@ class Lowering:
         return every
 
     def _steps(self) -> list[Steps]:
-        draft = self.draft
+        builder = self.builder
         transfers: Transfers = {}
         backward = [self._backward(stage, transfers) for stage in reversed(self.stages)][::-1]
         return [
             Steps(
-                prologue=forward_steps(draft, stage.prologue),
-                forward=forward_steps(draft, stage.forward),
+                prologue=forward_steps(builder, stage.prologue),
+                forward=forward_steps(builder, stage.forward),
                 backward=backward[stage.index],
                 exchange=self.exchange[stage.index],
                 epilogue=self.epilogue(stage.index),
@@ -261,21 +267,21 @@ class Lowering:
         ]
 
     def _backward(self, stage: Stage, transfers: Transfers) -> list[Step]:
-        steps = backward_steps(self.draft, stage, transfers)
-        links = Links.of(self.draft, stage.forward, steps)
-        return insert_syncs(self.draft, steps, self._pending_on(stage.index), links)
+        steps = backward_steps(self.builder, stage, transfers)
+        links = Links.of(self.builder, stage.forward, steps)
+        return insert_syncs(self.builder, steps, self._pending_on(stage.index), links)
 
     def _pending_on(self, mesh: int) -> dict[int, int]:
-        values = self.draft.values
+        values = self.builder.values
         return {s: t for s, t in self.parameters.pending.items() if values[s].mesh == mesh}
 
     def epilogue(self, mesh: int) -> list[Step]:
         """Return the steps that update the parameters of a mesh and bring them back to rest."""
-        draft = self.draft
+        builder = self.builder
         steps: list[Step] = []
         kept = [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
         reduced = tuple(k.reduced for k in kept)
-        if draft.strategy.clips or draft.strategy.precision == "float16":
+        if builder.strategy.clips or builder.strategy.precision == "float16":
             steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
         masters = tuple(k.master for k in kept)
         steps.append(Step(Kind.UPDATE, -1, f"compute:{mesh}", reads=reduced, writes=masters))
@@ -283,10 +289,10 @@ class Lowering:
 
     def _outputs(self) -> tuple[Output, ...]:
         """Find what is reported: whole where the prologue makes it, else per microbatch."""
-        graph, samples = self.draft.graph, self.draft.samples
+        graph, samples = self.builder.graph, self.builder.samples
         found: list[Output] = []
         for name, tensor in graph.outputs:
-            home = self.draft.strategy.configs[graph.tensors[tensor].producer].mesh
+            home = self.builder.strategy.configs[graph.tensors[tensor].producer].mesh
             scopes: tuple[Scope, ...] = ("step", "microbatch")
             stages = (self.stages[home], *self.stages)
             stage = next(s for s in stages if any(s.has(tensor, scope) for scope in scopes))
@@ -304,20 +310,22 @@ class Lowering:
 
     def _back_to_rest(self, mesh: int) -> list[Step]:
         """Return the messages that bring updated parameters to rest, in the order of forward."""
-        draft = self.draft
-        block_of = {i: n for n, b in enumerate(draft.graph.blocks) for i in range(b.start, b.stop)}
+        builder = self.builder
+        block_of = {
+            i: n for n, b in enumerate(builder.graph.blocks) for i in range(b.start, b.stop)
+        }
         groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         for kept in self.parameters.kept.values():
             if kept.mesh != mesh or kept.master == kept.rest:
                 continue
-            block = block_of[draft.graph.consumers[kept.tensor][0]]
-            key = (block, *draft.signature(kept.master, draft.values[kept.rest].layout))
+            block = block_of[builder.graph.consumers[kept.tensor][0]]
+            key = (block, *builder.signature(kept.master, builder.values[kept.rest].layout))
             groups.setdefault(key, []).append((kept.master, kept.rest))
         return [
             step
             for _, pairs in sorted(groups.items(), key=lambda group: group[0][0])
-            for step in draft.once(
-                ("back to rest", *pairs), partial(draft.chain, pairs, "parameter")
+            for step in builder.once(
+                ("back to rest", *pairs), partial(builder.chain, pairs, "parameter")
             )
         ]
 
@@ -328,20 +336,20 @@ class Lowering:
         for stage in self.stages:
             for entry in (*stage.prologue, *stage.forward):
                 if entry.segment >= 0:
-                    self.draft.take(entry.segment, self.finish(entry.segment))
+                    self.builder.take(entry.segment, self.finish(entry.segment))
 
     def finish(self, number: int) -> Finished:
         """Return a segment with only the outputs that somebody reads."""
-        draft = self.draft
-        segment = draft.segments[number]
-        outputs = tuple([v for v in segment.outputs if v in draft.external])
-        return draft.once(
+        builder = self.builder
+        segment = builder.segments[number]
+        outputs = tuple([v for v in segment.outputs if v in builder.external])
+        return builder.once(
             ("finish", number, outputs, segment.remade, segment.spared),
             partial(self._finish, segment, outputs),
         )
 
     def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> Finished:
-        graph, values = self.draft.graph, self.draft.values
+        graph, values = self.builder.graph, self.builder.values
         memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
         kept, temporary = memory.bytes(outputs, segment.has_backward)
         bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0

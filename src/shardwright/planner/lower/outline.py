@@ -2,7 +2,7 @@
 
 Blocks of equal signature may still be read elsewhere, read other blocks, or share a parameter. A
 *stretch* is a list of neighbouring blocks that also do all of that alike, each relative to its own
-place; in between blocks may be left out (``abridged``) and put back (``unroll``).
+place; in between blocks may be left out (``folded``) and put back (``expand``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import cast
 
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Scope
-from shardwright.planner.lower.draft import Draft, Extra
+from shardwright.planner.lower.builder import Extra, ProgramBuilder
 from shardwright.planner.lower.wire import other_dtype
 from shardwright.planner.space.configs import Pair
 
@@ -43,45 +43,45 @@ UseKey = tuple[int, int, Layout, Layout]  # and of gradient
 class Parameters:
     """Creates every value which a parameter needs, once."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
+    def __init__(self, builder: ProgramBuilder) -> None:
+        self.builder = builder
         self.kept: dict[int, Kept] = {}
         self.uses: dict[UseKey, Use] = {}
         self.first_uses: dict[FirstKey, Use] = {}
         self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
         self.taken: dict[int, None] = {}  # values at rest which are some use's own
-        strategy, known = draft.strategy, draft.last_kept
+        strategy, known = builder.strategy, builder.last_kept
         self.often = set[int]()  # whose gradients are synchronised with every microbatch
         is_alone = len(strategy.meshes) == 1
-        for tensor, config in zip(draft.graph.parameters, strategy.parameters, strict=True):
+        for tensor, config in zip(builder.graph.parameters, strategy.parameters, strict=True):
             if config.sync == "microbatch":
                 self.often.add(tensor)
-            readers = draft.graph.consumers[tensor]
+            readers = builder.graph.consumers[tensor]
             if readers:
                 mesh = 0 if is_alone else min([strategy.configs[one].mesh for one in readers])
                 like = known.get(tensor)  # configs that stay are mostly the same objects
                 if like is None or like[0] is not config or like[1] != mesh:
                     said = (tensor, mesh, config.rest, config.optimizer)
-                    kept = draft.once(("keep", *said), partial(self._keep, *said))
+                    kept = builder.once(("keep", *said), partial(self._keep, *said))
                     like = known[tensor] = (config, mesh, kept)
                 self.kept[tensor] = kept = cast(Kept, like[2])
-                draft.lasting += kept.resident
+                builder.lasting += kept.resident
 
     def _keep(self, tensor: int, mesh: int, rest_layout: Layout, optimizer: Layout) -> Kept:
-        draft, spec = self.draft, self.draft.graph.tensors[tensor]
+        builder, spec = self.builder, self.builder.graph.tensors[tensor]
         if not spec.needs_gradient:
-            rest = draft.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
+            rest = builder.add_value(tensor, mesh, rest_layout, "step", "parameter", resident=True)
             return Kept(tensor, mesh, rest, rest, -1, (rest,))
-        dtype = draft.master_dtype or spec.dtype
+        dtype = builder.master_dtype or spec.dtype
         same = rest_layout == optimizer and dtype == spec.dtype
-        reduced = draft.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
-        draft.reduced.add(reduced)
-        rest = master = draft.add_value(
+        reduced = builder.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
+        builder.reduced.add(reduced)
+        rest = master = builder.add_value(
             tensor, mesh, rest_layout, "step", "parameter", resident=True,
             gradient=reduced if same else -1,
         )  # fmt: skip
         if not same:
-            master = draft.add_value(
+            master = builder.add_value(
                 tensor, mesh, optimizer, "step", "master", dtype=dtype, resident=True,
                 gradient=reduced,
             )  # fmt: skip
@@ -89,7 +89,7 @@ class Parameters:
 
     def use(self, mesh: int, tensor: int, pair: Pair) -> Use:
         """Return a parameter at the layouts of a use on a mesh, home or abroad."""
-        trained = self.draft.graph.tensors[tensor].needs_gradient
+        trained = self.builder.graph.tensors[tensor].needs_gradient
         gradient = pair.gradient if trained else (REPLICATE,) * len(pair.gradient)
         key = (mesh, tensor, pair.value, gradient)
         if key not in self.uses:
@@ -101,30 +101,30 @@ class Parameters:
     def _new_use(
         self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool
     ) -> Use:
-        draft, kept = self.draft, self.kept[tensor]
+        builder, kept = self.builder, self.kept[tensor]
         is_home = mesh == kept.mesh
         twin = self.first_uses.get((mesh, tensor, layout))
         home = self._gradient(kept, mesh, gradient) if trained else -1
         value, source = kept.rest, -1
-        if is_home and draft.values[kept.rest].layout == layout:
+        if is_home and builder.values[kept.rest].layout == layout:
             if kept.rest in self.taken or (
                 kept.master == kept.rest and trained and not self._is_reduced(kept, gradient)
             ):
-                value = draft.add_value(
+                value = builder.add_value(
                     tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True,
                     gradient=home,
                 )  # fmt: skip
             else:
                 self.taken[value] = None
-                if draft.values[value].gradient != home:
-                    draft.set_gradient(value, home)
+                if builder.values[value].gradient != home:
+                    builder.set_gradient(value, home)
         elif twin is not None:
-            value = draft.add_value(
+            value = builder.add_value(
                 tensor, mesh, layout, "step", "parameter", alias=twin.value, gradient=home
             )
             source = twin.source
         else:
-            value = draft.add_value(tensor, mesh, layout, "step", "parameter", gradient=home)
+            value = builder.add_value(tensor, mesh, layout, "step", "parameter", gradient=home)
             source = kept.rest if is_home else -1
         return Use(tensor, mesh, value, source)
 
@@ -133,42 +133,42 @@ class Parameters:
 
         Without copies and partial sums left, every element of it travels home once.
         """
-        draft, kept = self.draft, self.kept[use.tensor]
-        made = draft.values[use.value].gradient
-        lying, reduced = draft.values[made], draft.values[kept.reduced]
-        here, home = draft.mesh(use.mesh), draft.mesh(kept.mesh)
+        builder, kept = self.builder, self.kept[use.tensor]
+        made = builder.values[use.value].gradient
+        lying, reduced = builder.values[made], builder.values[kept.reduced]
+        here, home = builder.mesh(use.mesh), builder.mesh(kept.mesh)
         layout = reduced.layout
         if here.sizes != home.sizes:
             layout = tuple(REPLICATE if p == PARTIAL else p for p in lying.layout)
-        dtype = other_dtype(draft, made) or reduced.dtype
+        dtype = other_dtype(builder, made) or reduced.dtype
         if (lying.layout, lying.dtype) == (layout, dtype):
             return made
         if made not in self.pending:
-            self.pending[made] = draft.add_value(
+            self.pending[made] = builder.add_value(
                 use.tensor, use.mesh, layout, "step", "gradient", dtype=dtype
             )
         return self.pending[made]
 
     def _is_reduced(self, kept: Kept, gradient: Layout) -> bool:
         """Whether a gradient made in this layout needs no synchronisation at all."""
-        draft = self.draft
-        reduced = draft.values[kept.reduced]
-        made = (draft.graph.tensors[kept.tensor].dtype, draft.sum_dtype)
+        builder = self.builder
+        reduced = builder.values[kept.reduced]
+        made = (builder.graph.tensors[kept.tensor].dtype, builder.sum_dtype)
         return reduced.layout == gradient and reduced.dtype in made
 
     def _gradient(self, kept: Kept, mesh: int, layout: Layout) -> int:
         if mesh == kept.mesh and self._is_reduced(kept, layout):
             return kept.reduced
-        draft = self.draft
+        builder = self.builder
         # What other meshes add arrives once, after the last microbatch.
         meshes = {
-            draft.strategy.configs[reader].mesh for reader in draft.graph.consumers[kept.tensor]
+            builder.strategy.configs[reader].mesh for reader in builder.graph.consumers[kept.tensor]
         }
         is_often = kept.tensor in self.often and meshes == {kept.mesh}
         scope: Scope = "microbatch" if is_often else "step"
-        wide = draft.sum_dtype if scope == "step" else None
+        wide = builder.sum_dtype if scope == "step" else None
         extra: Extra = {"dtype": wide} if wide else {}
-        gradient = draft.add_value(kept.tensor, mesh, layout, scope, "gradient", **extra)
+        gradient = builder.add_value(kept.tensor, mesh, layout, scope, "gradient", **extra)
         if mesh == kept.mesh:
             self.pending[gradient] = kept.reduced
         return gradient

@@ -23,7 +23,7 @@ from shardwright.planner.lower.backward import (
     issued_before,
     prefetch,
 )
-from shardwright.planner.lower.draft import Draft, Finished, Step
+from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry
 from shardwright.planner.lower.template import Rows
@@ -43,18 +43,18 @@ class Piece:
 
     def __init__(
         self,
-        draft: Draft,
+        builder: ProgramBuilder,
         ahead: Sequence[tuple[int, list[Step]]],
         steps: list[Step],
         late: Sequence[Step] = (),
         carried: Sequence[Step] = (),
         meets: int = -1,
     ) -> None:
-        self.whole = Rows.of(draft, steps)
-        self.late = Rows.of(draft, late) if late else None
-        self.carried = Rows.of(draft, carried) if carried else None
+        self.whole = Rows.of(builder, steps)
+        self.late = Rows.of(builder, late) if late else None
+        self.carried = Rows.of(builder, carried) if carried else None
         self.meets = meets
-        self.ahead = [(turn, Rows.of(draft, gathers)) for turn, gathers in ahead]
+        self.ahead = [(turn, Rows.of(builder, gathers)) for turn, gathers in ahead]
         self.segments = [place for place, step in enumerate(steps) if step.kind in SEGMENTS]
 
     def woven(self, issued: Sequence[tuple[int, Rows]], brought: Rows | None) -> list[Rows]:
@@ -145,22 +145,24 @@ class Lowered:
     pending: tuple[Pair, ...]
     known: dict[object, Closed]
 
-    def close(self, draft: Draft, finish: Callable[[int], Finished], again: Again) -> Closed:
+    def close(
+        self, builder: ProgramBuilder, finish: Callable[[int], Finished], again: Again
+    ) -> Closed:
         """Return the block finished, as far as others read what it makes."""
-        key = (self.made & draft.external, draft.kept_for_backward, again)
+        key = (self.made & builder.external, builder.kept_for_backward, again)
         if key in self.known:
             closed = self.known[key]
             for number, finished in closed.segments:
-                draft.segments[number] = finished.segment
-            draft.views.update(closed.views)
+                builder.segments[number] = finished.segment
+            builder.views.update(closed.views)
             return closed
         backward: list[Prefetched] = []
         for stage, (_, forward) in enumerate(self.entries):
-            remake = None if again is None else Remake(draft, forward, again.handed)
-            backward.append(prefetch(backward_pairs(draft, forward, stage, {}, remake)))
+            remake = None if again is None else Remake(builder, forward, again.handed)
+            backward.append(prefetch(backward_pairs(builder, forward, stage, {}, remake)))
         segments = tuple([(number, finish(number)) for number in self.segments])
         for number, finished in segments:
-            draft.take(number, finished)
+            builder.take(number, finished)
         if len(self.known) == MOST_KNOWN:
             self.known.clear()
         self.known[key] = closed = Closed(
@@ -170,7 +172,7 @@ class Lowered:
             written=tuple([_written(one.steps) for one in backward]),
             links=tuple(
                 [
-                    _links(draft, forward, one)
+                    _links(builder, forward, one)
                     for (_, forward), one in zip(self.entries, backward, strict=True)
                 ]
             ),
@@ -179,20 +181,20 @@ class Lowered:
         return closed
 
 
-def _again(draft: Draft, blocks: Sequence[Lowered]) -> list[Again]:
+def _again(builder: ProgramBuilder, blocks: Sequence[Lowered]) -> list[Again]:
     """Say of every block how much of it is made again before backward."""
-    if not draft.makes_again:
+    if not builder.makes_again:
         return [None] * len(blocks)
     reads, makes = list[set[int]](), list[set[int]]()
     for block in blocks:
         steps = [step for _, forward in block.entries for one in forward for step in one.steps]
-        reads.append({draft.root(value) for step in steps for value in step.reads})
+        reads.append({builder.root(value) for step in steps for value in step.reads})
         makes.append({value for step in steps for value in step.writes} | block.made)
     readers = Counter(value for found in reads for value in found)
-    whole = set(draft.strategy.recompute)
+    whole = set(builder.strategy.recompute)
     found: list[Again] = []
     for number, block in enumerate(blocks):
-        some = any(draft.segments[segment].recomputed for segment in block.segments)
+        some = any(builder.segments[segment].recomputed for segment in block.segments)
         if not some and number not in whole:
             found.append(None)
             continue
@@ -202,9 +204,9 @@ def _again(draft: Draft, blocks: Sequence[Lowered]) -> list[Again]:
     return found
 
 
-def _links(draft: Draft, forward: Sequence[Entry], backward: Prefetched) -> Links:
+def _links(builder: ProgramBuilder, forward: Sequence[Entry], backward: Prefetched) -> Links:
     ahead = [step for _, gathers in backward.ahead for step in gathers]
-    return Links.of(draft, forward, [*ahead, *backward.steps])
+    return Links.of(builder, forward, [*ahead, *backward.steps])
 
 
 def _written(steps: Sequence[Step]) -> dict[int, int]:
@@ -212,17 +214,17 @@ def _written(steps: Sequence[Step]) -> dict[int, int]:
 
 
 def stages_of(
-    draft: Draft,
+    builder: ProgramBuilder,
     blocks: Sequence[Lowered],
     shared: frozenset[int],
     finish: Callable[[int], Finished],
 ) -> list[tuple[Share, ...]]:
     """Return what every block adds to every stage. ``shared`` are parameters that several read."""
-    again = _again(draft, blocks)
-    closed = [block.close(draft, finish, how) for block, how in zip(blocks, again, strict=True)]
-    buckets = draft.strategy.gradient_sync.buckets
+    again = _again(builder, blocks)
+    closed = [block.close(builder, finish, how) for block, how in zip(blocks, again, strict=True)]
+    buckets = builder.strategy.gradient_sync.buckets
     wide = shared.union(*buckets) if buckets else shared
-    groups = _wide_groups(draft, blocks, closed, wide)
+    groups = _wide_groups(builder, blocks, closed, wide)
     links = tuple(
         [reduce(Links.and_those, own) for own in zip(*[one.links for one in closed], strict=True)]
     )
@@ -232,13 +234,16 @@ def stages_of(
         if key not in one.shares:
             if len(one.shares) == MOST_KNOWN:
                 one.shares.clear()
-            one.shares[key] = _shares(draft, block, one, (own, wide, links))
+            one.shares[key] = _shares(builder, block, one, (own, wide, links))
         found.append(one.shares[key])
     return found
 
 
 def _wide_groups(
-    draft: Draft, blocks: Sequence[Lowered], closed: Sequence[Closed], wide: frozenset[int]
+    builder: ProgramBuilder,
+    blocks: Sequence[Lowered],
+    closed: Sequence[Closed],
+    wide: frozenset[int],
 ) -> list[list[Group]]:
     """Return, per block, the gradients of several blocks whose last term backward makes there.
 
@@ -246,17 +251,17 @@ def _wide_groups(
     """
     bucket_of = {
         tensor: number
-        for number, bucket in enumerate(draft.strategy.gradient_sync.buckets)
+        for number, bucket in enumerate(builder.strategy.gradient_sync.buckets)
         for tensor in bucket
     }
-    values = draft.values
+    values = builder.values
     groups: dict[tuple[object, ...], tuple[int, list[Pair]]] = {}
     for number, block in enumerate(blocks):
         for source, target in block.pending:
             entry = values[source]
             if entry.tensor in wide and source in closed[number].written[entry.mesh]:
                 bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
-                like = draft.signature(source, values[target].layout)
+                like = builder.signature(source, values[target].layout)
                 key = (bucket, entry.scope, *like)
                 groups.setdefault(key, (number, []))[1].append((source, target))
     found: list[list[Group]] = [[] for _ in blocks]
@@ -266,7 +271,7 @@ def _wide_groups(
 
 
 def _shares(
-    draft: Draft,
+    builder: ProgramBuilder,
     block: Lowered,
     closed: Closed,
     others: tuple[Sequence[Group], frozenset[int], tuple[Links, ...]],
@@ -274,16 +279,16 @@ def _shares(
     """Return what a block adds to every stage; ``others``: the gradients of several blocks that it
     sees synchronised, all such parameters, and the links of every stage."""
     own, wide, links = others
-    values, first = draft.values, {group[0]: group for group in own}
+    values, first = builder.values, {group[0]: group for group in own}
     for number, finished in closed.segments:
-        draft.take(number, finished)
+        builder.take(number, finished)
     groups: list[dict[object, list[Pair]]] = [{} for _ in block.entries]
     for source, target in block.pending:
         entry = values[source]
         if source not in closed.written[entry.mesh]:
             continue
         if entry.tensor not in wide:
-            like = draft.signature(source, values[target].layout)
+            like = builder.signature(source, values[target].layout)
             key = (entry.tensor, entry.scope, *like)
             groups[entry.mesh].setdefault(key, []).append((source, target))
         elif (source, target) in first:
@@ -292,18 +297,18 @@ def _shares(
     for stage, (prologue, forward) in enumerate(block.entries):
         ahead = closed.backward[stage]
         written = closed.written[stage]
-        synced = add_syncs(draft, ahead.steps, written, groups[stage].values(), links[stage])
+        synced = add_syncs(builder, ahead.steps, written, groups[stage].values(), links[stage])
         lists = (synced.steps, synced.late, synced.carried)
-        last = middle = Piece(draft, ahead.ahead, *lists, synced.meets)
+        last = middle = Piece(builder, ahead.ahead, *lists, synced.meets)
         if any(step.last_only for listed in lists for step in listed):
             often = [[step for step in listed if not step.last_only] for listed in lists]
             before = synced.steps[: max(synced.meets, 0)]
             meets = synced.meets - sum(step.last_only for step in before)
-            middle = Piece(draft, ahead.ahead, often[0], often[1], often[2], meets)
+            middle = Piece(builder, ahead.ahead, often[0], often[1], often[2], meets)
         found.append(
             Share(
-                prologue=forward_piece(draft, prologue),
-                forward=forward_piece(draft, forward),
+                prologue=forward_piece(builder, prologue),
+                forward=forward_piece(builder, forward),
                 middle=middle,
                 last=last,
             )
@@ -311,7 +316,7 @@ def _shares(
     return tuple(found)
 
 
-def forward_piece(draft: Draft, entries: Sequence[Entry]) -> Piece:
+def forward_piece(builder: ProgramBuilder, entries: Sequence[Entry]) -> Piece:
     """Return forward entries, whose segments are finished, as a piece."""
-    ahead = prefetch(forward_pairs(draft, entries))
-    return Piece(draft, ahead.ahead, ahead.steps)
+    ahead = prefetch(forward_pairs(builder, entries))
+    return Piece(builder, ahead.ahead, ahead.steps)

@@ -49,7 +49,7 @@ class Record:
 
 
 class Records:
-    """What is remembered of one draft: of whole blocks, and of the few operators that a block is
+    """What is remembered of one builder: of whole blocks, and of the few operators that a block is
     lowered by where it is not found whole."""
 
     def __init__(self, graph: OperatorGraph) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.planner.cost.memory import SegmentMemory
-from shardwright.planner.lower.draft import Draft
+from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.stage import Entry
 
 ELSEWHERE = -2  # some other block
@@ -26,8 +26,10 @@ class Remake:
     then others read the values ``handed`` to them.
     """
 
-    def __init__(self, draft: Draft, entries: Sequence[Entry], handed: Iterable[int] = ()) -> None:
-        self.draft = draft
+    def __init__(
+        self, builder: ProgramBuilder, entries: Sequence[Entry], handed: Iterable[int] = ()
+    ) -> None:
+        self.builder = builder
         self.entries = entries
         self._handed = handed
         self._makers = self._find_makers()
@@ -37,7 +39,7 @@ class Remake:
 
     def before(self, place: int) -> list[int]:
         """Return the positions of entries to run again before the backward of one, ascending."""
-        segment = self.draft.segments[self.entries[place].segment]
+        segment = self.builder.segments[self.entries[place].segment]
         wanted: set[int] = set()
         queue = [place] if segment.recomputed else self._made_by(segment.remade)
         while queue:
@@ -49,33 +51,33 @@ class Remake:
         return sorted(wanted)
 
     def _made_by(self, values: tuple[int, ...]) -> list[int]:
-        roots = [self.draft.root(value) for value in values]
+        roots = [self.builder.root(value) for value in values]
         return [self._makers[root] for root in roots if root in self._makers]
 
     def _reads(self, place: int) -> tuple[int, ...]:
         entry = self.entries[place]
         if entry.segment >= 0:
-            return self.draft.segments[entry.segment].inputs
+            return self.builder.segments[entry.segment].inputs
         return tuple(value for step in entry.steps for value in step.reads)
 
     def _find_makers(self) -> dict[int, int]:
         """Map every value that is dropped after forward to the entry that makes it again."""
-        draft, graph = self.draft, self.draft.graph
+        builder, graph = self.builder, self.builder.graph
         read_in = {value: {ELSEWHERE} for value in self._handed}
         for place, entry in enumerate(self.entries):
             if entry.sends is None:
                 for value in self._reads(place):
-                    read_in.setdefault(draft.root(value), set()).add(entry.block)
-        blocks, apart = set(draft.strategy.recompute), set(draft.strategy.reshard_again)
+                    read_in.setdefault(builder.root(value), set()).add(entry.block)
+        blocks, apart = set(builder.strategy.recompute), set(builder.strategy.reshard_again)
         makers: dict[int, int] = {}
         for place, entry in enumerate(self.entries):
             made = self._makes(entry)
             stays = {value for value in made if read_in.get(value, set()) <= {entry.block}}
             if entry.segment >= 0:
                 makers |= dict.fromkeys(
-                    stays if draft.segments[entry.segment].recomputed else (), place
+                    stays if builder.segments[entry.segment].recomputed else (), place
                 )
-            elif any(draft.values[value].tensor in apart for value in made):
+            elif any(builder.values[value].tensor in apart for value in made):
                 makers |= dict.fromkeys(made, place)
             elif 0 <= entry.block < len(graph.blocks) and entry.block in blocks:
                 makers |= dict.fromkeys(stays, place)
@@ -85,21 +87,21 @@ class Remake:
         if entry.sends is not None or entry.receives is not None:
             return ()
         if entry.segment >= 0:
-            return self.draft.segments[entry.segment].outputs
+            return self.builder.segments[entry.segment].outputs
         return tuple(value for step in entry.steps for value in step.writes)
 
     def _release_inputs(self, place: int) -> None:
         """Tell a segment with a graph kept from forward which inputs it may not hold on to."""
-        draft, number = self.draft, self.entries[place].segment
+        builder, number = self.builder, self.entries[place].segment
         if number < 0:
             return
-        segment = draft.segments[number]
-        dropped = [value for value in segment.inputs if draft.root(value) in self._makers]
+        segment = builder.segments[number]
+        dropped = [value for value in segment.inputs if builder.root(value) in self._makers]
         if segment.recomputed or not segment.has_backward or not dropped:
             return
-        memory = SegmentMemory(draft.graph, segment.calls, draft.values, segment.inputs)
+        memory = SegmentMemory(builder.graph, segment.calls, builder.values, segment.inputs)
         needed = memory.kept(segment.inputs)
-        draft.segments[number] = replace(
+        builder.segments[number] = replace(
             segment,
             remade=tuple(value for value in dropped if value in needed),
             spared=tuple(value for value in dropped if value not in needed),

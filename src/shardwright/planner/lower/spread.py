@@ -8,7 +8,7 @@ from functools import cached_property
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.lower.abridged import Abridger, Short
+from shardwright.planner.lower.fold import Folder, Short
 from shardwright.planner.space.samples import Samples
 from shardwright.planner.space.seeds import (
     TooFewBlocks,
@@ -27,9 +27,9 @@ Make = Callable[[OperatorGraph, Samples], Strategy]
 class Spreader:
     """Makes strategies that treat equal blocks alike, but for the stages that they belong to."""
 
-    def __init__(self, abridger: Abridger) -> None:
-        self.abridger = abridger
-        self.graph = abridger.graph
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.graph = folder.graph
 
     def spread(self, make: Make) -> Strategy:
         """Return what ``make`` makes of the whole graph, from what it makes of the short one where
@@ -37,8 +37,8 @@ class Spreader:
 
         Raises what ``make`` raises.
         """
-        whole, samples = self.graph, self.abridger.outline.samples
-        if not self.abridger.is_long:
+        whole, samples = self.graph, self.folder.outline.samples
+        if not self.folder.is_long:
             return make(whole, samples)
         try:
             made = make(self.short.graph, self.short.samples)
@@ -61,8 +61,8 @@ class Spreader:
     @cached_property
     def short(self) -> Short:
         """The graph to look at."""
-        stretches = self.abridger.outline.stretches
-        return self.abridger.short(tuple([min(SHOWN, one.stop - one.first) for one in stretches]))
+        stretches = self.folder.outline.stretches
+        return self.folder.short(tuple([min(SHOWN, one.stop - one.first) for one in stretches]))
 
     def _is_even(self, made: Strategy) -> bool:
         """Whether blocks between the edges of a stretch were treated alike."""
@@ -75,12 +75,12 @@ class Spreader:
             for one in looked.outline.stretches
             if one.stop - one.first == SHOWN
         ]
-        deep = [one for one in self.abridger.outline.stretches if one.stop - one.first >= SHOWN]
+        deep = [one for one in self.folder.outline.stretches if one.stop - one.first >= SHOWN]
         return all(even) and len(even) == len(deep)
 
     @cached_property
-    def _looking(self) -> Abridger:
-        return Abridger(self.short.graph, self.short.samples)
+    def _looking(self) -> Folder:
+        return Folder(self.short.graph, self.short.samples)
 
     @cached_property
     def _repeated(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Spreader:
         found: list[int] = []
         ahead = 0  # how many blocks are shown before
         done = 0
-        for one in self.abridger.outline.stretches:
+        for one in self.folder.outline.stretches:
             found += range(ahead, ahead + one.first - done)
             ahead, done = ahead + one.first - done, one.stop
             length = one.stop - one.first
@@ -121,7 +121,7 @@ class Spreader:
     @cached_property
     def _parameters(self) -> list[int]:
         """Per parameter of the whole graph, the number of that of the short one."""
-        short, outline = self.short, self.abridger.outline
+        short, outline = self.short, self.folder.outline
         number = {tensor: position for position, tensor in enumerate(short.graph.parameters)}
         ends = zip(short.home.tolist(), short.place.tolist(), short.outer.tolist(), strict=True)
         where = {

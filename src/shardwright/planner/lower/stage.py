@@ -14,7 +14,7 @@ from typing import Any
 from shardwright.core.halo import Halos
 from shardwright.core.layout import PARTIAL, REPLICATE, Layout
 from shardwright.core.program import Call, Kind, Message, Scope, Segment
-from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Parameters, Use
 from shardwright.planner.space.configs import Pair, Placements, placements
 from shardwright.planner.space.iteration import PLUS
@@ -77,13 +77,13 @@ class Stage:
 
     def __init__(
         self,
-        draft: Draft,
+        builder: ProgramBuilder,
         index: int,
         placed: list[Placements],
         parameters: Parameters,
         fetch: Fetch,
     ) -> None:
-        self.draft = draft
+        self.builder = builder
         self.index = index
         self.prologue: list[Entry] = []
         self.forward: list[Entry] = []
@@ -101,11 +101,11 @@ class Stage:
 
     def run(self, index: int, block: int, scope: Scope) -> None:
         """Lower one operator of the graph into this mesh's prologue or forward list."""
-        operator = self.draft.graph.operators[index]
-        again = scope == "microbatch" and index in self.draft.recomputed
+        operator = self.builder.graph.operators[index]
+        again = scope == "microbatch" and index in self.builder.recomputed
         if scope in self._open:
             opened = self._open[scope]
-            ends = index in self.draft.segment_starts
+            ends = index in self.builder.segment_starts
             if ends or (opened.block, opened.recomputed) != (block, again):
                 self._close(scope)
         self.block = block
@@ -133,15 +133,15 @@ class Stage:
         One that belongs to another mesh and is repeated here keeps the dims of the axes which both
         meshes have alike; along the others every device does the same work.
         """
-        draft = self.draft
-        config = draft.strategy.configs[index]
-        own, here = draft.mesh(config.mesh), draft.mesh(self.index)
+        builder = self.builder
+        config = builder.strategy.configs[index]
+        own, here = builder.mesh(config.mesh), builder.mesh(self.index)
         if (own.axes, own.sizes) == (here.axes, here.sizes):
             return config.dims, self._placed[index]
         if index not in self._visiting:
             known = dict(zip(zip(own.axes, own.sizes, strict=True), config.dims, strict=True))
             dims = tuple([known.get(axis, "") for axis in zip(here.axes, here.sizes, strict=True)])
-            self._visiting[index] = dims, placements(draft.iterations[index], dims)
+            self._visiting[index] = dims, placements(builder.iterations[index], dims)
         return self._visiting[index]
 
     def close(self) -> None:
@@ -151,8 +151,8 @@ class Stage:
 
     def _close(self, scope: Scope) -> None:
         segment = self._open.pop(scope)
-        trained = any(self.draft.values[value].gradient >= 0 for value in segment.produced)
-        index = self.draft.add_segment(
+        trained = any(self.builder.values[value].gradient >= 0 for value in segment.produced)
+        index = self.builder.add_segment(
             Segment(
                 mesh=self.index,
                 block=segment.block,
@@ -163,7 +163,7 @@ class Stage:
                 recomputed=segment.recomputed,
             )
         )
-        self.draft.external.update(segment.inputs)
+        self.builder.external.update(segment.inputs)
         step = Step(Kind.FORWARD, index, f"compute:{self.index}", reads=tuple(segment.inputs))
         gathers = tuple(segment.gathers.values())
         self._entries(scope).append(Entry(segment.block, [step], index, gathers))
@@ -172,22 +172,22 @@ class Stage:
         return self.prologue if scope == "step" else self.forward
 
     def _produce(self, tensor: int, pair: Pair, scope: Scope) -> int:
-        draft, gradient = self.draft, -1
-        if draft.graph.tensors[tensor].needs_gradient:
-            gradient = draft.add_value(tensor, self.index, pair.gradient, scope, "gradient")
-        value = draft.add_value(
+        builder, gradient = self.builder, -1
+        if builder.graph.tensors[tensor].needs_gradient:
+            gradient = builder.add_value(tensor, self.index, pair.gradient, scope, "gradient")
+        value = builder.add_value(
             tensor, self.index, pair.value, scope, "activation", gradient=gradient
         )
         self._hold(tensor, scope, value, pair, is_origin=True)
         return value
 
     def _call(self, index: int, operands: list[int], results: list[int], scope: Scope) -> Call:
-        draft = self.draft
-        iteration, (dims, _) = draft.iterations[index], self._config(index)
-        sizes = draft.mesh(self.index).sizes
-        sample = draft.samples.operator_dim[index] if scope == "microbatch" else ""
+        builder = self.builder
+        iteration, (dims, _) = builder.iterations[index], self._config(index)
+        sizes = builder.mesh(self.index).sizes
+        sample = builder.samples.operator_dim[index] if scope == "microbatch" else ""
         split = list(zip(dims, sizes, strict=True))
-        split += [(sample, draft.strategy.pipeline.num_microbatches)] if sample else []
+        split += [(sample, builder.strategy.pipeline.num_microbatches)] if sample else []
         pieces = math.prod(size for name, size in split if name in iteration.mean)
         partial = tuple(
             axis
@@ -202,14 +202,14 @@ class Stage:
             operator=index,
             operands=tuple(operands),
             results=tuple(results),
-            result_shapes=tuple(draft.values[value].shape for value in results),
+            result_shapes=tuple(builder.values[value].shape for value in results),
             dims=dims,
             partial_axes=partial,
             once=iteration.once if partial else (),
             scale=1.0 / pieces,
             offset_dim=offset,
             unpadded=tuple(
-                halo.dim for value in operands[:1] for halo in draft.values[value].halos
+                halo.dim for value in operands[:1] for halo in builder.values[value].halos
             ),
         )
 
@@ -218,9 +218,9 @@ class Stage:
     def _operand(
         self, index: int, position: int, pair: Pair, scope: Scope, gathers: dict[int, Use]
     ) -> int:
-        draft = self.draft
-        tensor = draft.graph.operators[index].inputs[position]
-        role = draft.graph.tensors[tensor].role
+        builder = self.builder
+        tensor = builder.graph.operators[index].inputs[position]
+        role = builder.graph.tensors[tensor].role
         if role == "parameter":
             use = self._parameters.use(self.index, tensor, pair)
             if use.source >= 0:
@@ -230,13 +230,13 @@ class Stage:
             value = self._outside(tensor, pair.value, "step", "buffer")
             return self._extended(value, pair.halos, scope)
         if role == "input":
-            whole = draft.samples.tensor_dim[tensor] < 0
+            whole = builder.samples.tensor_dim[tensor] < 0
             return self._outside(
                 tensor, pair.value, "step" if whole else scope, "input", pair.halos
             )
         if scope == "microbatch" and (tensor, "step") in self._held:
-            names = draft.iterations[index].inputs[position]
-            sample = draft.samples.operator_dim[index]
+            names = builder.iterations[index].inputs[position]
+            sample = builder.samples.operator_dim[index]
             if sample == "" or sample not in names:
                 return self._extended(self.acquire(tensor, pair, "step"), pair.halos, "step")
             if (tensor, "microbatch") not in self._held:
@@ -245,24 +245,24 @@ class Stage:
 
     def _extended(self, value: int, halos: Halos, scope: Scope) -> int:
         """Return a value with its halos, bringing them dim by dim where they are not there yet."""
-        draft = self.draft
+        builder = self.builder
         if not halos:
             return value
-        tensor = draft.values[value].tensor
+        tensor = builder.values[value].tensor
         if (value, halos) not in self._with_halos.get(tensor, {}):
             source = self._extended(value, halos[:-1], scope)
             self._break_before(source)
-            entry, gradient = draft.values[source], -1
+            entry, gradient = builder.values[source], -1
             if entry.gradient >= 0:
-                layout = draft.values[entry.gradient].layout
-                gradient = draft.add_value(
+                layout = builder.values[entry.gradient].layout
+                gradient = builder.add_value(
                     tensor, self.index, layout, scope, "gradient", halos=halos
                 )
-            result = draft.add_value(
+            result = builder.add_value(
                 tensor, self.index, entry.layout, scope, "activation", halos=halos,
                 gradient=gradient,
             )  # fmt: skip
-            step = draft.exchange_halos(source, result, "activation")
+            step = builder.exchange_halos(source, result, "activation")
             adapts = (source, result) if entry.gradient >= 0 else None
             self._entries(scope).append(Entry(self.block, [step], adapts=adapts))
             known = self._with_halos.get(tensor, {})
@@ -278,21 +278,21 @@ class Stage:
         known = self._entering.get((tensor, scope), {})
         if (layout, halos) not in known:
             kind = "input" if role == "input" else "buffer"
-            value = self.draft.add_value(tensor, self.index, layout, scope, kind, halos=halos)
+            value = self.builder.add_value(tensor, self.index, layout, scope, kind, halos=halos)
             if kind == "buffer":
-                self.draft.lasting.append(value)
+                self.builder.lasting.append(value)
             known = self._entering[tensor, scope] = {**known, (layout, halos): value}
         return known[layout, halos]
 
     def _cut(self, tensor: int, dim: int) -> None:
         """Slice a tensor of the prologue into microbatches along ``dim``."""
-        draft = self.draft
-        draft.cut_dim.setdefault(tensor, dim)
-        lying = draft.values[self._held[tensor, "step"].origin].layout
+        builder = self.builder
+        builder.cut_dim.setdefault(tensor, dim)
+        lying = builder.values[self._held[tensor, "step"].origin].layout
         layout = tuple(REPLICATE if p in (dim, PARTIAL) else p for p in lying)
         source = self.acquire(tensor, Pair(layout, layout), "step")
         self._break_before(source)
-        value = draft.add_value(tensor, self.index, layout, "microbatch", "activation")
+        value = builder.add_value(tensor, self.index, layout, "microbatch", "activation")
         message = Message(
             primitive="slice",
             mesh=self.index,
@@ -300,19 +300,19 @@ class Stage:
             sources=(source,),
             results=(value,),
             dims=((-1, dim),),
-            bytes=draft.bytes_of(value),
+            bytes=builder.bytes_of(value),
             purpose="activation",
         )
-        self.forward.append(Entry(self.block, [draft.message_step(message)]))
+        self.forward.append(Entry(self.block, [builder.message_step(message)]))
         self._hold(tensor, "microbatch", value, Pair(layout, layout), is_origin=True)
 
     def acquire(self, tensor: int, pair: Pair, scope: Scope) -> int:
         """Return a value of an activation at a pair of layouts, writing messages where needed."""
-        draft = self.draft
+        builder = self.builder
         if (tensor, scope) not in self._held:
             self._fetch_from_abroad(tensor, pair.value, scope)
         held = self._held[tensor, scope]
-        trained = draft.graph.tensors[tensor].needs_gradient
+        trained = builder.graph.tensors[tensor].needs_gradient
         wanted = pair if trained else Pair(pair.value, pair.value)
         known = held.by_pair.get((wanted.value, wanted.gradient))
         known = held.by_layout.get(pair.value) if not trained else known
@@ -321,17 +321,17 @@ class Stage:
         same = held.by_layout.get(pair.value, -1)
         self._break_before(held.origin)
         self._break_before(same)
-        home = draft.values[held.origin].gradient if trained else -1
-        if trained and draft.values[home].layout != wanted.gradient:
-            home = draft.add_value(tensor, self.index, wanted.gradient, scope, "gradient")
-        value = draft.add_value(
+        home = builder.values[held.origin].gradient if trained else -1
+        if trained and builder.values[home].layout != wanted.gradient:
+            home = builder.add_value(tensor, self.index, wanted.gradient, scope, "gradient")
+        value = builder.add_value(
             tensor, self.index, pair.value, scope, "activation", alias=same, gradient=home
         )
         steps: list[Step] = []
         if same < 0:
-            steps = draft.chain([(held.origin, value)], "activation")
+            steps = builder.chain([(held.origin, value)], "activation")
         else:
-            draft.external.add(same)
+            builder.external.add(same)
         adapts = (held.origin, value) if trained else None
         self._entries(scope).append(Entry(self.block, steps, adapts=adapts))
         self._hold(tensor, scope, value, wanted)
@@ -341,9 +341,9 @@ class Stage:
         clean = tuple(REPLICATE if placement == PARTIAL else placement for placement in layout)
         value = self._fetch(tensor, clean, self) if scope == "microbatch" else -1
         if value < 0:
-            name = self.draft.graph.tensors[tensor].name
+            name = self.builder.graph.tensors[tensor].name
             raise ValueError(f"tensor {name!r} is needed on mesh {self.index} before it exists")
-        layout = self.draft.values[value].layout
+        layout = self.builder.values[value].layout
         self._hold(tensor, scope, value, Pair(layout, layout), is_origin=True)
 
     def _hold(

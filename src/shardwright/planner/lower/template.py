@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Message
-from shardwright.planner.lower.draft import (
+from shardwright.planner.lower.builder import (
     ACTIVATION,
     BY_MICROBATCH,
     GATHERED,
     GRADIENT,
     WIDE,
-    Draft,
+    ProgramBuilder,
     Step,
 )
 
@@ -45,10 +45,10 @@ TAKES_ALL = _table(Kind.CLIP, Kind.UPDATE)
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """Of every value of a draft: what one device allocates for it, and what it is (``marks``).
+    """Of every value of a builder: what one device allocates for it, and what it is (``marks``).
 
     ``root`` is the value whose data it has under another name, ``storage`` the one in whose memory
-    it lies (``Draft.storage``); itself where it has its own.
+    it lies (``ProgramBuilder.storage``); itself where it has its own.
     """
 
     bytes: Ints
@@ -58,19 +58,19 @@ class Facts:
     marks: Ints
 
     @classmethod
-    def of(cls, draft: Draft) -> Facts:
-        """Read them off a draft whose values are all there."""
-        sizes, roots = np.array(draft.sizes), np.array(draft.roots)
+    def of(cls, builder: ProgramBuilder) -> Facts:
+        """Read them off a builder whose values are all there."""
+        sizes, roots = np.array(builder.sizes), np.array(builder.roots)
         lying = np.arange(len(sizes))
-        views = list(draft.views)
-        lying[views] = [draft.storage(value) for value in views]
+        views = list(builder.views)
+        lying[views] = [builder.storage(value) for value in views]
         sizes[views] = 0
         return cls(
             bytes=sizes,
             root=roots,
             storage=lying[roots],
-            mesh=np.array(draft.meshes),
-            marks=np.array(draft.marks),
+            mesh=np.array(builder.meshes),
+            marks=np.array(builder.marks),
         )
 
     @cached_property
@@ -118,18 +118,18 @@ class Rows(NamedTuple):
     read: Ints
 
     @classmethod
-    def of(cls, draft: Draft, steps: Sequence[Step]) -> Rows:
-        """Look at steps of a draft whose segments are finished."""
-        segments = draft.segments
-        held = [_held(draft, step) if step.kind is BACKWARD else step.reads for step in steps]
+    def of(cls, builder: ProgramBuilder, steps: Sequence[Step]) -> Rows:
+        """Look at steps of a builder whose segments are finished."""
+        segments = builder.segments
+        held = [_held(builder, step) if step.kind is BACKWARD else step.reads for step in steps]
         written = [
             segments[step.item].outputs if step.kind in FORWARDS else step.writes for step in steps
         ]
         rows = [
             (
-                step.kind, step.item, draft.resource(step.resource), step.last_only,
-                _synchronises(draft, step),
-                *_own_bytes(draft, step), len(one), len(other), len(step.reads),
+                step.kind, step.item, builder.resource(step.resource), step.last_only,
+                _synchronises(builder, step),
+                *_own_bytes(builder, step), len(one), len(other), len(step.reads),
             )
             for step, one, other in zip(steps, held, written, strict=True)
         ]  # fmt: skip
@@ -200,34 +200,34 @@ class Template:
         return self.read_at[mine], self.read[mine]
 
 
-def _held(draft: Draft, step: Step) -> tuple[int, ...]:
-    segment = draft.segments[step.item]
-    dropped = set(segment.outputs).difference(draft.saved[step.item])
+def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
+    segment = builder.segments[step.item]
+    dropped = set(segment.outputs).difference(builder.saved[step.item])
     dropped.update(segment.spared)
     if not dropped:
         return step.reads
     return tuple([value for value in step.reads if value not in dropped])
 
 
-def _synchronises(draft: Draft, step: Step) -> bool:
+def _synchronises(builder: ProgramBuilder, step: Step) -> bool:
     """Whether a step within a mesh brings gradients to where the optimizer reads them."""
     if step.kind is Kind.TRANSFORM:
-        return draft.transforms[step.item].purpose == "synchronise"
-    return step.kind is Kind.MESSAGE and draft.messages[step.item].purpose == "synchronise"
+        return builder.transforms[step.item].purpose == "synchronise"
+    return step.kind is Kind.MESSAGE and builder.messages[step.item].purpose == "synchronise"
 
 
-def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
+def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
     """Return the bytes that a step allocates, frees and needs for a while besides values."""
     kind = step.kind
     if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-        return 0, 0, _buffers(draft, draft.messages[step.item])
+        return 0, 0, _buffers(builder, builder.messages[step.item])
     if kind is Kind.UPDATE:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-        sizes = [draft.value_bytes(value) for value in step.writes]
+        sizes = [builder.value_bytes(value) for value in step.writes]
         return 0, 0, 2 * max(sizes, default=0)
     if kind in (Kind.CLIP, Kind.TRANSFORM):
         return 0, 0, 0
-    segment = draft.segments[step.item]
+    segment = builder.segments[step.item]
     forward, backward = segment.temporary_bytes
     if kind is BACKWARD:
         return 0, segment.saved_bytes, backward
@@ -236,7 +236,7 @@ def _own_bytes(draft: Draft, step: Step) -> tuple[int, int, int]:
     return segment.saved_bytes, 0, forward
 
 
-def _buffers(draft: Draft, message: Message) -> int:
+def _buffers(builder: ProgramBuilder, message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
     What is split is packed rank by rank first, unless it lies so, in the dtype that it travels in. All other buffers become the
@@ -244,10 +244,10 @@ def _buffers(draft: Draft, message: Message) -> int:
     end. Packed pieces to gather are left out: they are copied into the output at once. What is added
     to a wider sum is taken for half of it (``lifetimes``); what travelled as wide as the sum is more.
     """
-    source, result = (draft.values[ends[0]] for ends in (message.sources, message.results))
+    source, result = (builder.values[ends[0]] for ends in (message.sources, message.results))
     is_cast = message.scatters_gradients and source.dtype != (message.dtype or result.dtype)
-    wide, several = 0, draft.strategy.pipeline.num_microbatches > 1
+    wide, several = 0, builder.strategy.pipeline.num_microbatches > 1
     if several and source.scope == "microbatch" and source.dtype == result.dtype:
-        sums = [value for value in message.results if draft.marks[value] & WIDE]
-        wide = sum(draft.value_bytes(value) for value in sums) // 2
+        sums = [value for value in message.results if builder.marks[value] & WIDE]
+        wide = sum(builder.value_bytes(value) for value in sums) // 2
     return wide + (message.bytes if message.is_packed or is_cast else 0)

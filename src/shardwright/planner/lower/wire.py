@@ -11,43 +11,45 @@ from collections.abc import Sequence
 
 from shardwright.core.program import Kind, Scope, Transform
 from shardwright.core.strategy import wire_dtype
-from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 
 Pair = tuple[int, int]
 
 
-def other_dtype(draft: Draft, gradient: int) -> str:
+def other_dtype(builder: ProgramBuilder, gradient: int) -> str:
     """Return the dtype in which a gradient travels, "" where that is its tensor's own."""
-    own = draft.own_dtype(draft.values[gradient].tensor)
-    wire = wire_dtype(draft.strategy.gradient_sync.dtype, own)
+    own = builder.own_dtype(builder.values[gradient].tensor)
+    wire = wire_dtype(builder.strategy.gradient_sync.dtype, own)
     return "" if wire == own else wire
 
 
-def synchronise(draft: Draft, pairs: Sequence[Pair], *, last_only: bool = False) -> list[Step]:
+def synchronise(
+    builder: ProgramBuilder, pairs: Sequence[Pair], *, last_only: bool = False
+) -> list[Step]:
     """Return the steps that bring each (source, result) pair of gradients to its result's layout.
 
-    As ``Draft.chain`` does; casts come first and last.
+    As ``ProgramBuilder.chain`` does; casts come first and last.
     """
-    wire = max(other_dtype(draft, source) for source, _ in pairs)  # "" or one and the same
-    source, result = (draft.values[end] for end in pairs[0])
-    moves = any(step.primitive != "slice" for step in draft.reshard(pairs[0][0], result.layout))
+    wire = max(other_dtype(builder, source) for source, _ in pairs)  # "" or one and the same
+    source, result = (builder.values[end] for end in pairs[0])
+    moves = any(step.primitive != "slice" for step in builder.reshard(pairs[0][0], result.layout))
     if not wire or not (moves or wire in (source.dtype, result.dtype)):
-        return draft.chain(pairs, "synchronise", last_only=last_only)
+        return builder.chain(pairs, "synchronise", last_only=last_only)
     if source.layout == result.layout:
-        return [_cast(draft, pairs, last_only)]
+        return [_cast(builder, pairs, last_only)]
     # What arrives of a microbatch is no sum over microbatches, as the result may be.
-    leaving = [_in_dtype(draft, one, wire, source.scope) for one, _ in pairs]
-    arriving = [_in_dtype(draft, one, wire, source.scope) for _, one in pairs]
+    leaving = [_in_dtype(builder, one, wire, source.scope) for one, _ in pairs]
+    arriving = [_in_dtype(builder, one, wire, source.scope) for _, one in pairs]
     ends = zip(pairs, leaving, arriving, strict=True)
     down, up = list[Pair](), list[Pair]()
     for (first, last), sent, came in ends:
         down += [(first, sent)] if sent != first else []
         up += [(came, last)] if came != last else []
-    messages = draft.chain(
+    messages = builder.chain(
         list(zip(leaving, arriving, strict=True)), "synchronise", last_only=last_only, dtype=wire
     )
-    steps = [_cast(draft, down, last_only)] if down else []
-    return [*steps, *messages, *([_cast(draft, up, last_only)] if up else [])]
+    steps = [_cast(builder, down, last_only)] if down else []
+    return [*steps, *messages, *([_cast(builder, up, last_only)] if up else [])]
 
 
 def first_message(steps: Sequence[Step]) -> int:
@@ -57,28 +59,28 @@ def first_message(steps: Sequence[Step]) -> int:
     return next(found, len(steps))
 
 
-def _in_dtype(draft: Draft, value: int, dtype: str, scope: Scope) -> int:
+def _in_dtype(builder: ProgramBuilder, value: int, dtype: str, scope: Scope) -> int:
     """Return a gradient like another in a dtype; itself where that is its own."""
-    entry = draft.values[value]
+    entry = builder.values[value]
     if entry.dtype == dtype:
         return value
-    return draft.add_value(entry.tensor, entry.mesh, entry.layout, scope, "gradient", dtype=dtype)
+    return builder.add_value(entry.tensor, entry.mesh, entry.layout, scope, "gradient", dtype=dtype)
 
 
-def _cast(draft: Draft, pairs: Sequence[Pair], last_only: bool) -> Step:
+def _cast(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> Step:
     """Append a cast of each (source, result) pair and return its step."""
     transform = Transform(
         name="cast",
-        mesh=draft.values[pairs[0][0]].mesh,
+        mesh=builder.values[pairs[0][0]].mesh,
         reads=tuple([source for source, _ in pairs]),
         writes=tuple([result for _, result in pairs]),
         purpose="synchronise",
     )
-    draft.transforms.append(transform)
-    draft.external.update(transform.reads)
+    builder.transforms.append(transform)
+    builder.external.update(transform.reads)
     return Step(
         kind=Kind.TRANSFORM,
-        item=len(draft.transforms) - 1,
+        item=len(builder.transforms) - 1,
         resource=f"compute:{transform.mesh}",
         reads=transform.reads,
         writes=transform.writes,

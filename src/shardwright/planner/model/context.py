@@ -32,7 +32,7 @@ from shardwright.planner.cost.compute import memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
 from shardwright.planner.cost.update import update_seconds
-from shardwright.planner.lower.abridged import Abridger
+from shardwright.planner.lower.fold import Folder
 from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.model.facts import read_last, slowest
 from shardwright.planner.model.flows import Flow, find_flows, find_passing
@@ -110,7 +110,7 @@ class Context:
         self._once: dict[int, bool] = {}
         self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
         self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
-        self._wires: dict[Mesh, Wires] = {}
+        self._wires: dict[Mesh, MessageCosts] = {}
         self._recomputed: dict[str, frozenset[int]] = {}
         self._idle: dict[frozenset[int], frozenset[int]] = {}
 
@@ -148,10 +148,10 @@ class Context:
             self._idle[asked] = asked - needed_again(self.graph, asked)
         return self._idle[asked]
 
-    def wires(self, mesh: Mesh) -> Wires:
+    def wires(self, mesh: Mesh) -> MessageCosts:
         """Return the prices of messages on a mesh, the same for every number of microbatches."""
         if mesh not in self._wires:
-            self._wires[mesh] = Wires(self, mesh)
+            self._wires[mesh] = MessageCosts(self, mesh)
         return self._wires[mesh]
 
     def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
@@ -214,14 +214,14 @@ class Context:
         return find_passing(self.graph, self.ties)
 
     @cached_property
-    def abridger(self) -> Abridger:
+    def folder(self) -> Folder:
         """Leaves out equal blocks where strategies of deep graphs are judged."""
-        return Abridger(self.graph, self.samples)
+        return Folder(self.graph, self.samples)
 
     @cached_property
     def spreader(self) -> Spreader:
         """Makes strategies of deep graphs, quickly."""
-        return Spreader(self.abridger)
+        return Spreader(self.folder)
 
     @property
     def block_buckets(self) -> tuple[tuple[int, ...], ...]:
@@ -329,7 +329,7 @@ def local_shapes(
     return inputs, outputs
 
 
-class Wires:
+class MessageCosts:
     """Seconds of messages on one mesh, as ``planner.cost.price`` would price them."""
 
     def __init__(self, context: Context, mesh: Mesh) -> None:

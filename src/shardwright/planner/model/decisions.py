@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Self
 
 from shardwright.core.strategy import Mesh
-from shardwright.planner.model.context import Context, Shape, Shapes, Wires, local_shapes
+from shardwright.planner.model.context import Context, MessageCosts, Shape, Shapes, local_shapes
 from shardwright.planner.model.domains import Dims, domain, least_seconds
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
 
@@ -66,7 +66,7 @@ class Decisions:
         )
 
     @cached_property
-    def wires(self) -> Wires:
+    def wires(self) -> MessageCosts:
         """The prices of messages on the mesh."""
         return self.context.wires(self.mesh)
 

@@ -35,7 +35,7 @@ class Mode:
 
 
 KEEP = Mode(name="keep")
-COPIES = Mode(name="drop copies", copies=True)
+COPIES = Mode(name="re-gather activations in backward", copies=True)
 WHOLE = Mode(name="recompute", copies=True, whole=True)
 
 

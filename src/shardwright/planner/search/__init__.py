@@ -1,12 +1,12 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``hunt`` goes through the
-arrangements: the additive ``model`` proposes (``candidates``), ``judge`` brings the answers before the
+``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``exploration`` goes through the
+arrangements: the additive ``model`` proposes (``candidates``), ``evaluate`` brings the answers before the
 simulator, ``local`` changes the best of them decision by decision (so do Markov chains), ``reasons``
 explains. Nothing here knows torch, the clock or the disk.
 """
 
-from shardwright.planner.judge.evaluate import judge_closely
+from shardwright.planner.judge.evaluate import evaluate_closely
 from shardwright.planner.judge.ties import is_simpler
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.alternative import Wish
@@ -37,10 +37,10 @@ __all__ = [
     "as_strategy",
     "best_of",
     "curve",
+    "evaluate_closely",
     "explain",
     "grown",
     "is_simpler",
-    "judge_closely",
     "refit",
     "room",
     "sample",

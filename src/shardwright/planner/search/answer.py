@@ -1,4 +1,4 @@
-"""The answer: plans of the verdicts that fit, the certificate, and the reasons in words."""
+"""The answer: plans of the evaluations that fit, the certificate, and the reasons in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
 from shardwright.core.strategy import MIXED
 from shardwright.core.version import VERSION
 from shardwright.errors import NoPlan
-from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.goals import FASTEST, Goal
@@ -27,26 +27,26 @@ MODEL = (
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Findings:
-    """What a search found: verdicts in the order they were reached, sentences about strategies that
+    """What a search found: evaluations in the order they were reached, sentences about strategies that
     turned out illegal, the least additive seconds proved for the space (inf before any proof), and
     whether the search ran to its end. ``limit`` is the memory limit in bytes per device.
     """
 
     context: Context
     limit: float
-    judged: tuple[Judged, ...]
+    evaluations: tuple[Evaluation, ...]
     refused: tuple[str, ...]
     bound: float
     is_complete: bool
 
     @property
-    def fitting(self) -> list[Judged]:
+    def fitting(self) -> list[Evaluation]:
         """Verdicts within the memory limit, fastest first."""
-        return fitting(self.judged, self.limit)
+        return fitting(self.evaluations, self.limit)
 
 
-def fitting(judged: tuple[Judged, ...] | list[Judged], limit: float) -> list[Judged]:
-    """Return the verdicts within a memory limit, fastest first, of equals the fewest devices."""
+def fitting(judged: tuple[Evaluation, ...] | list[Evaluation], limit: float) -> list[Evaluation]:
+    """Return the evaluations within a memory limit, fastest first, of equals the fewest devices."""
     return sorted(
         (j for j in judged if j.bytes <= limit),
         key=lambda j: (j.seconds, j.bytes, len(j.strategy.devices), j.strategy.label),
@@ -54,20 +54,20 @@ def fitting(judged: tuple[Judged, ...] | list[Judged], limit: float) -> list[Jud
 
 
 def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
-    """Make plans of the non-dominated verdicts that fit, and choose the fastest or cheapest.
+    """Make plans of the non-dominated evaluations that fit, and choose the fastest or cheapest.
 
     Of plans with equal objectives the one on the fewest devices stays; of plans that nobody could
     tell apart the fastest. Raises NoPlan where nothing fits or meets the deadline.
     """
-    verdicts = found.fitting
-    if not verdicts:
+    evaluations = found.fitting
+    if not evaluations:
         raise _no_plan(found)
-    if verdicts[0].seconds > goal.deadline:
-        raise late(verdicts[0].strategy.label, verdicts[0].seconds, goal.deadline)
-    best: dict[Objective, Judged] = {}
-    for verdict in verdicts:
-        best.setdefault(verdict.objective, verdict)
-    kept: list[Judged] = []
+    if evaluations[0].seconds > goal.deadline:
+        raise late(evaluations[0].strategy.label, evaluations[0].seconds, goal.deadline)
+    best: dict[Objective, Evaluation] = {}
+    for evaluation in evaluations:
+        best.setdefault(evaluation.objective, evaluation)
+    kept: list[Evaluation] = []
     for objective in sorted(best):
         dominated = any(other.dominates(objective) for other in best)
         if not dominated and not any(_is_alike(best[objective], other) for other in kept):
@@ -76,7 +76,7 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
     if goal.mode == "min-money":
         in_time = [place for place, one in enumerate(kept) if one.seconds <= goal.deadline]
         chosen = min(in_time, key=lambda place: (kept[place].objective.dollars, place))
-    plans = told_apart([make_plan(found, verdict, seed) for verdict in kept])
+    plans = told_apart([make_plan(found, evaluation, seed) for evaluation in kept])
     reason = _reason(found, kept[chosen], goal)
     plans[chosen] = replace(plans[chosen], reason=reason)
     return Frontier(plans=tuple(plans), chosen=chosen)
@@ -102,15 +102,15 @@ def named_answer(found: Findings, seed: int, name: str) -> Frontier:
     return Frontier(plans=(plan,), chosen=0)
 
 
-def _is_alike(one: Judged, other: Judged) -> bool:
+def _is_alike(one: Evaluation, other: Evaluation) -> bool:
     """Whether two plans differ by less than anybody could measure."""
     pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
     same_price = one.objective.dollars >= other.objective.dollars * (1 - ALIKE)
     return same_price and all(abs(a - b) <= ALIKE * max(a, b) for a, b in pairs)
 
 
-def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
-    """Write a verdict as a plan, with what it was found for."""
+def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
+    """Write an evaluation as a plan, with what it was found for."""
     context = found.context
     notes = list(context.graph.notes)
     if not found.is_complete:
@@ -118,8 +118,8 @@ def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
     if context.samples.blocker:
         notes.append(f"one microbatch only: {context.samples.blocker}")
     return Plan(
-        strategy=verdict.strategy,
-        predicted=verdict.objective,
+        strategy=evaluation.strategy,
+        predicted=evaluation.objective,
         model=context.graph.name,
         graph_fingerprint=context.graph.fingerprint,
         cluster_name=context.cluster.name,
@@ -129,29 +129,29 @@ def make_plan(found: Findings, verdict: Judged, seed: int) -> Plan:
         method="exact elimination, partition program, simulation",
         seed=seed,
         version=VERSION,
-        bound=_bound(found, verdict),
-        sources=verdict.sources,
+        bound=_bound(found, evaluation),
+        sources=evaluation.sources,
         notes=tuple(notes),
         outputs=tuple(name for name, _ in context.graph.outputs),
-        predicted_for=digest_of(verdict.strategy),
+        predicted_for=digest_of(evaluation.strategy),
     )
 
 
-def _bound(found: Findings, verdict: Judged) -> Bound | None:
+def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     """Return the certificate: the least additive cost of any arrangement searched.
 
     A named plan outside those arrangements (a grid) may be faster; then it says nothing.
     """
-    if not found.is_complete or math.isinf(found.bound) or verdict.bytes > found.limit:
+    if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
         return None
-    if verdict.seconds < found.bound * (1 - 1e-9):
+    if evaluation.seconds < found.bound * (1 - 1e-9):
         return None
     return Bound(
-        step_seconds=found.bound, gap=max(0.0, 1 - found.bound / verdict.seconds), model=MODEL
+        step_seconds=found.bound, gap=max(0.0, 1 - found.bound / evaluation.seconds), model=MODEL
     )
 
 
-def _reason(found: Findings, best: Judged, goal: Goal) -> str:
+def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:
     is_cheapest = goal.mode == "min-money"
     others = [
         j
@@ -162,7 +162,7 @@ def _reason(found: Findings, best: Judged, goal: Goal) -> str:
     in_time = f" and {goal.deadline:.4g} s" if goal.deadline < math.inf else ""
     text = (
         f"{best.strategy.label} is the {'cheapest' if is_cheapest else 'fastest'} of "
-        f"{len(found.judged)} simulated plans within {found.limit / GIB:.1f} GiB per device{in_time} "
+        f"{len(found.evaluations)} simulated plans within {found.limit / GIB:.1f} GiB per device{in_time} "
         f"({best.seconds:.4g} s, {best.bytes / GIB:.2f} GiB{dollars})"
     )
     if others and not is_cheapest:
@@ -189,13 +189,13 @@ def _size(count: float) -> str:
 
 
 def _no_plan(found: Findings) -> NoPlan:
-    if not found.judged:
+    if not found.evaluations:
         why = "; ".join(found.refused[:3]) or "no arrangement of the devices divides the batch"
         return NoPlan(
             f"no plan could be made: {why}",
             remedy="choose a global batch that more devices divide",
         )
-    nearest = min(found.judged, key=lambda j: j.bytes)
+    nearest = min(found.evaluations, key=lambda j: j.bytes)
     stage = max(range(len(nearest.stage_bytes)), key=lambda s: nearest.stage_bytes[s])
     missing = nearest.bytes - found.limit
     return NoPlan(
@@ -207,7 +207,7 @@ def _no_plan(found: Findings) -> NoPlan:
     )
 
 
-def _remedy(found: Findings, nearest: Judged) -> str:
+def _remedy(found: Findings, nearest: Evaluation) -> str:
     more = math.ceil(found.context.cluster.num_devices * nearest.bytes / found.limit)
     ways = [f"use about {more} such devices", "a smaller global batch", "shorter sequences"]
     if found.context.training.precision not in MIXED:

@@ -17,8 +17,8 @@ from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.answer import make_plan
+from shardwright.planner.search.exploration import Exploration
 from shardwright.planner.search.goals import FASTEST, Goal
-from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.progress import Progress
@@ -36,10 +36,14 @@ def small_plan(
     stop: Callable[[], bool] | None = None,
 ) -> Plan | None:
     """Return the first plan found within ``limit`` bytes per device, None where none was."""
-    hunt = Hunt(Context(graph, cluster, table, training), limit, 1, None, stop)
-    if not descend(hunt) and not hunt.stopped():  # too wide for the exact search
-        hunt.judge_named(named_strategies(hunt.context))
-    return make_plan(hunt.findings(), hunt.fitting[0], 0) if hunt.fitting else None
+    exploration = Exploration(Context(graph, cluster, table, training), limit, 1, None, stop)
+    if not descend(exploration) and not exploration.stopped():  # too wide for the exact search
+        exploration.evaluate_named(named_strategies(exploration.context))
+    return (
+        make_plan(exploration.findings(), exploration.fitting[0], 0)
+        if exploration.fitting
+        else None
+    )
 
 
 def some_plan(

@@ -43,7 +43,9 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
     if zero and zero != [0]:
         words.append("ZeRO-" + "/".join(map(str, zero)))
     if KEEPS in levels:
-        words.append("some weights kept" if 3 in levels else "weights kept")
+        words.append(
+            "no reshard after forward in part" if 3 in levels else "no reshard after forward"
+        )
     modes = problem.chosen_modes(assignments)
     for mode in dict.fromkeys(modes):
         if mode != KEEP:

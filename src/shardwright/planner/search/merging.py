@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from shardwright.planner.judge.evaluate import merge
 from shardwright.planner.model.context import Context
-from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.exploration import Exploration
 from shardwright.planner.search.local.refinement import is_gain
-from shardwright.planner.search.selection import promise, unlike
+from shardwright.planner.search.selection import bound_of, unlike
 
 # So many of the fastest plans get buckets of their own, of small graphs more, if this close to the
 # fastest.
@@ -19,39 +19,45 @@ MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
 EARLIER, EARLIER_SMALL, FIRST = 1, 6, 3
 
 
-def merge_fastest(hunt: Hunt) -> None:
+def merge_fastest(exploration: Exploration) -> None:
     """Choose gradient buckets for the plans that promise most; their order may change."""
-    close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE * hunt.fastest]
-    most = MERGED_SMALL if hunt.is_small else MERGED
-    for verdict in sorted(close, key=promise)[:most]:
-        if hunt.stopped():
+    close = [
+        one for one in unlike(exploration.fitting) if one.seconds <= CLOSE * exploration.fastest
+    ]
+    most = MERGED_SMALL if exploration.is_small else MERGED
+    for evaluation in sorted(close, key=bound_of)[:most]:
+        if exploration.stopped():
             return
-        if verdict.least_seconds >= hunt.fastest:
+        if evaluation.least_seconds >= exploration.fastest:
             continue
-        merged = merge(hunt.context, verdict, hunt.judging.run)
-        hunt.judged = [merged if known is verdict else known for known in hunt.judged]
-        hunt.tell(1.0, "merging gradients")
+        merged = merge(exploration.context, evaluation, exploration.evaluator.run)
+        exploration.evaluations = [
+            merged if known is evaluation else known for known in exploration.evaluations
+        ]
+        exploration.tell(1.0, "merging gradients")
 
 
-def send_earlier(hunt: Hunt) -> None:
+def send_earlier(exploration: Exploration) -> None:
     """Let segments begin wherever parameters are read, in all blocks or in the first few: backward
     is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
-    close = [one for one in unlike(hunt.fitting) if one.seconds <= CLOSE * hunt.fastest]
-    places = tuple(_segment_starts(hunt.context))
-    for verdict in close[: EARLIER_SMALL if hunt.is_small else EARLIER]:
+    close = [
+        one for one in unlike(exploration.fitting) if one.seconds <= CLOSE * exploration.fastest
+    ]
+    places = tuple(_segment_starts(exploration.context))
+    for evaluation in close[: EARLIER_SMALL if exploration.is_small else EARLIER]:
         for starts in places:
-            if hunt.stopped():
+            if exploration.stopped():
                 return
-            label = f"{verdict.strategy.label}, gradients sent earlier"
-            shorter = replace(verdict.strategy, segment_starts=starts, label=label)
-            found = hunt.verdict(shorter, verdict.least_seconds)
+            label = f"{evaluation.strategy.label}, gradients sent earlier"
+            shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
+            found = exploration.try_out(shorter, evaluation.least_seconds)
             if found is not None:
-                if found.seconds <= verdict.seconds:
-                    found = merge(hunt.context, found, hunt.judging.run)
-                hunt.judged[-1:] = [found] if is_gain(found, verdict) else []
-            hunt.tell(1.0, "sending gradients earlier")
-            if found is None or found.bytes <= hunt.limit:
+                if found.seconds <= evaluation.seconds:
+                    found = merge(exploration.context, found, exploration.evaluator.run)
+                exploration.evaluations[-1:] = [found] if is_gain(found, evaluation) else []
+            exploration.tell(1.0, "sending gradients earlier")
+            if found is None or found.bytes <= exploration.limit:
                 break
 
 

@@ -138,7 +138,7 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
     links: dict[tuple[int, ...], float] = {}
-    weights = context.abridger.weights(strategy)
+    weights = context.folder.weights(strategy)
     total = _update(context, strategy, dict(weights))
     for index, times in weights:
         operator, dims = graph.operators[index], strategy.configs[index].dims

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from shardwright.errors import InputError
 from shardwright.planner.model.arrangements import Arrangement, shapes
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
-from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.exploration import Exploration
 
 # So many of the smallest plans of the additive model are simulated.
 SMALLEST, FEW = 6, 3
@@ -25,21 +25,21 @@ LIKELY, FAR = 0.85, 1.5
 Place = tuple[int, int]  # stages and width of the tensor axis
 
 
-def rescue(hunt: Hunt) -> None:
+def rescue(exploration: Exploration) -> None:
     """Simulate the smallest plans on all devices until one fits.
 
     Of every shape the one with the most microbatches, and of its hull the ends only.
     """
-    context = hunt.context
+    context = exploration.context
     found: list[Candidate] = []
     for shape in shapes(context, context.num_devices):
-        if hunt.stopped():
+        if exploration.stopped():
             return
-        found += _ends(hunt, shape.arrangements[-1])
-    _judge(sorted(found, key=lambda c: (c.bytes, c.seconds))[:SMALLEST], hunt)
+        found += _ends(exploration, shape.arrangements[-1])
+    _judge(sorted(found, key=lambda c: (c.bytes, c.seconds))[:SMALLEST], exploration)
 
 
-def descend(hunt: Hunt) -> bool:
+def descend(exploration: Exploration) -> bool:
     """Look for a plan that fits where the additive model finds the least memory; return whether it
     found any plan at all, fitting or not.
 
@@ -47,27 +47,34 @@ def descend(hunt: Hunt) -> bool:
     other corners, unless the first descent ended far above the limit, or below it. A minimum that no
     descent reaches is missed.
     """
-    known = {(s.stages, s.tensor): s for s in shapes(hunt.context, hunt.context.num_devices)}
+    known = {
+        (s.stages, s.tensor): s
+        for s in shapes(exploration.context, exploration.context.num_devices)
+    }
     found: dict[Place, tuple[Candidate, ...]] = {}
 
     def least(place: Place) -> float:
         if place not in found:
-            found[place] = _ends(hunt, known[place].arrangements[-1])
+            found[place] = _ends(exploration, known[place].arrangements[-1])
         return min((c.bytes for c in found[place]), default=math.inf)
 
     for start in dict.fromkeys(_corners(known)):
         size = min(map(least, found), default=math.inf)
-        if hunt.stopped() or size <= hunt.room or FAR * hunt.room < size < math.inf:
+        if (
+            exploration.stopped()
+            or size <= exploration.room
+            or FAR * exploration.room < size < math.inf
+        ):
             break
         place, size = start, least(start)
-        while size > hunt.room and not hunt.stopped():
+        while size > exploration.room and not exploration.stopped():
             smaller = min(_neighbours(place, known), key=least, default=place)
             if least(smaller) >= size:
                 break
             place, size = smaller, least(smaller)
     every = [candidate for candidates in found.values() for candidate in candidates]
-    likely = [c for c in every if LIKELY * c.bytes <= hunt.room]
-    _judge(sorted(likely, key=lambda c: (c.bytes, c.seconds))[:FEW], hunt)
+    likely = [c for c in every if LIKELY * c.bytes <= exploration.room]
+    _judge(sorted(likely, key=lambda c: (c.bytes, c.seconds))[:FEW], exploration)
     return bool(every)
 
 
@@ -94,18 +101,20 @@ def _neighbours(place: Place, known: Collection[Place]) -> list[Place]:
     return found
 
 
-def _judge(candidates: Sequence[Candidate], hunt: Hunt) -> None:
+def _judge(candidates: Sequence[Candidate], exploration: Exploration) -> None:
     """Simulate one after the other until one fits."""
     for candidate in candidates:
-        if hunt.fitting or hunt.stopped():
+        if exploration.fitting or exploration.stopped():
             return
         with contextlib.suppress(ValueError):  # illegal after all
-            hunt.judged.append(hunt.judge(to_strategy(hunt.context, candidate)))
+            exploration.evaluations.append(
+                exploration.evaluate(to_strategy(exploration.context, candidate))
+            )
 
 
-def _ends(hunt: Hunt, arrangement: Arrangement) -> tuple[Candidate, ...]:
+def _ends(exploration: Exploration, arrangement: Arrangement) -> tuple[Candidate, ...]:
     """Return both ends of a hull: nothing is fast enough to be worth more."""
     try:
-        return explore(hunt.context, arrangement, hunt.room, 0.0, 0.0).candidates
+        return explore(exploration.context, arrangement, exploration.room, 0.0, 0.0).candidates
     except (InputError, ValueError):  # too wide for the exact search, or illegal
         return ()

@@ -1,6 +1,6 @@
 """The search: from graph, cluster and costs to the frontier of plans.
 
-A hunt looks among plans of all devices and fewer; goals other than the fastest plan take one hunt
+An exploration looks among plans of all devices and fewer; goals other than the fastest plan take one exploration
 for every number of devices. Frontiers are made of simulated objectives only.
 """
 
@@ -20,9 +20,9 @@ from shardwright.planner.model.arrangements import device_counts
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
+from shardwright.planner.search.exploration import Exploration
+from shardwright.planner.search.frontier import refine_frontier
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
-from shardwright.planner.search.holes import fill_holes
-from shardwright.planner.search.hunt import Hunt
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
 from shardwright.planner.search.merging import merge_fastest, send_earlier
@@ -78,18 +78,18 @@ def survey(
     """Search, and return besides the frontier all that was looked at; arguments as for ``search``."""
     session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
     if seed_plan:
-        hunt = session.hunt(cluster.num_devices)
-        hunt.judge_asked_for(seed_plan)
-        merge_fastest(hunt)
+        exploration = session.explored(cluster.num_devices)
+        exploration.evaluate_asked_for(seed_plan)
+        merge_fastest(exploration)
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
-        found = hunt.findings()
+        found = exploration.findings()
         return Survey(named_answer(found, seed, name), found, goal, seed)
     if goal.mode == "min-time":
-        hunt = session.hunt(cluster.num_devices)
-        if not explore(hunt).fitting:
-            rescue(hunt)
-        fill_holes(hunt, limits.spacing)
-        found = hunt.findings()
+        exploration = session.explored(cluster.num_devices)
+        if not explore(exploration).fitting:
+            rescue(exploration)
+        refine_frontier(exploration, limits.spacing)
+        found = exploration.findings()
         return Survey(answer(found, seed, goal), found, goal, seed)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)
@@ -152,7 +152,7 @@ def why_not(
 ) -> Plan:
     """Return the best plan that does what a user has in mind, whether it fits or not."""
     session = _Session(Context(graph, cluster, table, training), limits, None, None)
-    return alternative(session.hunt(cluster.num_devices), wish)
+    return alternative(session.explored(cluster.num_devices), wish)
 
 
 def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
@@ -186,8 +186,8 @@ class _Session:
         self.limit = room(context.cluster, limits)
         self._progress, self._stop = progress, stop
 
-    def hunt(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Hunt:
-        """Return a hunt on so many devices: number ``share[0]`` of ``share[1]``."""
+    def explored(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Exploration:
+        """Return an exploration on so many devices: number ``share[0]`` of ``share[1]``."""
         number, count = share
 
         def tell(one: Progress) -> None:
@@ -196,12 +196,12 @@ class _Session:
                 part = (number + one.fraction) / count
                 self._progress(replace(one, fraction=part, text=text))
 
-        return Hunt(
+        return Exploration(
             self.context.on(num_devices), self.limit, self.limits.max_candidates, tell, self._stop
         )
 
     def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
-        """Hunt on every number of devices in turn, fewest first, but for those that would miss the
+        """Exploration on every number of devices in turn, fewest first, but for those that would miss the
         deadline even if all work divided evenly."""
         cluster, least = self.context.cluster, self.context.serial_seconds / deadline
         numbers = [
@@ -212,25 +212,25 @@ class _Session:
         for place, number in enumerate(numbers):
             if place and self._stop is not None and self._stop():
                 return
-            hunt = self.hunt(number, (place, len(numbers)))
-            if not explore(hunt, only=True).fitting:
-                rescue(hunt)
-            yield number, hunt.findings()
+            exploration = self.explored(number, (place, len(numbers)))
+            if not explore(exploration, only=True).fitting:
+                rescue(exploration)
+            yield number, exploration.findings()
 
 
-def explore(hunt: Hunt, *, only: bool = False) -> Findings:
-    """Hunt to the end, or until stopped. ``only``: not on fewer devices than all."""
-    context = hunt.context
+def explore(exploration: Exploration, *, only: bool = False) -> Findings:
+    """Exploration to the end, or until stopped. ``only``: not on fewer devices than all."""
+    context = exploration.context
     named = named_strategies(context)
-    hunt.judge_named(itertools.islice(named, 1))
-    hunt.explore((context.num_devices,) if only else device_counts(context))
-    hunt.judge_candidates()
-    hunt.judge_named(named)
-    hunt.judge_grids()
-    merge_fastest(hunt)
-    send_earlier(hunt)
-    hunt.refine()
-    return hunt.findings()
+    exploration.evaluate_named(itertools.islice(named, 1))
+    exploration.explore((context.num_devices,) if only else device_counts(context))
+    exploration.evaluate_candidates()
+    exploration.evaluate_named(named)
+    exploration.evaluate_grids()
+    merge_fastest(exploration)
+    send_earlier(exploration)
+    exploration.refine()
+    return exploration.findings()
 
 
 def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
@@ -261,14 +261,14 @@ def _nearness(findings: Findings) -> tuple[float, float]:
     """Order what does not do: by the seconds of what fits, else by the bytes of what does not."""
     if findings.fitting:
         return findings.fitting[0].seconds, 0.0
-    return math.inf, min((one.bytes for one in findings.judged), default=math.inf)
+    return math.inf, min((one.bytes for one in findings.evaluations), default=math.inf)
 
 
 def _merged(found: list[Findings]) -> Findings:
     """Take the findings of several numbers of devices together."""
     return replace(
         found[-1],
-        judged=tuple(verdict for one in found for verdict in one.judged),
+        evaluations=tuple(evaluation for one in found for evaluation in one.evaluations),
         refused=tuple(text for one in found for text in one.refused),
         bound=min(one.bound for one in found),
         is_complete=all(one.is_complete for one in found),

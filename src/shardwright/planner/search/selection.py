@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.core.cluster import Cluster
-from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.search.candidates import Candidate, least_work
 
@@ -45,7 +45,7 @@ def least_flat(candidates: list[Candidate], count: int, even: float) -> float:
     return min(works, default=even)
 
 
-def leads(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
+def shortlist(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
     """Choose the fastest candidates that fit, one per arrangement and per number of devices first.
 
     Of those which differ in nothing but how wide tensors are split, and hardly in costs, one does.
@@ -83,7 +83,7 @@ def _is_alike(one: Candidate, other: Candidate) -> bool:
     )
 
 
-def edge(candidates: list[Candidate], count: int) -> list[Candidate]:
+def pareto_front(candidates: list[Candidate], count: int) -> list[Candidate]:
     """Choose so many along the frontier of time and memory, evenly."""
     kept: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.seconds, c.bytes)):
@@ -93,20 +93,20 @@ def edge(candidates: list[Candidate], count: int) -> list[Candidate]:
     return [kept[round(float(step))] for step in steps]
 
 
-def decade(seconds: float) -> int:
+def log_bucket(seconds: float) -> int:
     """Take seconds within a tenth of each other as alike."""
     return round(math.log(seconds) / math.log(1.1)) if seconds > 0 else 0
 
 
-def unlike(verdicts: list[Judged]) -> list[Judged]:
+def unlike(evaluations: list[Evaluation]) -> list[Evaluation]:
     """Keep, of plans that are the same on another mesh, the first."""
-    found: dict[tuple[str, str], Judged] = {}
-    for one in verdicts:
+    found: dict[tuple[str, str], Evaluation] = {}
+    for one in evaluations:
         found.setdefault((f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"), one)
     return list(found.values())
 
 
-def promise(verdict: Judged) -> tuple[float, float]:
-    """Order verdicts by what they could take at best, where that is known."""
-    least = verdict.least_seconds
-    return (verdict.seconds if math.isnan(least) else least), verdict.seconds
+def bound_of(evaluation: Evaluation) -> tuple[float, float]:
+    """Order evaluations by what they could take at best, where that is known."""
+    least = evaluation.least_seconds
+    return (evaluation.seconds if math.isnan(least) else least), evaluation.seconds

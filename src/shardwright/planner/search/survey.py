@@ -16,7 +16,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Judged, weigh
+from shardwright.planner.judge.evaluate import Evaluation, weigh
 from shardwright.planner.judge.ties import NEAR, Doubts, complexity, half_width_between
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.answer import Findings, make_plan
@@ -42,8 +42,8 @@ class Survey:
     findings: Findings
     goal: Goal = FASTEST
     seed: int = 0
-    _known: dict[Strategy, tuple[Judged, Doubts]] = field(
-        default_factory=dict[Strategy, tuple[Judged, Doubts]], repr=False
+    _known: dict[Strategy, tuple[Evaluation, Doubts]] = field(
+        default_factory=dict[Strategy, tuple[Evaluation, Doubts]], repr=False
     )
 
     @property
@@ -56,8 +56,8 @@ class Survey:
         """The bytes of a device that plans may use."""
         return self.findings.limit
 
-    def weighed(self, strategy: Strategy) -> tuple[Judged, Doubts]:
-        """Return a strategy's verdict, and where its half-width comes from. Raises ValueError where
+    def weighed(self, strategy: Strategy) -> tuple[Evaluation, Doubts]:
+        """Return a strategy's evaluation, and where its half-width comes from. Raises ValueError where
         it is illegal."""
         if strategy not in self._known:
             self._known[strategy] = weigh(self.context, strategy)
@@ -82,7 +82,7 @@ class Survey:
             try:
                 seed = Seed(data=context.num_devices, num_microbatches=count)
                 strategy = as_strategy(context, seed)
-                if not context.abridger.is_long:
+                if not context.folder.is_long:
                     strategy = replace(strategy, gradient_sync=capped_sync(context.graph))
                 plan = self.plan(strategy)
             except ValueError:
@@ -93,12 +93,14 @@ class Survey:
 
     def fastest(self, count: int) -> tuple[Plan, ...]:
         """Return the plans predicted fastest, one for each name; refinement is no other name."""
-        found: dict[str, Judged] = {}
-        for verdict in self.findings.fitting:
-            found.setdefault(verdict.strategy.label.removesuffix(REFINED), verdict)
+        found: dict[str, Evaluation] = {}
+        for evaluation in self.findings.fitting:
+            found.setdefault(evaluation.strategy.label.removesuffix(REFINED), evaluation)
             if len(found) == count:
                 break
-        return tuple(make_plan(self.findings, verdict, self.seed) for verdict in found.values())
+        return tuple(
+            make_plan(self.findings, evaluation, self.seed) for evaluation in found.values()
+        )
 
     def settled(self) -> Survey:
         """Return the survey with a frontier of plans that can be told apart, the simplest of each
@@ -106,19 +108,21 @@ class Survey:
         if self.goal.mode != "min-time" or len(self.findings.fitting) < 2:
             return self
         pool = [*self.findings.fitting]
-        known = {verdict.strategy for verdict in pool}
+        known = {evaluation.strategy for evaluation in pool}
         pool += [self.weighed(one.strategy)[0] for one in self.plain if one.strategy not in known]
         pool.sort(key=lambda one: one.objective)
-        lines: list[tuple[Judged, Judged]] = []  # the simplest, and the fastest it stands for
-        for verdict in pool:
+        lines: list[
+            tuple[Evaluation, Evaluation]
+        ] = []  # the simplest, and the fastest it stands for
+        for evaluation in pool:
             kept = [simple for simple, _ in lines]
-            if verdict.seconds > self.goal.deadline or self._is_covered(verdict, kept):
+            if evaluation.seconds > self.goal.deadline or self._is_covered(evaluation, kept):
                 continue
-            simple = self._simplest(verdict, pool)
-            lines.append((verdict if self._is_covered(simple, kept) else simple, verdict))
+            simple = self._simplest(evaluation, pool)
+            lines.append((evaluation if self._is_covered(simple, kept) else simple, evaluation))
         return replace(self, frontier=self._frontier(lines))
 
-    def _frontier(self, lines: list[tuple[Judged, Judged]]) -> Frontier:
+    def _frontier(self, lines: list[tuple[Evaluation, Evaluation]]) -> Frontier:
         chosen, fastest = lines[0]
         kept = [chosen]
         for simple, _ in lines[1:]:
@@ -126,7 +130,7 @@ class Survey:
             if not beaten and simple not in kept:
                 kept.append(simple)
         kept.sort(key=lambda one: one.objective)
-        plans = told_apart([make_plan(self.findings, verdict, self.seed) for verdict in kept])
+        plans = told_apart([make_plan(self.findings, evaluation, self.seed) for evaluation in kept])
         place = kept.index(chosen)
         reason = self.frontier.best.reason
         if chosen is not fastest:
@@ -140,16 +144,16 @@ class Survey:
         plans[place] = replace(plans[place], reason=reason)
         return Frontier(plans=tuple(plans), chosen=place)
 
-    def _is_covered(self, verdict: Judged, kept: list[Judged]) -> bool:
-        return any(self._covers(one, verdict) for one in kept)
+    def _is_covered(self, evaluation: Evaluation, kept: list[Evaluation]) -> bool:
+        return any(self._covers(one, evaluation) for one in kept)
 
-    def _covers(self, kept: Judged, other: Judged) -> bool:
+    def _covers(self, kept: Evaluation, other: Evaluation) -> bool:
         """Whether a plan offers nothing beside one that is kept."""
         if not _is_no_less(other, kept):
             return False
         return kept.seconds <= other.seconds or self._are_same(kept, other)
 
-    def _are_same(self, one: Judged, other: Judged) -> bool:
+    def _are_same(self, one: Evaluation, other: Evaluation) -> bool:
         """Whether the prediction cannot tell two step times apart."""
         apart = abs(one.seconds - other.seconds)
         if apart > self._farthest * min(one.seconds, other.seconds):
@@ -162,26 +166,26 @@ class Survey:
         judged, doubts = self.weighed(self.findings.fitting[0].strategy)
         return max(2 * sum(doubts.values()) / judged.seconds, 1e-3)
 
-    def _simplest(self, verdict: Judged, pool: list[Judged]) -> Judged:
+    def _simplest(self, evaluation: Evaluation, pool: list[Evaluation]) -> Evaluation:
         """Return the simplest plan that is the same in time, and no worse in memory and money where
         the plan stands on the frontier for these."""
-        return next(self._simpler(verdict, pool), verdict)
+        return next(self._simpler(evaluation, pool), evaluation)
 
-    def _simpler(self, verdict: Judged, pool: list[Judged]) -> Iterator[Judged]:
-        own = complexity(verdict.strategy)
-        is_fastest = verdict is pool[0]
-        reach = (1 + self._farthest) * verdict.seconds
+    def _simpler(self, evaluation: Evaluation, pool: list[Evaluation]) -> Iterator[Evaluation]:
+        own = complexity(evaluation.strategy)
+        is_fastest = evaluation is pool[0]
+        reach = (1 + self._farthest) * evaluation.seconds
         rivals = [
             (complexity(one.strategy), one.seconds, place)
             for place, one in enumerate(pool)
-            if one.seconds <= reach and (is_fastest or _is_no_less(verdict, one))
+            if one.seconds <= reach and (is_fastest or _is_no_less(evaluation, one))
         ]
         for how, _, place in sorted(rivals)[:MOST_RIVALS]:
-            if how < own and self._are_same(pool[place], verdict):
+            if how < own and self._are_same(pool[place], evaluation):
                 yield pool[place]
 
 
-def _is_no_less(one: Judged, other: Judged) -> bool:
+def _is_no_less(one: Evaluation, other: Evaluation) -> bool:
     """Whether a plan needs about as much memory and money as another, or more."""
     here, there = one.objective, other.objective
     return here.peak_bytes >= there.peak_bytes * (1 - NEAR) and here.dollars >= there.dollars * (
@@ -202,7 +206,7 @@ def surveyed(
     found = Findings(
         context=context,
         limit=room(cluster),
-        judged=(),
+        evaluations=(),
         refused=(),
         bound=math.inf,
         is_complete=True,

@@ -86,7 +86,7 @@ class Grid:
         parts = [
             f"{self.name} {'x'.join(map(str, self.sizes))} ({TITLES[self.name]} tensor parallel)"
         ]
-        parts += ["weights kept"] if self.keeps else []
+        parts += ["no reshard after forward"] if self.keeps else []
         parts += [f"{self.num_microbatches} microbatches"] if self.num_microbatches > 1 else []
         parts += ["recomputation"] if self.recompute else []
         return ", ".join(parts)

@@ -83,7 +83,7 @@ class Seed:
         parts = [f"data parallel x {copies}"] if copies > 1 else []
         within = f" in groups of {self.group}" if self.group > 1 else ""
         parts += [f"ZeRO-{self.zero}{within}"] if self.zero else []
-        parts += ["weights kept"] if self.keeps else []
+        parts += ["no reshard after forward"] if self.keeps else []
         parts += [f"context parallel x {self.context}"] if self.context > 1 else []
         if self.height * self.width > 1:
             sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]

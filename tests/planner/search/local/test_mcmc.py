@@ -14,7 +14,7 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.errors import InputError, NoPlan
-from shardwright.planner.judge.evaluate import Judged, judge
+from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
@@ -39,7 +39,7 @@ def context(graph: OperatorGraph, hosts: int = 1, devices: int = 4) -> Context:
 
 
 def walked(where: Context, proposals: int, **chain: object):
-    chains = Walk(where, math.inf, partial(judge, where), of(proposals), Chain(**chain))
+    chains = Walk(where, math.inf, partial(evaluate, where), of(proposals), Chain(**chain))
     return chains, chains.run()
 
 
@@ -54,8 +54,8 @@ def test_the_first_start_is_data_parallelism_and_the_expert_is_the_best_known_pl
     where = context(residual(width=64))
     _, found = walked(where, 3)
     data, expert, splits = found.begun
-    assert data.seconds == pytest.approx(judge(where, as_strategy(where, Seed(data=4))).seconds)
-    known = [judge(where, s).seconds for pair in named_strategies(where) for s in pair]
+    assert data.seconds == pytest.approx(evaluate(where, as_strategy(where, Seed(data=4))).seconds)
+    known = [evaluate(where, s).seconds for pair in named_strategies(where) for s in pair]
     assert expert.seconds == pytest.approx(min(known))
     assert splits.strategy.label == "random splits"
 
@@ -94,13 +94,13 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
         if space.dangling(made, range(len(choice))):
             continue
         strategy = resplit(space, begin, dict(enumerate(choice)))
-        least = min(least, judge(where, strategy).seconds)
-    known: dict[Strategy, Judged] = {}
+        least = min(least, evaluate(where, strategy).seconds)
+    known: dict[Strategy, Evaluation] = {}
 
-    def remembered(strategy: Strategy) -> Judged:
+    def remembered(strategy: Strategy) -> Evaluation:
         key = replace(strategy, label="")
         if key not in known:
-            known[key] = judge(where, key)
+            known[key] = evaluate(where, key)
         return replace(known[key], strategy=strategy)
 
     for seed in range(4):
@@ -111,7 +111,7 @@ def test_chains_reach_the_best_of_all_splits_of_a_tiny_model() -> None:
 
 def test_slower_proposals_are_accepted_as_often_as_metropolis_says() -> None:
     where = context(mlp(), devices=1)
-    chains = Walk(where, math.inf, partial(judge, where), of(1), Chain(temperature=0.1))
+    chains = Walk(where, math.inf, partial(evaluate, where), of(1), Chain(temperature=0.1))
     count = sum(chains.takes(1.0, 1.05) for _ in range(4000))
     assert count / 4000 == pytest.approx(1.05 ** (-1 / 0.1), abs=0.03)
     assert all(chains.takes(1.0, 0.9) for _ in range(10))
@@ -121,7 +121,7 @@ def test_what_is_accepted_does_not_depend_on_the_unit_of_time() -> None:
     where = context(mlp(), devices=1)
     draws = [
         [
-            Walk(where, math.inf, partial(judge, where), of(1), Chain(seed=seed)).takes(
+            Walk(where, math.inf, partial(evaluate, where), of(1), Chain(seed=seed)).takes(
                 unit, 1.001 * unit
             )
             for seed in range(50)
@@ -134,9 +134,9 @@ def test_what_is_accepted_does_not_depend_on_the_unit_of_time() -> None:
 
 def test_half_a_share_without_gain_ends_a_chain() -> None:
     where = context(mlp())
-    begun = judge(where, as_strategy(where, Seed(data=4)))
+    begun = evaluate(where, as_strategy(where, Seed(data=4)))
 
-    def stuck(strategy: Strategy) -> Judged:
+    def stuck(strategy: Strategy) -> Evaluation:
         return replace(begun, strategy=strategy)  # nothing is ever better
 
     chains = Walk(where, math.inf, stuck, of(100), Chain(starts=("data",)))
@@ -146,10 +146,10 @@ def test_half_a_share_without_gain_ends_a_chain() -> None:
 def test_illegal_proposals_are_counted_and_never_kept() -> None:
     where = context(mlp())
 
-    def strict(strategy: Strategy) -> Judged:
+    def strict(strategy: Strategy) -> Evaluation:
         if len({config.dims for config in strategy.configs}) > 3:
             raise ValueError("too many sorts of split")
-        return judge(where, strategy)
+        return evaluate(where, strategy)
 
     found = Walk(where, math.inf, strict, of(60), Chain(starts=("data",))).run()
     assert found.illegal > 0
@@ -175,7 +175,7 @@ def test_progress_shows_the_best_so_far_and_never_goes_back() -> None:
 def test_a_memory_limit_is_kept_although_data_parallelism_breaks_it() -> None:
     graph, where = residual(batch=4, width=256, depth=3), cluster(1, 4, **SLOW)
     here = Context(graph, where, CostTable(), Training())
-    limit = 0.8 * judge(here, as_strategy(here, Seed(data=4))).bytes
+    limit = 0.8 * evaluate(here, as_strategy(here, Seed(data=4))).bytes
     frontier = sample(graph, where, CostTable(), Chain(), of(60), limits=Limits(memory_bytes=limit))
     assert all(plan.predicted.peak_bytes <= limit for plan in frontier.plans)
 
@@ -196,7 +196,7 @@ def test_finer_meshes_change_no_message_of_data_parallelism() -> None:
     plain = as_strategy(where, Seed(data=8))
     fine = refine(where, plain)
     assert fine.meshes[0].sizes == (2, 2, 2)
-    assert judge(where, fine).objective == judge(where, plain).objective
+    assert evaluate(where, fine).objective == evaluate(where, plain).objective
 
 
 def test_finer_meshes_of_operators_placed_apart_change_no_message_either() -> None:
@@ -208,7 +208,7 @@ def test_finer_meshes_of_operators_placed_apart_change_no_message_either() -> No
     assert {len(mesh.axes) for mesh in plain.meshes} == {1, 2}
     fine = refine(where, plain)
     assert {mesh.sizes for mesh in fine.meshes} == {(2, 2), (2, 2, 2)}
-    assert judge(where, fine).objective == judge(where, plain).objective
+    assert evaluate(where, fine).objective == evaluate(where, plain).objective
 
 
 def test_operators_placed_apart_get_meshes_in_the_order_of_the_data() -> None:

@@ -11,12 +11,12 @@ from shardwright.core.costs import CostTable
 from shardwright.core.program import Program
 from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.judge.evaluate import Judged, judge, run
+from shardwright.planner.judge.evaluate import Evaluation, evaluate, run
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, search
-from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.exploration import Exploration
 from shardwright.planner.search.local.moves import Space, resplit
 from shardwright.planner.search.local.refinement import bottlenecks, improve
 from shardwright.planner.search.named import as_strategy
@@ -35,15 +35,15 @@ def data_parallel(**seed: int) -> Strategy:
 
 @pytest.mark.parametrize("seed", [{}, {"zero": 3}, {"zero": 2, "num_microbatches": 2}])
 def test_refinement_is_never_worse_and_its_plans_are_sound(seed: dict[str, int]) -> None:
-    before = judge(HERE, data_parallel(**seed))
+    before = evaluate(HERE, data_parallel(**seed))
     after = improve(HERE, before, math.inf, 30)
     assert after.seconds <= before.seconds
     check(lower(HERE.graph, after.strategy))
-    assert judge(HERE, after.strategy).objective == after.objective
+    assert evaluate(HERE, after.strategy).objective == after.objective
 
 
 def test_refinement_keeps_the_memory_limit() -> None:
-    before = judge(HERE, data_parallel(zero=3))
+    before = evaluate(HERE, data_parallel(zero=3))
     after = improve(HERE, before, before.bytes, 30)
     assert after.bytes <= before.bytes
     free = improve(HERE, before, math.inf, 30)
@@ -53,7 +53,7 @@ def test_refinement_keeps_the_memory_limit() -> None:
 def test_weights_gathered_once_overlap_what_zero_1_gathers_after_the_update() -> None:
     """Equal traffic, and the same memory; but the gathers of ZeRO-1 come when nothing else runs."""
     first, kept = (
-        judge(HERE, data_parallel(**seed)) for seed in ({"zero": 1}, {"zero": 3, "keeps": True})
+        evaluate(HERE, data_parallel(**seed)) for seed in ({"zero": 1}, {"zero": 3, "keeps": True})
     )
     assert kept.seconds < first.seconds
     assert kept.bytes <= first.bytes
@@ -63,18 +63,18 @@ def test_an_operator_that_every_device_repeats_is_found_and_split() -> None:
     whole = data_parallel()
     index = next(i for i, o in enumerate(HERE.graph.operators) if "gelu" in o.kind)
     spoilt = resplit(Space(HERE), whole, {index: ("",) * len(whole.meshes[0].sizes)})
-    before = judge(HERE, spoilt)
-    assert before.seconds > judge(HERE, whole).seconds
+    before = evaluate(HERE, spoilt)
+    assert before.seconds > evaluate(HERE, whole).seconds
     program, timeline, _ = run(HERE, spoilt, math.nan)
     assert bottlenecks(HERE, program, timeline)
     after = improve(HERE, before, math.inf, 40)
-    assert after.seconds <= judge(HERE, whole).seconds * (1 + 1e-9)
+    assert after.seconds <= evaluate(HERE, whole).seconds * (1 + 1e-9)
     assert after.strategy.label.endswith("refined")
 
 
 def test_what_needs_no_recomputation_stops_recomputing() -> None:
     spoilt = replace(data_parallel(), recompute=tuple(range(len(HERE.graph.blocks) - 1)))
-    after = improve(HERE, judge(HERE, spoilt), math.inf, 40)
+    after = improve(HERE, evaluate(HERE, spoilt), math.inf, 40)
     assert len(after.strategy.recompute) < len(spoilt.recompute)
 
 
@@ -85,20 +85,20 @@ def test_a_parameter_gathered_in_vain_is_kept_whole() -> None:
     spoilt: tuple[ParameterConfig, ...] = tuple(
         sharded[n] if n == largest else one for n, one in enumerate(whole.parameters)
     )
-    before = judge(HERE, replace(whole, parameters=spoilt))
+    before = evaluate(HERE, replace(whole, parameters=spoilt))
     after = improve(HERE, before, math.inf, 60)
-    assert after.seconds <= judge(HERE, whole).seconds * (1 + 1e-9)
+    assert after.seconds <= evaluate(HERE, whole).seconds * (1 + 1e-9)
 
 
 def test_no_more_moves_are_simulated_than_allowed() -> None:
     seen: list[Strategy] = []
 
-    def counted(strategy: Strategy, least: float) -> tuple[Program, Timeline, Judged]:
+    def counted(strategy: Strategy, least: float) -> tuple[Program, Timeline, Evaluation]:
         seen.append(replace(strategy, label=""))
         return run(HERE, strategy, least)
 
     begin = data_parallel()
-    improve(HERE, judge(HERE, begin), math.inf, 7, judging=counted)
+    improve(HERE, evaluate(HERE, begin), math.inf, 7, evaluator=counted)
     # Those it goes on from are simulated once more, for their critical chains.
     assert len({*seen} - {replace(begin, label="")}) == 7
 
@@ -106,6 +106,6 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
 def test_the_search_finds_more_with_refinement_than_without(monkeypatch) -> None:
     graph, where = residual(batch=16, width=64, depth=3, classes=16), cluster(1, 2, **SLOW)
     refined = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
-    monkeypatch.setattr(Hunt, "refine", lambda self: None)
+    monkeypatch.setattr(Exploration, "refine", lambda self: None)
     plain = search(graph, where, CostTable(), limits=Limits(max_candidates=4)).best
     assert refined.predicted.step_seconds < 0.98 * plain.predicted.step_seconds

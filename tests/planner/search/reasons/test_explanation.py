@@ -18,10 +18,10 @@ from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.search import Limits, Training, explain, room, search
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
-from shardwright.planner.search.reasons.rivals import neighbours
-from shardwright.planner.search.reasons.runners_up import price_choices, runners_up
+from shardwright.planner.search.reasons.decode import decode
+from shardwright.planner.search.reasons.neighbours import neighbours
+from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
 from shardwright.planner.search.reasons.shadow import hardware_prices
-from shardwright.planner.search.reasons.standing import standing
 from shardwright.planner.simulate import simulate
 from shardwright.planner.solve.elimination import Elimination
 from tests.planner.search.models import cluster, residual
@@ -58,7 +58,7 @@ def candidates() -> list[Candidate]:
 
 def test_a_strategy_stands_where_it_came_from() -> None:
     for candidate in candidates():
-        place = standing(context(), to_strategy(context(), candidate))
+        place = decode(context(), to_strategy(context(), candidate))
         assert place is not None
         assert (place.arrangement, place.starts) == (candidate.arrangement, candidate.starts)
         if len(set(candidate.assignments)) == 1:
@@ -75,7 +75,7 @@ def replace_choices(candidate: Candidate, choices: dict[int, int]) -> Candidate:
 
 def test_a_strategy_on_other_meshes_stands_nowhere() -> None:
     plan = search(GRAPH, MACHINE, CostTable(), seed_plan="summa").best
-    assert standing(context(), plan.strategy) is None
+    assert decode(context(), plan.strategy) is None
     found = explain(GRAPH, MACHINE, CostTable(), plan, training=Training(), limit=room(MACHINE))
     assert not found.decisions
     assert math.isnan(found.byte_seconds)
@@ -85,7 +85,7 @@ def test_a_strategy_on_other_meshes_stands_nowhere() -> None:
 
 def test_no_other_choice_of_a_decision_is_cheaper_than_its_runner_up() -> None:
     for candidate in candidates()[::12]:
-        place = standing(context(), to_strategy(context(), candidate))
+        place = decode(context(), to_strategy(context(), candidate))
         assert place is not None
         strategy = to_strategy(context(), candidate)
         prices = price_choices(place, strategy, candidate.bytes, math.inf)
@@ -101,10 +101,10 @@ def test_no_other_choice_of_a_decision_is_cheaper_than_its_runner_up() -> None:
 
 def test_simulated_runners_up_differ_from_the_plan() -> None:
     plan = planned()
-    place = standing(context(), plan.strategy)
+    place = decode(context(), plan.strategy)
     assert place is not None
     prices = price_choices(place, plan.strategy, plan.predicted.peak_bytes, room(MACHINE))
-    found = runners_up(context(), prices, 2)
+    found = sensitivity(context(), prices, 2)
     assert found
     assert all(one.chosen != one.runner_up for one in found)
     assert not math.isnan(found[0].step_seconds)

@@ -22,7 +22,7 @@ from random import Random
 from shardwright.core.plan import Frontier
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Judged, merge
+from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.check import check
@@ -33,7 +33,7 @@ from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.progress import Progress
 
-Evaluate = Callable[[Strategy], Judged]
+Evaluate = Callable[[Strategy], Evaluation]
 Spent = Callable[[int], float]
 STARTS = ("data", "expert", "random")
 # The share of the budget without anything better that ends a chain (the paper's second rule).
@@ -70,12 +70,12 @@ class Chain:
 class Walked:
     """What the chains came by: the best of every trade of seconds and bytes, and counts.
 
-    ``begun`` are the verdicts on the starts. ``illegal`` proposals could not be lowered; those and
+    ``begun`` are the evaluations on the starts. ``illegal`` proposals could not be lowered; those and
     the ``accepted`` are among the ``proposed``.
     """
 
-    best: tuple[Judged, ...]
-    begun: tuple[Judged, ...]
+    best: tuple[Evaluation, ...]
+    begun: tuple[Evaluation, ...]
     proposed: int
     accepted: int
     illegal: int
@@ -102,8 +102,8 @@ class Walk:
         self._evaluate, self._spent, self._tell = evaluate, spent, tell
         self._random = Random(chain.seed)
         self._proposals = Proposals(Space(context), self._random)
-        self._front: list[Judged] = []
-        self._begun: list[Judged] = []
+        self._front: list[Evaluation] = []
+        self._begun: list[Evaluation] = []
         self.num_proposed = self._accepted = self._illegal = 0
 
     def run(self) -> Walked:
@@ -142,22 +142,22 @@ class Walk:
 
     def _expert(self) -> Strategy:
         """Return the named strategy of the least cost."""
-        verdicts = [
-            verdict
+        evaluations = [
+            evaluation
             for named in named_strategies(self.context)
             for strategy in named
-            if (verdict := self._judged(strategy)) is not None
+            if (evaluation := self._judged(strategy)) is not None
         ]
-        return min(verdicts, key=self.cost).strategy
+        return min(evaluations, key=self.cost).strategy
 
     def _refined(self, strategy: Strategy) -> Strategy:
         fine = refine(self.context, strategy)
         return strategy if self._judged(fine) is None else fine
 
-    def cost(self, verdict: Judged) -> float:
+    def cost(self, evaluation: Evaluation) -> float:
         """Return seconds per step, more where the memory limit is broken."""
-        over = max(0.0, verdict.bytes / self.limit - 1)
-        return verdict.seconds * (1 + OVERWEIGHT * over)
+        over = max(0.0, evaluation.bytes / self.limit - 1)
+        return evaluation.seconds * (1 + OVERWEIGHT * over)
 
     def _walk(self, begin: Strategy, first: float, last: float) -> None:
         """Run one chain between two fractions of the budget."""
@@ -184,35 +184,35 @@ class Walk:
             return True
         return self._random.random() < (here / there) ** (1 / self.chain.temperature)
 
-    def _propose(self, strategy: Strategy) -> Judged | None:
+    def _propose(self, strategy: Strategy) -> Evaluation | None:
         self.num_proposed += 1
         try:
             changed = self._proposals.draw(strategy)
             if changed == strategy:
                 return None
             changed = replace(changed, label=_from(strategy.label))
-            verdict = self._evaluate(changed)
+            evaluation = self._evaluate(changed)
         except ValueError:
             self._illegal += 1
             return None
-        self._note(verdict)
-        return verdict
+        self._note(evaluation)
+        return evaluation
 
-    def _judged(self, strategy: Strategy) -> Judged | None:
+    def _judged(self, strategy: Strategy) -> Evaluation | None:
         try:
-            verdict = self._evaluate(strategy)
+            evaluation = self._evaluate(strategy)
         except ValueError:
             return None
-        self._note(verdict)
-        return verdict
+        self._note(evaluation)
+        return evaluation
 
-    def _note(self, verdict: Judged) -> None:
-        """Keep a verdict that no other beats in seconds and in bytes, if its Program is sound."""
-        mine = (verdict.seconds, verdict.bytes)
+    def _note(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation that no other beats in seconds and in bytes, if its Program is sound."""
+        mine = (evaluation.seconds, evaluation.bytes)
         if any(known.seconds <= mine[0] and known.bytes <= mine[1] for known in self._front):
             return
         try:
-            check(lower(self.context.graph, verdict.strategy, self.context.samples))
+            check(lower(self.context.graph, evaluation.strategy, self.context.samples))
         except ValueError:
             return
         self._front = [
@@ -220,7 +220,7 @@ class Walk:
             for known in self._front
             if not (mine[0] <= known.seconds and mine[1] <= known.bytes)
         ]
-        self._front.append(verdict)
+        self._front.append(evaluation)
 
 
 def _from(label: str) -> str:
@@ -252,14 +252,14 @@ def walk(
     def used(proposals: int) -> float:
         return 1.0 if stop() else spent(proposals)
 
-    chains = Walk(context, limit, evaluate or Incremental(context).judge, used, chain, tell)
+    chains = Walk(context, limit, evaluate or Incremental(context).evaluate, used, chain, tell)
     walked = chains.run()
     is_complete = not stop()
     best = [merge(context, walked.best[0])] if walked.best and is_complete else []
     findings = Findings(
         context=context,
         limit=limit,
-        judged=(*best, *walked.best),
+        evaluations=(*best, *walked.best),
         refused=(),
         bound=math.inf,
         is_complete=is_complete,

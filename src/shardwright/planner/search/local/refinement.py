@@ -18,7 +18,7 @@ from shardwright.core.layout import local_bytes
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.judge.evaluate import Judged, Run
+from shardwright.planner.judge.evaluate import Evaluation, Run
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.arrangements import microbatch_counts
 from shardwright.planner.model.context import Context
@@ -52,27 +52,29 @@ class Bottleneck:
 
 def improve(
     context: Context,
-    verdict: Judged,
+    evaluation: Evaluation,
     limit: float,
     num_moves: int,
     *,
     patience: int = PATIENCE,
-    judging: Run | None = None,
+    evaluator: Run | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Judged:
+) -> Evaluation:
     """Return the fastest strategy within a memory limit that so many simulated moves reach.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
-    there. ``patience``: so many moves in vain end the climb. Deterministic. ``judging`` judges
+    there. ``patience``: so many moves in vain end the climb. Deterministic. ``evaluator`` judges
     strategies, by default as ``Incremental`` does.
     """
-    climb = _Climb(context, limit, (num_moves, patience), judging or Incremental(context).run, stop)
-    return climb.to_the_top(verdict)
+    climb = _Climb(
+        context, limit, (num_moves, patience), evaluator or Incremental(context).run, stop
+    )
+    return climb.to_the_top(evaluation)
 
 
-def is_gain(verdict: Judged, best: Judged) -> bool:
-    """Whether a verdict is faster by more than rounding."""
-    return verdict.seconds < best.seconds * (1 - GAIN)
+def is_gain(evaluation: Evaluation, best: Evaluation) -> bool:
+    """Whether an evaluation is faster by more than rounding."""
+    return evaluation.seconds < best.seconds * (1 - GAIN)
 
 
 class _Climb:
@@ -83,17 +85,17 @@ class _Climb:
         context: Context,
         limit: float,
         moves: tuple[int, int],
-        judging: Run,
+        evaluator: Run,
         stop: Callable[[], bool],
     ) -> None:
         self.context, self.limit = context, limit
         self._left, self._patience = moves
-        self._judging, self._stop = judging, stop
+        self._judging, self._stop = evaluator, stop
         self._space = Space(context)
         self._drawing = Proposals(self._space, Random(0))
         self._tried: set[Strategy] = set()
 
-    def to_the_top(self, best: Judged) -> Judged:
+    def to_the_top(self, best: Evaluation) -> Evaluation:
         """Take every better step, until none is found with patience or no moves are left."""
         while self._left > 0 and not self._stop():
             better = self._step(best, max(0, self._left - self._patience))
@@ -102,7 +104,7 @@ class _Climb:
             best = better
         return best
 
-    def judged(self, strategy: Strategy) -> Judged | None:
+    def evaluated(self, strategy: Strategy) -> Evaluation | None:
         """Simulate a strategy that was not yet; None if illegal."""
         if strategy in self._tried:
             return None
@@ -113,7 +115,7 @@ class _Climb:
         except ValueError:
             return None
 
-    def _step(self, best: Judged, last: int) -> Judged | None:
+    def _step(self, best: Evaluation, last: int) -> Evaluation | None:
         program, timeline, _ = self._judging(best.strategy, best.least_seconds)
         found = bottlenecks(self.context, program, timeline)
         self._tried.add(best.strategy)
@@ -123,12 +125,12 @@ class _Climb:
         ):
             if self._left <= last or self._stop():
                 return None
-            verdict = self.judged(changed)
-            if verdict is None or verdict.bytes > self.limit:
+            evaluation = self.evaluated(changed)
+            if evaluation is None or evaluation.bytes > self.limit:
                 continue
-            if is_gain(verdict, best):
+            if is_gain(evaluation, best):
                 label = _refined(best.strategy.label, changed)
-                return replace(verdict, strategy=replace(changed, label=label))
+                return replace(evaluation, strategy=replace(changed, label=label))
         return None
 
 

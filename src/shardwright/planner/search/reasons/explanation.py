@@ -13,10 +13,10 @@ from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context, Training
-from shardwright.planner.search.reasons.rivals import Rivalry
-from shardwright.planner.search.reasons.runners_up import price_choices, runners_up
+from shardwright.planner.search.reasons.decode import Decoded, decode
+from shardwright.planner.search.reasons.neighbours import Rivalry
+from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
 from shardwright.planner.search.reasons.shadow import hardware_prices
-from shardwright.planner.search.reasons.standing import Standing, standing
 
 SIMULATED = 6
 
@@ -40,7 +40,7 @@ def explain(
     Deterministic. ``tell`` hears what is being done and how much of it is (0 to 1).
     """
     context = Context(graph, cluster, table, training).on(len(plan.strategy.devices))
-    place = standing(context, plan.strategy)
+    place = decode(context, plan.strategy)
     decisions: tuple[Decision, ...] = ()
     prices: tuple[ShadowPrice, ...] = ()
     byte_seconds, notes = math.nan, list[str]()
@@ -62,7 +62,7 @@ def explain(
 
 def _inside(
     context: Context,
-    place: Standing,
+    place: Decoded,
     plan: Plan,
     limit: float,
     tell: Callable[[str, float], None],
@@ -78,5 +78,5 @@ def _inside(
         priced = price_choices(place, plan.strategy, predicted.peak_bytes, limit)
     except InputError as error:
         return decisions, prices, math.nan, [str(error)]
-    decisions += runners_up(context, priced, SIMULATED)
+    decisions += sensitivity(context, priced, SIMULATED)
     return decisions, prices, priced.byte_seconds, []

@@ -1,4 +1,4 @@
-"""The mutable draft of a Program: values, segments and messages while lowering fills them in.
+"""The mutable builder of a Program: values, segments and messages while lowering fills them in.
 
 A *step* is an instruction before it is told which microbatch it belongs to. Each stage writes its
 steps into five lists; ``assemble`` lays them out for every microbatch.
@@ -35,14 +35,12 @@ from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.samples import Samples
 
-# Marks of a value, in ``Draft.marks``.
+# Marks of a value, in ``ProgramBuilder.marks``.
 BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
 WIDE = 16  # a gradient in twice the bytes of what is added to it
 
 Made = TypeVar("Made")
 Pairs = Sequence[tuple[int, int]]  # of values, source and result
-
-
 Said = tuple[int, int, Layout, Scope, ValueRole]  # of a value: tensor, mesh, layout, scope, role
 
 
@@ -78,7 +76,7 @@ class Finished:
     views: dict[int, int]
 
 
-class Draft:
+class ProgramBuilder:
     """Values, segments and messages of the Program being made, and the facts they are made from.
 
     ``compiled``: so much is lowered that compiling kernels for it pays.
@@ -229,11 +227,11 @@ class Draft:
         return index
 
     def make_for(self, maker: Hashable) -> None:
-        """Say who asks for the values that follow; a draft that outlives one lowering finds those
+        """Say who asks for the values that follow; a builder that outlives one lowering finds those
         which it asked for before."""
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` makes; ``key`` says what it is made of, and for what. A draft that
+        """Return what ``make`` makes; ``key`` says what it is made of, and for what. A builder that
         outlives one lowering makes it once."""
         del key
         return make()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.explanation import Decision, ShadowPrice
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Judged, judge, merge
+from shardwright.planner.judge.evaluate import Evaluation, evaluate, merge
 from shardwright.planner.model.arrangements import Arrangement, microbatch_counts
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
@@ -94,27 +94,27 @@ class Rivalry:
         fixed = context.table.overhead_map.get("process_bytes", 0.0)
         self.room = max(limit - fixed, 0.0)
         self._candidates: dict[Arrangement, tuple[Candidate, ...]] = {}
-        self._verdicts: dict[tuple[object, ...], Judged | None] = {}
+        self._verdicts: dict[tuple[object, ...], Evaluation | None] = {}
 
     def decisions(self, tell: Callable[[str, float], None]) -> tuple[Decision, ...]:
         """Return, per outer choice, the best neighbour that fits (else the smallest)."""
-        found: dict[str, tuple[Neighbour, Judged]] = {}
+        found: dict[str, tuple[Neighbour, Evaluation]] = {}
         options = list(neighbours(self.context, self.home))
         for number, option in enumerate(options):
             tell(f"{option.what} {option.other}", number / len(options))
-            verdict = self._best(option.arrangement)
-            if verdict is None:
+            evaluation = self._best(option.arrangement)
+            if evaluation is None:
                 continue
             known = found.get(option.what)
-            if known is None or self._order(verdict) < self._order(known[1]):
-                found[option.what] = option, verdict
+            if known is None or self._order(evaluation) < self._order(known[1]):
+                found[option.what] = option, evaluation
         return tuple(
             Decision(
                 what=what, chosen=option.chosen, runner_up=option.other,
                 added_seconds=math.nan, added_bytes=math.nan,
-                step_seconds=verdict.seconds, peak_bytes=verdict.bytes,
+                step_seconds=evaluation.seconds, peak_bytes=evaluation.bytes,
             )
-            for what, (option, verdict) in found.items()
+            for what, (option, evaluation) in found.items()
         )  # fmt: skip
 
     def more_memory(self, step_seconds: float, peak_bytes: float) -> tuple[ShadowPrice, ...]:
@@ -130,24 +130,24 @@ class Rivalry:
                 edge.append(candidate)
         edge = [c for c in edge if c.least_seconds < step_seconds]
         chosen = [*edge[: BEYOND - 1], *edge[-1:]] if len(edge) > BEYOND else edge
-        verdicts = [verdict for c in chosen if (verdict := self._judged(c)) is not None]
+        evaluations = [evaluation for c in chosen if (evaluation := self._judged(c)) is not None]
         best, prices = step_seconds, list[ShadowPrice]()
-        for verdict in sorted(verdicts, key=lambda j: (j.bytes, j.seconds)):
-            if verdict.bytes > self.limit and verdict.seconds < best * (1 - WORTH):
-                best = verdict.seconds
-                more = (verdict.bytes - max(self.limit, peak_bytes)) / GIB
+        for evaluation in sorted(evaluations, key=lambda j: (j.bytes, j.seconds)):
+            if evaluation.bytes > self.limit and evaluation.seconds < best * (1 - WORTH):
+                best = evaluation.seconds
+                more = (evaluation.bytes - max(self.limit, peak_bytes)) / GIB
                 prices.append(
                     ShadowPrice(
                         what=f"{more:.3g} GiB more memory per device",
-                        step_seconds=verdict.seconds,
-                        label=verdict.strategy.label,
+                        step_seconds=evaluation.seconds,
+                        label=evaluation.strategy.label,
                     )
                 )
         return tuple(prices)
 
-    def _order(self, verdict: Judged) -> tuple[bool, float]:
-        fits = verdict.bytes <= self.limit
-        return not fits, verdict.seconds if fits else verdict.bytes
+    def _order(self, evaluation: Evaluation) -> tuple[bool, float]:
+        fits = evaluation.bytes <= self.limit
+        return not fits, evaluation.seconds if fits else evaluation.bytes
 
     def _explore(self, arrangement: Arrangement) -> tuple[Candidate, ...]:
         if arrangement not in self._candidates:
@@ -158,24 +158,26 @@ class Rivalry:
             self._candidates[arrangement] = found
         return self._candidates[arrangement]
 
-    def _best(self, arrangement: Arrangement) -> Judged | None:
+    def _best(self, arrangement: Arrangement) -> Evaluation | None:
         """Simulate the fastest candidates that should fit, else the smallest."""
         found = self._explore(arrangement)
         fits = sorted((c for c in found if c.bytes <= self.room), key=lambda c: c.seconds)
         small = sorted(found, key=lambda c: c.bytes)
-        verdicts = [self._judged(candidate) for candidate in (fits or small)[:TRIED]]
-        known = [verdict for verdict in verdicts if verdict is not None]
-        if fits and all(verdict.bytes > self.limit for verdict in known) and small:
-            known += [verdict for verdict in [self._judged(small[0])] if verdict is not None]
+        evaluations = [self._judged(candidate) for candidate in (fits or small)[:TRIED]]
+        known = [evaluation for evaluation in evaluations if evaluation is not None]
+        if fits and all(evaluation.bytes > self.limit for evaluation in known) and small:
+            known += [
+                evaluation for evaluation in [self._judged(small[0])] if evaluation is not None
+            ]
         return min(known, key=self._order, default=None)
 
-    def _judged(self, candidate: Candidate) -> Judged | None:
+    def _judged(self, candidate: Candidate) -> Evaluation | None:
         key = candidate.identity
         if key not in self._verdicts:
             try:
-                verdict = judge(self.context, to_strategy(self.context, candidate))
-                verdict = merge(self.context, verdict) if self.is_merged else verdict
+                evaluation = evaluate(self.context, to_strategy(self.context, candidate))
+                evaluation = merge(self.context, evaluation) if self.is_merged else evaluation
             except ValueError:
-                verdict = None
-            self._verdicts[key] = verdict
+                evaluation = None
+            self._verdicts[key] = evaluation
         return self._verdicts[key]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solve.factors import Factor, FactorGraph
-from shardwright.planner.solve.gaps import fastest_within, whole_frontier
+from shardwright.planner.solve.nonsupported import fastest_within, whole_frontier
 from tests.planner.solve import exhaustive
 from tests.planner.solve.ldp import chain_frontier
 from tests.planner.solve.test_elimination import random_graph

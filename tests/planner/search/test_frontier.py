@@ -7,12 +7,12 @@ import math
 
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Objective
-from shardwright.planner.judge.evaluate import judge
+from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search import Limits, search
 from shardwright.planner.search.candidates import to_strategy
-from shardwright.planner.search.holes import MOST, fill_holes
-from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.exploration import Exploration
+from shardwright.planner.search.frontier import MOST, refine_frontier
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)
@@ -35,16 +35,19 @@ def widest(points: list[Objective]) -> float:
 
 def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
     context = Context(GRAPH, MACHINE, CostTable(), Training())
-    hunt = Hunt(context, 1e12, 1, None, None)
-    hunt.explore((4,))
-    hunt.judge_candidates()
-    smallest = min(hunt.candidates, key=lambda c: c.bytes)
-    hunt.judged.append(judge(context, to_strategy(context, smallest)))
-    before, count = widest([one.objective for one in hunt.fitting]), len(hunt.judged)
+    exploration = Exploration(context, 1e12, 1, None, None)
+    exploration.explore((4,))
+    exploration.evaluate_candidates()
+    smallest = min(exploration.candidates, key=lambda c: c.bytes)
+    exploration.evaluations.append(evaluate(context, to_strategy(context, smallest)))
+    before, count = (
+        widest([one.objective for one in exploration.fitting]),
+        len(exploration.evaluations),
+    )
     assert before > 0.5  # the fastest and the smallest are far apart
-    fill_holes(hunt)
-    assert count < len(hunt.judged) <= count + MOST
-    assert widest([one.objective for one in hunt.fitting]) < before
+    refine_frontier(exploration)
+    assert count < len(exploration.evaluations) <= count + MOST
+    assert widest([one.objective for one in exploration.fitting]) < before
 
 
 def test_a_narrower_spacing_leaves_narrower_holes() -> None:

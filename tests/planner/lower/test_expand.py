@@ -12,12 +12,12 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, OperatorConfig, Strategy
 from shardwright.planner.cost import ShardPrices, price
-from shardwright.planner.cost.price import Prices, Tariff
+from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.lower import lower
-from shardwright.planner.lower.abridged import KEPT, Abridger
+from shardwright.planner.lower.expand import Irregular, expand
+from shardwright.planner.lower.fold import KEPT, Folder
 from shardwright.planner.lower.outline import Outline
 from shardwright.planner.lower.spread import Spreader
-from shardwright.planner.lower.unroll import Irregular, unroll
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.grids import Grid, grid_strategy
 from tests.laws.moves import moved, redrawn
@@ -113,17 +113,17 @@ class Lowered:
         return cls(program, graph, price(program, graph, WHERE, CostTable()))
 
 
-def unrolled(abridger: Abridger, strategy: Strategy) -> Lowered | None:
+def expanded(folder: Folder, strategy: Strategy) -> Lowered | None:
     """Return the same from a few blocks; None where that is refused, or not possible."""
     try:
-        abridged = abridger.abridge(strategy)
-        found = None if abridged is None else unroll(abridged, strategy)
+        folded = folder.fold(strategy)
+        found = None if folded is None else expand(folded, strategy)
     except (Irregular, ValueError):
         return None
     if found is None:
         return None
-    tariff = Tariff(found.graph, ShardPrices(WHERE, CostTable()))
-    return Lowered(found.program, found.graph, tariff.price(found.program, found.masters))
+    costs = InstructionCosts(found.graph, ShardPrices(WHERE, CostTable()))
+    return Lowered(found.program, found.graph, costs.price(found.program, found.masters))
 
 
 def outcome(lowered: Lowered) -> list[object]:
@@ -154,8 +154,8 @@ def test_what_is_unrolled_is_the_program_and_its_prices(model, seed) -> None:
     graph = MODELS[model]()
     samples, random = find_samples(graph), Random(11)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    abridger = Abridger(graph, samples)
-    assert abridger.is_long
+    folder = Folder(graph, samples)
+    assert folder.is_long
     strategy = seed_strategy(graph, seed, samples)
     if seed.zero:  # in another dtype on the wire
         sync = replace(strategy.gradient_sync, dtype="bfloat16")
@@ -163,7 +163,7 @@ def test_what_is_unrolled_is_the_program_and_its_prices(model, seed) -> None:
     legal = strategy
     same = 0
     for turn in range(5):
-        known, found = Lowered.of(graph, strategy), unrolled(abridger, strategy)
+        known, found = Lowered.of(graph, strategy), expanded(folder, strategy)
         if known is not None and found is not None:
             assert outcome(found) == outcome(known)
             same += 1
@@ -174,7 +174,7 @@ def test_what_is_unrolled_is_the_program_and_its_prices(model, seed) -> None:
             strategy = redrawn(graph, samples, iterations, strategy, random)
             strategy = moved(graph, strategy, random) if turn % 2 else strategy
         strategy = replace(strategy, gradient_sync=legal.gradient_sync)
-        strategy = echoed(abridger.outline, strategy, random)
+        strategy = echoed(folder.outline, strategy, random)
     # A weight that all blocks read and two meshes gather again is not gathered evenly.
     assert same >= 1 or (model == "encoded" and seed.recompute)
 
@@ -183,22 +183,22 @@ def test_few_blocks_remain_however_deep_the_model_is() -> None:
     graph = mlp(depth=200)
     samples = find_samples(graph)
     strategy = seed_strategy(graph, Seed(data=4, zero=3), samples)
-    abridged = Abridger(graph, samples).abridge(strategy)
-    assert abridged is not None
+    folded = Folder(graph, samples).fold(strategy)
+    assert folded is not None
     # The first layer reads the batch and the last is read by the head, so these stay.
-    assert len(abridged.short.graph.blocks) == KEPT + 3
-    assert sum(run.dropped for run in abridged.runs) == 201 - KEPT - 3
+    assert len(folded.short.graph.blocks) == KEPT + 3
+    assert sum(run.dropped for run in folded.runs) == 201 - KEPT - 3
 
 
 def test_gradients_that_travel_together_across_blocks_keep_these_blocks() -> None:
     graph = mlp(depth=40)
     samples = find_samples(graph)
     strategy = seed_strategy(graph, Seed(data=4), samples)
-    abridger = Abridger(graph, samples)
+    folder = Folder(graph, samples)
     pairs = zip(graph.parameters[::4], graph.parameters[2::4], strict=False)
     across = replace(strategy, gradient_sync=GradientSync(buckets=tuple(pairs)))
-    assert abridger.abridge(strategy) is not None
-    assert abridger.abridge(across) is None
+    assert folder.fold(strategy) is not None
+    assert folder.fold(across) is None
 
 
 def test_blocks_whose_results_are_all_read_at_the_end_are_not_left_out() -> None:
@@ -213,14 +213,14 @@ def test_blocks_whose_results_are_all_read_at_the_end_are_not_left_out() -> None
     for one in made[:-1]:
         x = sketch.apply("aten.add.Tensor", {"self": x, "other": one}, (8, 16))
     graph = sketch.finish("dense", sketch.linear(x, 8, "head"), y)
-    assert not Abridger(graph, find_samples(graph)).is_long
+    assert not Folder(graph, find_samples(graph)).is_long
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_strategies_spread_from_a_short_graph_are_those_of_the_whole(model) -> None:
     graph = MODELS[model]()
     samples = find_samples(graph)
-    spreader = Spreader(Abridger(graph, samples))
+    spreader = Spreader(Folder(graph, samples))
     grids = [Grid(name="cube", sizes=(2, 2, 2)), Grid(name="summa", sizes=(2, 2))]
     for seed in (*SEEDS, *grids):
         make = seed_strategy if isinstance(seed, Seed) else grid_strategy

@@ -47,7 +47,7 @@ class Whole:
 def whole_frontier(graph: FactorGraph, epsilon: float = 0.0, max_rows: int = MAX_ROWS) -> Whole:
     """Return the frontier of seconds and bytes, exactly or within the factor 1 + ``epsilon``."""
     corners = hull(Elimination.of(graph), max_points=10**6).points
-    filler = Gaps(graph, max_rows)
+    filler = NonSupported(graph, max_rows)
     points, is_complete = list(corners), True
     for fast, small in itertools.pairwise(corners):
         found = filler.fill(fast, small, epsilon)
@@ -75,7 +75,7 @@ def fastest_within(graph: FactorGraph, limit: float, max_rows: int = MAX_ROWS) -
         return best
     # Nothing above the limit is wanted, so the triangle's other corner moves down to it.
     most = (near or best).seconds, limit
-    found = Gaps(graph, max_rows).fill(above[-1], best, 0.0, most)
+    found = NonSupported(graph, max_rows).fill(above[-1], best, 0.0, most)
     if found is None:
         raise ValueError("the gap around the memory limit has too many partial assignments")
     return min(_evaluated(graph, [near or best, *found]))
@@ -122,7 +122,7 @@ class _Step:
     seen: tuple[int, ...]
 
 
-class Gaps:
+class NonSupported:
     """A factor graph prepared for filling gaps between its corners."""
 
     def __init__(self, graph: FactorGraph, max_rows: int = MAX_ROWS) -> None:

@@ -1,4 +1,4 @@
-"""The hunt: which strategies are proposed and simulated, and what is known so far.
+"""The exploration: which strategies are proposed and simulated, and what is known so far.
 
 The additive model proposes (``candidates``), the simulator disposes (``judge.evaluate``). What is exact and
 what is not: per arrangement the additive optimum and all supported time/memory points are exact and
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Judged, by_blocks, judge
+from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.arrangements import (
     FEW,
@@ -43,7 +43,13 @@ from shardwright.planner.search.named import (
     least_seconds,
 )
 from shardwright.planner.search.progress import Progress
-from shardwright.planner.search.selection import cheaper, decade, edge, leads, least_flat
+from shardwright.planner.search.selection import (
+    cheaper,
+    least_flat,
+    log_bucket,
+    pareto_front,
+    shortlist,
+)
 from shardwright.planner.space import Placement, Seed
 
 # Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
@@ -78,8 +84,8 @@ CORRECTED, PRECISE = 2, 0.05
 WORTHWHILE = 0.9
 
 
-class Hunt:
-    """The state of one search: candidates, verdicts and the bound."""
+class Exploration:
+    """The state of one search: candidates, evaluations and the bound."""
 
     def __init__(
         self,
@@ -90,14 +96,14 @@ class Hunt:
         stop: Callable[[], bool] | None,
     ) -> None:
         self.context, self.limit, self.max_candidates = context, limit, max_candidates
-        self.judging = Incremental(context)
+        self.evaluator = Incremental(context)
         self._progress, self._stop = progress, stop
         fixed = context.table.overhead_map.get("process_bytes", 0.0)
         self.room = max(limit - fixed, 0.0)
         self.candidates: list[Candidate] = []
-        self.judged: list[Judged] = []
+        self.evaluations: list[Evaluation] = []
         self.refused: list[str] = []
-        self.tried: dict[object, tuple[Candidate, Judged | None]] = {}
+        self.tried: dict[object, tuple[Candidate, Evaluation | None]] = {}
         self.bound = math.inf
         self._promised = math.inf
         self._done = 0.0
@@ -107,15 +113,15 @@ class Hunt:
         self.is_small = len(context.graph.operators) <= SMALL
 
     @property
-    def fitting(self) -> list[Judged]:
+    def fitting(self) -> list[Evaluation]:
         """Verdicts within the memory limit, fastest first."""
-        return fitting(self.judged, self.limit)
+        return fitting(self.evaluations, self.limit)
 
     @property
     def fastest(self) -> float:
         """Seconds of the fastest simulated plan that fits."""
         return min(
-            (one.seconds for one in self.judged if one.bytes <= self.limit), default=math.inf
+            (one.seconds for one in self.evaluations if one.bytes <= self.limit), default=math.inf
         )
 
     def findings(self) -> Findings:
@@ -123,13 +129,13 @@ class Hunt:
         return Findings(
             context=self.context,
             limit=self.limit,
-            judged=tuple(self.judged),
+            evaluations=tuple(self.evaluations),
             refused=tuple(self.refused),
             bound=self.bound,
             is_complete=self.complete,
         )
 
-    def judge_named(self, every: Iterable[Named]) -> None:
+    def evaluate_named(self, every: Iterable[Named]) -> None:
         """Simulate the strategies people know, so that none of them beats the answer: all but those
         that must be slower than what fits already.
 
@@ -138,15 +144,15 @@ class Hunt:
         """
         for named in every:
             for strategy in (named.many,) if self._far else named:
-                if self.stopped() and self.judged:
+                if self.stopped() and self.evaluations:
                     return
                 if self.fitting and self._least(strategy) >= self.fitting[0].seconds:
                     break  # more microbatches are no less work
-                verdict = self.verdict(strategy, math.nan)
+                evaluation = self.try_out(strategy, math.nan)
                 self.tell(0.0, strategy.label)
-                if verdict is not None and verdict.bytes <= self.limit:
+                if evaluation is not None and evaluation.bytes <= self.limit:
                     break
-                self._far |= verdict is not None and verdict.bytes > FAR * self.limit
+                self._far |= evaluation is not None and evaluation.bytes > FAR * self.limit
 
     def _least(self, strategy: Strategy) -> float:
         """Bound a named strategy's seconds from below."""
@@ -154,7 +160,7 @@ class Hunt:
             return self._even_split(len(strategy.devices))
         return least_seconds(self.context, strategy)
 
-    def judge_grids(self) -> None:
+    def evaluate_grids(self) -> None:
         """Simulate tensor parallelism in two and three dimensions, unless that is hopeless."""
         for grid in grid_strategies(self.context):
             fastest = self.fitting[0].seconds if self.fitting else math.inf
@@ -163,14 +169,14 @@ class Hunt:
             self._first_that_fits(grid)
             self.tell(0.0, grid.few.label)
 
-    def judge_asked_for(self, wanted: str | Placement) -> None:
+    def evaluate_asked_for(self, wanted: str | Placement) -> None:
         """Simulate the one strategy that was asked for."""
         self._first_that_fits(asked_for(self.context, wanted))
 
     def _first_that_fits(self, named: Named) -> None:
-        verdict = self.verdict(named.few, math.nan)
-        if (verdict is None or verdict.bytes > self.limit) and named.many != named.few:
-            self.verdict(named.many, math.nan)
+        evaluation = self.try_out(named.few, math.nan)
+        if (evaluation is None or evaluation.bytes > self.limit) and named.many != named.few:
+            self.try_out(named.many, math.nan)
 
     def explore(self, counts: tuple[int, ...]) -> None:
         """Solve the arrangements of all devices, then those of fewer that could still win."""
@@ -200,7 +206,7 @@ class Hunt:
             for plan in plans
             for arrangement in plan.arrangements
         ]
-        queue.sort(key=lambda entry: (decade(entry[0]), entry[1].tensor, entry[1]))
+        queue.sort(key=lambda entry: (log_bucket(entry[0]), entry[1].tensor, entry[1]))
         smallest: dict[Arrangement, float] = {}
         slack = HOPELESS if self.is_small else 1.0
         for number, (rough, arrangement) in enumerate(queue):
@@ -230,14 +236,14 @@ class Hunt:
         """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
         return self.serial / devices
 
-    def judge_seed(self, seed: Seed) -> Judged | None:
+    def evaluate_seed(self, seed: Seed) -> Evaluation | None:
         """Simulate a named strategy; None where it is impossible."""
         try:
             strategy = as_strategy(self.context, seed)
         except ValueError as error:
             self.refused.append(f"{seed.label}: {error}")
             return None
-        return self.verdict(strategy, math.nan)
+        return self.try_out(strategy, math.nan)
 
     def explore_shape(self, shape: Shape) -> bool:
         """Solve one shape, whatever is known of others; false if asked to stop."""
@@ -293,15 +299,17 @@ class Hunt:
                 problem = Problem.of(self.context, arrangement.mesh(0), arrangement.microbatches)
                 self._solve(problem, arrangement, 0.0)
 
-    def judge_candidates(self) -> None:
+    def evaluate_candidates(self) -> None:
         """Simulate a selection; while nothing fits go on with smaller ones."""
         count = self.max_candidates if self.is_small else max(2, self.max_candidates // 3)
         count *= MORE if len(self.context.graph.operators) <= FEW else 1
-        promising = leads(self.candidates, count, self.room)
+        promising = shortlist(self.candidates, count, self.room)
         fits = [c for c in self.candidates if c.bytes <= self.room]
-        lean = edge(fits or self.candidates, max(2, count if self.is_small else count // 2))[1:]
+        lean = pareto_front(
+            fits or self.candidates, max(2, count if self.is_small else count // 2)
+        )[1:]
         for number, candidate in enumerate([*promising, *lean]):
-            if self.stopped() and self.judged:
+            if self.stopped() and self.evaluations:
                 return
             if number >= len(promising) or candidate.least_seconds < self.fastest:
                 self._try(candidate)
@@ -322,9 +330,9 @@ class Hunt:
         The additive model does not know when tensors are alive, so plans made to just fit may not.
         """
         missing: dict[Arrangement, float] = {}
-        for candidate, verdict in self.tried.values():
-            if verdict is not None:
-                error = verdict.bytes - (self.limit - self.room) - candidate.bytes
+        for candidate, evaluation in self.tried.values():
+            if evaluation is not None:
+                error = evaluation.bytes - (self.limit - self.room) - candidate.bytes
                 known = missing.get(candidate.arrangement, -math.inf)
                 missing[candidate.arrangement] = max(known, error)
         fastest: dict[Arrangement, float] = {}
@@ -345,9 +353,9 @@ class Hunt:
     def _try_gpipe(self) -> None:
         """Simulate the fastest pipeline in GPipe order too, which hides slow transfers better."""
         pipelines = [
-            (verdict.seconds, candidate.bytes, number)
-            for number, (candidate, verdict) in enumerate(self.tried.values())
-            if verdict is not None and candidate.arrangement.stages > 1
+            (evaluation.seconds, candidate.bytes, number)
+            for number, (candidate, evaluation) in enumerate(self.tried.values())
+            if evaluation is not None and candidate.arrangement.stages > 1
         ]
         if pipelines and not self.stopped():
             candidate = list(self.tried.values())[min(pipelines)[2]][0]
@@ -361,16 +369,16 @@ class Hunt:
         """Simulate a candidate unless that was done."""
         if candidate.identity not in self.tried:
             strategy = to_strategy(self.context, candidate)
-            verdict = self.verdict(strategy, candidate.least_seconds)
+            evaluation = self.try_out(strategy, candidate.least_seconds)
             starts = self.context.starting * len(self.context.graph.parameters)
-            late = 0.0 if verdict is None else verdict.seconds - SLOW * candidate.seconds
-            if verdict is not None and late > 0 and starts > FELT * verdict.seconds:
+            late = 0.0 if evaluation is None else evaluation.seconds - SLOW * candidate.seconds
+            if evaluation is not None and late > 0 and starts > FELT * evaluation.seconds:
                 # Starting so many messages may be what it did not promise.
                 merged = by_blocks(self.context, strategy)
-                again = self.verdict(merged, candidate.least_seconds)
-                if again is not None and again.seconds < verdict.seconds:
-                    verdict = again
-            self.tried[candidate.identity] = candidate, verdict
+                again = self.try_out(merged, candidate.least_seconds)
+                if again is not None and again.seconds < evaluation.seconds:
+                    evaluation = again
+            self.tried[candidate.identity] = candidate, evaluation
 
     def refine(self) -> None:
         """Let the simulator have the last word: small changes of the fastest plans, where they
@@ -385,36 +393,36 @@ class Hunt:
         is_cheap = len(self.context.graph.operators) < MOVED / CHEAP_MOVES
         count = 2 * REFINED if is_cheap or is_open else REFINED
         fastest = sorted(unlike.values(), key=lambda one: one.seconds)[:count]
-        for verdict in fastest if self.is_small else fastest[:1]:
+        for evaluation in fastest if self.is_small else fastest[:1]:
             better = improve(
-                self.context, verdict, self.limit, moves,
+                self.context, evaluation, self.limit, moves,
                 patience=OPEN_PATIENCE if is_open else PATIENCE,
-                judging=self.judging.run, stop=self.stopped,
+                evaluator=self.evaluator.run, stop=self.stopped,
             )  # fmt: skip
             self.tell(1.0, "refining")
-            if better is not verdict:
-                self.judged.append(better)
+            if better is not evaluation:
+                self.evaluations.append(better)
 
     def stopped(self) -> bool:
         """Whether the caller wants an answer now."""
         return self._stop is not None and self._stop()
 
-    def judge(self, strategy: Strategy, least_seconds: float = math.nan) -> Judged:
+    def evaluate(self, strategy: Strategy, least_seconds: float = math.nan) -> Evaluation:
         """Simulate a strategy. Raises ValueError where it is illegal."""
-        return judge(self.context, strategy, least_seconds, self.judging.run)
+        return evaluate(self.context, strategy, least_seconds, self.evaluator.run)
 
-    def verdict(self, strategy: Strategy, least_seconds: float) -> Judged | None:
-        """Simulate a strategy and keep the verdict; None where it is illegal."""
+    def try_out(self, strategy: Strategy, least_seconds: float) -> Evaluation | None:
+        """Simulate a strategy and keep the evaluation; None where it is illegal."""
         try:
-            verdict = self.judge(strategy, least_seconds)
+            evaluation = self.evaluate(strategy, least_seconds)
         except ValueError as error:
             self.refused.append(f"{strategy.label}: {error}")
             return None
-        self.judged.append(verdict)
-        return verdict
+        self.evaluations.append(evaluation)
+        return evaluation
 
     def tell(self, fraction: float, text: str) -> None:
-        """Tell the caller how far the hunt is, and what it does."""
+        """Tell the caller how far the exploration is, and what it does."""
         if self._progress is not None:
             fits = self.fitting
             best = fits[0].seconds if fits else math.inf

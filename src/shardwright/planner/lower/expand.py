@@ -1,4 +1,4 @@
-"""Put back what was left out of an abridged graph: the Program of the whole graph, as columns.
+"""Put back what was left out of an folded graph: the Program of the whole graph, as columns.
 
 Lowering goes block by block, and in a run of equal blocks that are treated alike it does with each
 what it did with the one before, only with the next one's values. So the steps of the missing blocks
@@ -20,11 +20,11 @@ from shardwright.core.layout import local_bytes
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import gradients
-from shardwright.planner.lower.abridged import KEPT, Abridged, Run, Short
 from shardwright.planner.lower.assemble import assemble
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.chains import Chains, Irregular
 from shardwright.planner.lower.compile import Steps, Templates
-from shardwright.planner.lower.draft import Draft, Step
+from shardwright.planner.lower.fold import KEPT, Folded, Run, Short
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import (
     MOVES,
@@ -42,7 +42,7 @@ ITEM, HELD, WRITTEN, READ = 1, 8, 9, 10
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Unrolled:
+class Expanded:
     """A Program whose instructions are those of the whole strategy, while values, segments and
     messages are those of the ``graph`` without repeats. ``masters``: per mesh one device's bytes of
     what the optimizer keeps.
@@ -53,30 +53,30 @@ class Unrolled:
     masters: dict[int, int]
 
 
-def unroll(abridged: Abridged, whole: Strategy) -> Unrolled:
-    """Return the Program of the strategy that was abridged. Raises Irregular, or ValueError where
+def expand(folded: Folded, whole: Strategy) -> Expanded:
+    """Return the Program of the strategy that was folded. Raises Irregular, or ValueError where
     lowering does."""
-    short = abridged.short
-    check_pipeline(abridged.strategy, short.samples)
-    placed = gradients.place(short.graph, abridged.strategy, short.samples, short.iterations)
-    draft = Draft(short.graph, abridged.strategy, short.samples, short.iterations)
-    lowering = Lowering(draft, placed)
+    short = folded.short
+    check_pipeline(folded.strategy, short.samples)
+    placed = gradients.place(short.graph, folded.strategy, short.samples, short.iterations)
+    builder = ProgramBuilder(short.graph, folded.strategy, short.samples, short.iterations)
+    lowering = Lowering(builder, placed)
     loss = lowering.lower_blocks()
     steps = lowering.steps()
-    chains = Chains(draft, short, abridged.runs)
-    facts = chains.facts(Facts.of(draft))
-    roll = _Roll(draft, short, chains)
+    chains = Chains(builder, short, folded.runs)
+    facts = chains.facts(Facts.of(builder))
+    roll = _Roll(builder, short, chains)
     templates = [roll.templates(one) for one in steps]
-    shown = copy.copy(draft)
+    shown = copy.copy(builder)
     shown.strategy = whole
-    shown.lasting = chains.repeated(draft.lasting)
+    shown.lasting = chains.repeated(builder.lasting)
     program = assemble(shown, templates, loss, facts)
-    return Unrolled(program, short.graph, _masters(draft, lowering, chains))
+    return Expanded(program, short.graph, _masters(builder, lowering, chains))
 
 
-def _masters(draft: Draft, lowering: Lowering, chains: Chains) -> dict[int, int]:
+def _masters(builder: ProgramBuilder, lowering: Lowering, chains: Chains) -> dict[int, int]:
     """Return the bytes of the optimizer's shards by mesh, those of missing blocks included."""
-    graph, strategy = draft.graph, draft.strategy
+    graph, strategy = builder.graph, builder.strategy
     total = dict.fromkeys(range(len(strategy.meshes)), 0)
     for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
         kept = lowering.parameters.kept.get(tensor)
@@ -109,11 +109,11 @@ class _Plan:
 class _Roll:
     """Puts the missing blocks' steps into lists of steps."""
 
-    def __init__(self, draft: Draft, short: Short, chains: Chains) -> None:
-        self.draft, self.chains = draft, chains
-        self.segments = np.array([segment.block for segment in draft.segments], dtype=np.int64)
-        self.messages = self._homes([(*m.sources[:1], *m.results[:1]) for m in draft.messages])
-        self.transforms = self._homes([(*t.reads[:1], *t.writes[:1]) for t in draft.transforms])
+    def __init__(self, builder: ProgramBuilder, short: Short, chains: Chains) -> None:
+        self.builder, self.chains = builder, chains
+        self.segments = np.array([segment.block for segment in builder.segments], dtype=np.int64)
+        self.messages = self._homes([(*m.sources[:1], *m.results[:1]) for m in builder.messages])
+        self.transforms = self._homes([(*t.reads[:1], *t.writes[:1]) for t in builder.transforms])
 
     def _homes(self, touched: list[tuple[int, ...]]) -> Ints:
         """Return the blocks of what touches values."""
@@ -123,23 +123,23 @@ class _Roll:
 
     def templates(self, steps: Steps) -> Templates:
         """Return the templates of one stage of the whole graph."""
-        draft = self.draft
-        backward = self.unrolled(steps.backward)
+        builder = self.builder
+        backward = self.expanded(steps.backward)
         last, often = [backward], backward.rows[:, 3] == 0
-        several = draft.strategy.pipeline.num_microbatches > 1
+        several = builder.strategy.pipeline.num_microbatches > 1
         return Templates(
-            prologue=[self.unrolled(steps.prologue)],
-            forward=[self.unrolled(steps.forward)],
+            prologue=[self.expanded(steps.prologue)],
+            forward=[self.expanded(steps.forward)],
             middle=[backward.chosen(often)] if several else (),
             last=last,
-            sends=[Rows.of(draft, [s for s in steps.exchange if s.kind is Kind.SEND])],
-            receives=[Rows.of(draft, [s for s in steps.exchange if s.kind is not Kind.SEND])],
-            epilogue=[self.unrolled(steps.epilogue)],
+            sends=[Rows.of(builder, [s for s in steps.exchange if s.kind is Kind.SEND])],
+            receives=[Rows.of(builder, [s for s in steps.exchange if s.kind is not Kind.SEND])],
+            epilogue=[self.expanded(steps.epilogue)],
         )
 
-    def unrolled(self, steps: Sequence[Step]) -> Rows:
+    def expanded(self, steps: Sequence[Step]) -> Rows:
         """Return the rows of some steps with those of the missing blocks."""
-        rows = Rows.of(self.draft, steps)
+        rows = Rows.of(self.builder, steps)
         runs = RUNS_SEGMENT[rows.rows[:, 0]]
         last = int(np.flatnonzero(runs)[-1]) + 1 if runs.any() else 0
         before, behind = rows.split(last)

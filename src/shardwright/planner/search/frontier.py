@@ -1,8 +1,8 @@
 """Filling the holes of the simulated frontier.
 
-The hunt simulates a selection, so between two neighbouring plans of the frontier others may lie that
+The exploration simulates a selection, so between two neighbouring plans of the frontier others may lie that
 nobody looked at. Where neighbours are far apart in time and in memory, candidates of the additive model
-between them are simulated: those that the hunt left aside, and on demand points of the
+between them are simulated: those that the exploration left aside, and on demand points of the
 arrangements' whole frontiers between the corners of their hulls.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.errors import InputError
-from shardwright.planner.judge.evaluate import Judged
+from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
@@ -26,10 +26,10 @@ from shardwright.planner.search.candidates import (
     likely_weights,
     to_strategy,
 )
-from shardwright.planner.search.hunt import Hunt
+from shardwright.planner.search.exploration import Exploration
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Point, hull
-from shardwright.planner.solve.gaps import Gaps
+from shardwright.planner.solve.nonsupported import NonSupported
 
 # Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
 SPACING = 0.15
@@ -41,11 +41,11 @@ EPSILON = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hole:
+class _Gap:
     """Between two neighbours of the frontier, the faster and the smaller."""
 
-    fast: Judged
-    small: Judged
+    fast: Evaluation
+    small: Evaluation
 
     @property
     def width(self) -> float:
@@ -60,70 +60,72 @@ class _Hole:
         """What makes it this hole."""
         return self.fast.bytes, self.small.bytes
 
-    def holds(self, verdict: Judged) -> bool:
+    def holds(self, evaluation: Evaluation) -> bool:
         """Whether a plan narrows the hole."""
-        return verdict.seconds < self.small.seconds and verdict.bytes < self.fast.bytes
+        return evaluation.seconds < self.small.seconds and evaluation.bytes < self.fast.bytes
 
 
-def fill_holes(hunt: Hunt, spacing: float | None = None) -> None:
+def refine_frontier(exploration: Exploration, spacing: float | None = None) -> None:
     """Simulate candidates in the widest holes of the frontier, one after another.
 
     A hole is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
     by ``SPACING``, from known candidates only, and in large graphs nothing). One that candidates miss
     ``MISSES`` times is left as it is.
     """
-    if spacing is None and not hunt.is_small:
+    if spacing is None and not exploration.is_small:
         return
     most = MOST if spacing is None else MOST_ASKED
     wide = math.log1p(SPACING if spacing is None else spacing)
-    shift = _shifts(hunt)
+    shift = _shifts(exploration)
     misses: Counter[tuple[float, float]] = Counter()
     filled: set[Arrangement] = set()
     for turn in range(most):
-        hunt.tell(turn / most, "filling the frontier")
-        holes = [hole for hole in _holes(hunt, wide) if misses[hole.ends] < MISSES]
-        if not holes or hunt.stopped():
+        exploration.tell(turn / most, "filling the frontier")
+        holes = [hole for hole in _holes(exploration, wide) if misses[hole.ends] < MISSES]
+        if not holes or exploration.stopped():
             return
         widest = max(holes, key=lambda hole: hole.width)
-        candidate = _between(hunt, widest, shift, wide)
+        candidate = _between(exploration, widest, shift, wide)
         if candidate is None and spacing is not None:
-            for arrangement in sorted(_arrangements(hunt, widest) - filled):
+            for arrangement in sorted(_arrangements(exploration, widest) - filled):
                 filled.add(arrangement)
-                hunt.candidates += _more(hunt, arrangement, min(EPSILON, math.expm1(wide)))
-            candidate = _between(hunt, widest, shift, wide)
+                exploration.candidates += _more(
+                    exploration, arrangement, min(EPSILON, math.expm1(wide))
+                )
+            candidate = _between(exploration, widest, shift, wide)
         if candidate is None:
             misses[widest.ends] = MISSES
-        elif not _simulate(hunt, widest, candidate):
+        elif not _simulate(exploration, widest, candidate):
             misses[widest.ends] += 1
 
 
-def _simulate(hunt: Hunt, hole: _Hole, candidate: Candidate) -> bool:
+def _simulate(exploration: Exploration, hole: _Gap, candidate: Candidate) -> bool:
     """Simulate a candidate; tell whether it narrows the hole."""
-    verdict = None
+    evaluation = None
     try:
-        verdict = hunt.judge(to_strategy(hunt.context, candidate))
-        hunt.judged.append(verdict)
+        evaluation = exploration.evaluate(to_strategy(exploration.context, candidate))
+        exploration.evaluations.append(evaluation)
     except ValueError as error:
-        hunt.refused.append(str(error))
-    hunt.tried[candidate.identity] = candidate, verdict
-    return verdict is not None and hole.holds(verdict)
+        exploration.refused.append(str(error))
+    exploration.tried[candidate.identity] = candidate, evaluation
+    return evaluation is not None and hole.holds(evaluation)
 
 
-def _holes(hunt: Hunt, wide: float) -> list[_Hole]:
-    edge: list[Judged] = []
-    for verdict in hunt.fitting:
-        if not edge or verdict.bytes < edge[-1].bytes:
-            edge.append(verdict)
-    holes = [_Hole(fast=a, small=b) for a, b in itertools.pairwise(edge)]
+def _holes(exploration: Exploration, wide: float) -> list[_Gap]:
+    edge: list[Evaluation] = []
+    for evaluation in exploration.fitting:
+        if not edge or evaluation.bytes < edge[-1].bytes:
+            edge.append(evaluation)
+    holes = [_Gap(fast=a, small=b) for a, b in itertools.pairwise(edge)]
     return [hole for hole in holes if hole.width > wide]
 
 
-def _shifts(hunt: Hunt) -> dict[Arrangement, tuple[float, float]]:
+def _shifts(exploration: Exploration) -> dict[Arrangement, tuple[float, float]]:
     """Return, per arrangement, simulated over modelled seconds and bytes of what was tried."""
     ratios: dict[Arrangement, list[tuple[float, float]]] = {}
-    for candidate, verdict in hunt.tried.values():
-        if verdict is not None:
-            ratio = verdict.seconds / candidate.seconds, verdict.bytes / candidate.bytes
+    for candidate, evaluation in exploration.tried.values():
+        if evaluation is not None:
+            ratio = evaluation.seconds / candidate.seconds, evaluation.bytes / candidate.bytes
             ratios.setdefault(candidate.arrangement, []).append(ratio)
     return {
         arrangement: (
@@ -135,12 +137,12 @@ def _shifts(hunt: Hunt) -> dict[Arrangement, tuple[float, float]]:
 
 
 def _between(
-    hunt: Hunt, hole: _Hole, shift: dict[Arrangement, tuple[float, float]], wide: float
+    exploration: Exploration, hole: _Gap, shift: dict[Arrangement, tuple[float, float]], wide: float
 ) -> Candidate | None:
     """Return the untried candidate that should lie deepest in a hole."""
     best: tuple[float, Candidate] | None = None
-    for candidate in hunt.candidates:
-        if candidate.identity in hunt.tried:
+    for candidate in exploration.candidates:
+        if candidate.identity in exploration.tried:
             continue
         slower, larger = shift.get(candidate.arrangement, (1.0, 1.0))
         seconds, size = slower * candidate.seconds, larger * candidate.bytes
@@ -153,27 +155,27 @@ def _between(
     return best[1] if best is not None else None
 
 
-def _arrangements(hunt: Hunt, hole: _Hole) -> set[Arrangement]:
+def _arrangements(exploration: Exploration, hole: _Gap) -> set[Arrangement]:
     """Return the arrangements of the candidates whose plans are a hole's ends."""
     return {
         candidate.arrangement
-        for candidate, verdict in hunt.tried.values()
-        if verdict is hole.fast or verdict is hole.small
+        for candidate, evaluation in exploration.tried.values()
+        if evaluation is hole.fast or evaluation is hole.small
     }
 
 
-def _more(hunt: Hunt, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
+def _more(exploration: Exploration, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
     """Return candidates from the whole frontier of an arrangement."""
-    problem = Problem.of(hunt.context, arrangement.mesh(0), arrangement.microbatches)
+    problem = Problem.of(exploration.context, arrangement.mesh(0), arrangement.microbatches)
     graph = problem.factor_graph(likely_weights(problem, arrangement))
     points: list[Point] = []
     try:
         corners = hull(Elimination.of(graph), 4 * MAX_POINTS).points
-        gaps = Gaps(graph, MAX_ROWS)
+        gaps = NonSupported(graph, MAX_ROWS)
         for fast, small in itertools.pairwise(corners):
             points += gaps.fill(fast, small, epsilon) or []
     except InputError:  # too wide for the exact search
         return []
-    found = list(from_points(problem, arrangement, [*corners, *points], hunt.room))
+    found = list(from_points(problem, arrangement, [*corners, *points], exploration.room))
     problem.forget_terms()
     return found

@@ -1,7 +1,7 @@
 """A graph and a strategy without most of their equal blocks, so that lowering has less to look at.
 
 Of every run of blocks that are alike and treated alike by a strategy ``KEPT`` remain. What lowering
-makes of the others follows from those in the middle (``unroll``).
+makes of the others follows from those in the middle (``expand``).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardwright.planner.space.samples import Samples
 # So many blocks of a run remain; the copied one is in the middle. Fewer than this share of all blocks
 # must remain, or it is not worth the trouble.
 KEPT, WORTHWHILE = 8, 0.6
-# So many abridged graphs are remembered; they differ in how many blocks remain.
+# So many folded graphs are remembered; they differ in how many blocks remain.
 MOST_GRAPHS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``KEPT`` blocks of an abridged graph from ``position`` on, for so many more."""
+    """``KEPT`` blocks of an folded graph from ``position`` on, for so many more."""
 
     position: int
     dropped: int
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Short:
-    """An abridged graph. ``blocks``: which of the whole graph's it shows. ``home``, ``place``,
+    """An folded graph. ``blocks``: which of the whole graph's it shows. ``home``, ``place``,
     ``family``: as in ``Outline``, by its own tensors and blocks; ``outer``: the whole graph's index of
     a tensor of no block, else -1.
     """
@@ -58,7 +58,7 @@ class Short:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Abridged:
+class Folded:
     """A strategy for a short graph, and the runs where blocks are missing."""
 
     short: Short
@@ -66,7 +66,7 @@ class Abridged:
     runs: tuple[Run, ...]
 
 
-class Abridger:
+class Folder:
     """Abridges strategies of one graph."""
 
     def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
@@ -77,13 +77,13 @@ class Abridger:
 
     @property
     def is_long(self) -> bool:
-        """Whether any strategy could be abridged enough to matter."""
+        """Whether any strategy could be folded enough to matter."""
         stretches = self.outline.stretches
         dropped = sum(max(0, one.stop - one.first - KEPT) for one in stretches)
         count = len(self.graph.blocks)
         return count - dropped < WORTHWHILE * count
 
-    def abridge(self, strategy: Strategy) -> Abridged | None:
+    def fold(self, strategy: Strategy) -> Folded | None:
         """Return a strategy without the repeats; None where too few blocks would go.
 
         Raises ValueError where ``lower`` does for the whole graph's sake.
@@ -110,7 +110,7 @@ class Abridger:
         if not runs or len(shown) >= WORTHWHILE * len(self.graph.blocks):
             return None
         short = self.short(tuple(counts))
-        return Abridged(short, self._strategy(strategy, short, shown), tuple(runs))
+        return Folded(short, self._strategy(strategy, short, shown), tuple(runs))
 
     def runs(self, strategy: Strategy, stretch: Stretch) -> list[tuple[int, int]]:
         """Return the lists of neighbouring blocks of a stretch that a strategy treats alike."""
@@ -175,8 +175,8 @@ class Abridger:
 class _Traits:
     """A strategy as numbers: equal ones for what is equal."""
 
-    def __init__(self, abridger: Abridger, strategy: Strategy) -> None:
-        graph = abridger.graph
+    def __init__(self, folder: Folder, strategy: Strategy) -> None:
+        graph = folder.graph
         self.operators = _codes(strategy.configs)
         self.tensors = np.full((3, len(graph.tensors)), -1)
         self.tensors[0, list(graph.parameters)] = _codes(strategy.parameters)
@@ -185,7 +185,7 @@ class _Traits:
         self.operators[list(strategy.segment_starts)] += 2 * len(self.operators)
         self.tensors[1, list(strategy.reshard_again)] = 1
         self.blocks[list(strategy.recompute)] = 1
-        self._note_buckets(abridger.outline, strategy.gradient_sync)
+        self._note_buckets(folder.outline, strategy.gradient_sync)
 
     def _note_buckets(self, outline: Outline, sync: GradientSync) -> None:
         """Number buckets by their first member's place in its block; those that several blocks share

@@ -1,4 +1,4 @@
-"""A draft that outlives one lowering: what is made alike has the same number, and is made once.
+"""A builder that outlives one lowering: what is made alike has the same number, and is made once.
 
 Values are numbered by what they are, not in order: a value made alike by the same maker has the
 same number, so that a change in one place does not renumber all others.
@@ -13,7 +13,7 @@ from typing import Any, cast
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Segment, Value
 from shardwright.core.strategy import Strategy
-from shardwright.planner.lower.draft import Draft, Extra, Made, Said
+from shardwright.planner.lower.builder import Extra, Made, ProgramBuilder, Said
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.samples import Samples
 
@@ -32,8 +32,8 @@ class _Alike:
     drawn: int = 0
 
 
-class LastingDraft(Draft):
-    """A draft that outlives one lowering: equal values get equal numbers, equal things are made
+class LastingBuilder(ProgramBuilder):
+    """A builder that outlives one lowering: equal values get equal numbers, equal things are made
     once."""
 
     compiled = True

@@ -24,7 +24,7 @@ T = TypeVar("T", str, int)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Standing:
+class Decoded:
     """A strategy's arrangement, its problem, what it chose per variable, and where its stages begin.
 
     ``choices`` has the variables that are decisions (configs, levels, modes); a choice outside the
@@ -45,7 +45,7 @@ class Standing:
         ]
 
 
-def standing(context: Context, strategy: Strategy) -> Standing | None:
+def decode(context: Context, strategy: Strategy) -> Decoded | None:
     """Return where a strategy stands, or None where it is no point of the additive model."""
     strategy = _without_single_axes(strategy)
     arrangement = _arrangement(strategy)
@@ -54,7 +54,7 @@ def standing(context: Context, strategy: Strategy) -> Standing | None:
         return None
     problem = Problem.of(context, arrangement.mesh(0), arrangement.microbatches)
     choices = _configs(problem, strategy) | _levels(problem, strategy) | _modes(problem, strategy)
-    return Standing(arrangement=arrangement, problem=problem, choices=choices, starts=starts)
+    return Decoded(arrangement=arrangement, problem=problem, choices=choices, starts=starts)
 
 
 def _without_single_axes(strategy: Strategy) -> Strategy:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.explanation import Decision
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Judged, judge, merge
+from shardwright.planner.judge.evaluate import Evaluation, evaluate, merge
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
@@ -26,7 +26,7 @@ from shardwright.planner.search.candidates import (
     likely_weights,
     to_strategy,
 )
-from shardwright.planner.search.reasons.standing import Standing
+from shardwright.planner.search.reasons.decode import Decoded
 from shardwright.planner.solve.elimination import Elimination, Solutions
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull, slope
@@ -35,7 +35,7 @@ from shardwright.planner.solve.marginals import min_marginals
 # Operators without parameters are listed if their own work is this share of all, parameters if all
 # of one sort have this share of the largest one's elements.
 HEAVY, LARGE = 0.02, 1 / 16
-LEVEL_NAMES = ("kept whole", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3, weights kept")
+LEVEL_NAMES = ("kept whole", "ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-3, no reshard after forward")
 # Of equal assignments the one nearest to the plan is taken: each other choice counts this share.
 NEAR = 1e-9
 
@@ -49,7 +49,7 @@ class Prices:
     ``of_splits`` and ``of_rest`` are their min-marginals.
     """
 
-    standing: Standing
+    standing: Decoded
     strategy: Strategy
     byte_seconds: float
     graph: FactorGraph
@@ -58,7 +58,7 @@ class Prices:
     of_rest: tuple[NDArray[np.float64], ...]
 
 
-def price_choices(place: Standing, strategy: Strategy, peak_bytes: float, limit: float) -> Prices:
+def price_choices(place: Decoded, strategy: Strategy, peak_bytes: float, limit: float) -> Prices:
     """Price every choice of a plan whose simulated peak is ``peak_bytes``, within ``limit``.
 
     The additive model's memory is shifted by what it is off the simulated peak. Raises InputError
@@ -84,7 +84,7 @@ def price_choices(place: Standing, strategy: Strategy, peak_bytes: float, limit:
     )
 
 
-def _nearest(graph: FactorGraph, place: Standing, fee: float) -> FactorGraph:
+def _nearest(graph: FactorGraph, place: Decoded, fee: float) -> FactorGraph:
     """Charge a little for every choice that is not the plan's."""
     fees: list[Factor] = []
     for variable, choice in place.choices.items():
@@ -94,7 +94,7 @@ def _nearest(graph: FactorGraph, place: Standing, fee: float) -> FactorGraph:
     return FactorGraph(graph.sizes, (*graph.factors, *fees))
 
 
-def _only(graph: FactorGraph, place: Standing, variables: set[int]) -> FactorGraph:
+def _only(graph: FactorGraph, place: Decoded, variables: set[int]) -> FactorGraph:
     """Forbid of some variables every choice but the plan's."""
     walls: list[Factor] = []
     for variable in sorted(variables & place.choices.keys()):
@@ -137,7 +137,7 @@ class _Choice:
         return what, self.write(self.chosen), self.write(self.other)
 
 
-def runners_up(context: Context, prices: Prices, count: int) -> tuple[Decision, ...]:
+def sensitivity(context: Context, prices: Prices, count: int) -> tuple[Decision, ...]:
     """Return the decisions within the arrangement, the nearest runner-up first; of ``count`` of
     them the runner-up is simulated."""
     groups: dict[tuple[str, str, str], list[_Choice]] = {}
@@ -155,11 +155,13 @@ def runners_up(context: Context, prices: Prices, count: int) -> tuple[Decision, 
             added_seconds=float(rival.seconds[0] - mine.seconds[0]),
             added_bytes=float(rival.bytes[0] - mine.bytes[0]),
         )
-        verdict = None
+        evaluation = None
         if number < count:
-            verdict = _simulated(context, prices, tuple(rival.assignments[0].tolist()))
-        if verdict is not None:
-            decision = replace(decision, step_seconds=verdict.seconds, peak_bytes=verdict.bytes)
+            evaluation = _simulated(context, prices, tuple(rival.assignments[0].tolist()))
+        if evaluation is not None:
+            decision = replace(
+                decision, step_seconds=evaluation.seconds, peak_bytes=evaluation.bytes
+            )
         decisions.append(decision)
     return tuple(decisions)
 
@@ -255,7 +257,7 @@ def _solve(prices: Prices, one: _Choice, value: int) -> Solutions:
     return solved
 
 
-def _simulated(context: Context, prices: Prices, assignment: tuple[int, ...]) -> Judged | None:
+def _simulated(context: Context, prices: Prices, assignment: tuple[int, ...]) -> Evaluation | None:
     """Simulate an assignment of all blocks under the stages of the plan, gradients merged as its."""
     place = prices.standing
     candidate = Candidate(
@@ -268,8 +270,8 @@ def _simulated(context: Context, prices: Prices, assignment: tuple[int, ...]) ->
         bytes=math.nan,
     )
     try:
-        verdict = judge(context, to_strategy(context, candidate))
+        evaluation = evaluate(context, to_strategy(context, candidate))
     except ValueError:
         return None
     is_merged = prices.strategy.gradient_sync.is_merged
-    return merge(context, verdict) if is_merged else verdict
+    return merge(context, evaluation) if is_merged else evaluation
