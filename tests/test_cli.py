@@ -279,7 +279,7 @@ def test_a_contest_problem_that_cannot_fit_ends_with_1(tmp_path):
     (tmp_path / "p.json").write_text(json.dumps(problem))
     done = shardwright("iopddl", "p.json", folder=tmp_path)
     assert done.returncode == 1
-    assert "Over the limit" in done.stdout
+    assert "Proved: no choice keeps the limit" in done.stdout
 
 
 def test_published_runs_are_laid_beside_predictions(tmp_path):

@@ -7,7 +7,7 @@ kinds of strategy but what certain choices add up to.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.core.layout import Layout
@@ -97,7 +97,7 @@ class Pipeline:
 
     schedule: ScheduleName = "1f1b"
     num_microbatches: int = 1
-    order: tuple[str, ...] = ()
+    order: tuple[str, ...] = field(default=(), repr=False)  # see ``digest_of``
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:

@@ -32,11 +32,19 @@ class _Ending:
     def __init__(self) -> None:
         self.is_prepared = False
         self.stopped: tuple[int, ...] = ()
+        self.is_interrupted = False
 
-    def wake(self) -> None:
+    def last(self) -> None:
+        """Wake who was stopped. Interrupted, end by that signal, as Python does, but at once: threads
+        of a message under way would be destroyed while they run, which aborts with a line of its own."""
         for process in self.stopped:
             with suppress(OSError):
                 os.kill(process, signal.SIGCONT)
+        if self.is_interrupted:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 _ENDING = _Ending()
@@ -50,7 +58,7 @@ def prepare_ending() -> None:
     if not _ENDING.is_prepared:
         _ENDING.is_prepared = True
         die_with_parent()
-        atexit.register(_ENDING.wake)  # the first registered is the last to run
+        atexit.register(_ENDING.last)  # the first registered is the last to run
     hook = sys.excepthook
     if hook is not sys.__excepthook__ and not hook.__module__.startswith("torch."):
         return  # the script shows errors in a way of its own
@@ -60,8 +68,10 @@ def prepare_ending() -> None:
             sys.stderr.write(f"error: {error}\n")
         elif not issubclass(kind, KeyboardInterrupt):
             hook(kind, error, trace)
-        elif os.environ.get("LOCAL_RANK", "0") == "0":  # all ranks got the same signal
-            sys.stderr.write(f"error: {INTERRUPTED}\n")
+        else:
+            _ENDING.is_interrupted = True
+            if os.environ.get("LOCAL_RANK", "0") == "0":  # all ranks got the same signal
+                sys.stderr.write(f"error: {INTERRUPTED}\n")
 
     sys.excepthook = show
 

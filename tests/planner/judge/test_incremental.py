@@ -15,7 +15,7 @@ from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.cost import price
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
-from shardwright.planner.lower import lasting, lower
+from shardwright.planner.lower import lower, memo
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
@@ -79,7 +79,7 @@ def test_other_meshes_and_microbatches_begin_anew_or_where_they_were() -> None:
 
 
 def test_what_is_remembered_is_forgotten_before_it_grows_without_bound(monkeypatch) -> None:
-    monkeypatch.setattr(lasting, "MOST_REMEMBERED", 400)
+    monkeypatch.setattr(memo, "MOST_REMEMBERED", 400)
     walk(mlp(), Seed(data=2, tensor=2), moves=60)
 
 
