@@ -67,7 +67,7 @@ class Copier:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self) -> None:
-        """Be called by a thread of its own that copies: each has a current GPU for itself."""
+        """Be called by the thread that copies: each has a current GPU for itself."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
@@ -196,7 +196,6 @@ class Feed:
 
     def _run(self) -> None:
         """Fetch whenever there is room."""
-        self._copier.begin()
         is_over = False
         while not is_over:
             with self._changed:
@@ -215,6 +214,7 @@ class Feed:
         """Draw a batch and copy it; what goes wrong is for the step that would have had it."""
         assert self._iterator is not None  # between entering and the end
         try:
+            self._copier.begin()
             with self._turn:
                 batch = next(self._iterator)
             ready = self._copier(batch)
