@@ -311,14 +311,3 @@ class Parameters:
         """Return what to optimise on this rank; never empty, so that any optimizer accepts it."""
         pairs = [(master.name, master.parameter) for master in self.masters]
         return pairs or [("nothing", nn.Parameter(torch.zeros(0)))]
-
-    def refresh_rest(self) -> list[int]:
-        """Return values at rest (not masters) on this rank: what must follow a loaded master."""
-        masters = {master.value for master in self.masters}
-        return [
-            index
-            for index in self.raw
-            if self.program.values[index].role == "parameter"
-            and self.program.values[index].resident
-            and index not in masters
-        ]

@@ -50,7 +50,7 @@ def build_executor(
     strategy = plan.strategy
     built = built_from(model)
     if built.module is not model:  # ours, so nobody else needs its values
-        options = replace(options or RunOptions(), releases=True)
+        options = replace(options, releases=True)
         if built.note:
             warnings.warn(built.note, stacklevel=3)
 

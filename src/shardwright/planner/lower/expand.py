@@ -1,4 +1,4 @@
-"""Put back what was left out of an folded graph: the Program of the whole graph, as columns.
+"""Put back what was left out of a folded graph: the Program of the whole graph, as columns.
 
 Lowering goes block by block, and in a run of equal blocks that are treated alike it does with each
 what it did with the one before, only with the next one's values. So the steps of the missing blocks

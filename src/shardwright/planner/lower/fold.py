@@ -29,7 +29,7 @@ MOST_GRAPHS = 32
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``KEPT`` blocks of an folded graph from ``position`` on, for so many more."""
+    """``KEPT`` blocks of a folded graph from ``position`` on, for so many more."""
 
     position: int
     dropped: int
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Short:
-    """An folded graph. ``blocks``: which of the whole graph's it shows. ``home``, ``place``,
+    """A folded graph. ``blocks``: which of the whole graph's it shows. ``home``, ``place``,
     ``family``: as in ``Outline``, by its own tensors and blocks; ``outer``: the whole graph's index of
     a tensor of no block, else -1.
     """

@@ -71,7 +71,7 @@ class IncrementalLowering:
         self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
         self._placed, self._changed = list(self._alone), set[int]()
         self._frame: object = None
-        self._draft: LastingBuilder | None = None
+        self._builder: LastingBuilder | None = None
 
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
@@ -79,12 +79,12 @@ class IncrementalLowering:
         types = (strategy.precision, strategy.accumulation, strategy.gradient_sync.dtype)
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
-        builder = self._draft
+        builder = self._builder
         if builder is None or builder.is_full or frame != self._frame:
             self._frame = frame
             self._records.forget()
             builder = LastingBuilder(self.graph, strategy, self.samples, self._iterations)
-            self._draft = builder
+            self._builder = builder
         else:
             builder.begin(strategy)
         program = _Replay(builder, placed, self._records).run()

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import fits
 from shardwright.planner.solve.wide.dual import sweep
 from shardwright.planner.solve.wide.net import Net, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
@@ -169,5 +170,4 @@ def num_broken(problem: WideProblem, choice: Ints) -> int:
 
 def is_legal(problem: WideProblem, choice: Ints) -> bool:
     """Return whether a choice keeps the limit and has nothing forbidden."""
-    used = problem.profile(choice).max(initial=0.0)
-    return bool(used <= problem.limit) and num_broken(problem, choice) == 0
+    return fits(problem, choice) and num_broken(problem, choice) == 0

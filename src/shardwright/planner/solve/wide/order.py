@@ -33,8 +33,7 @@ def order_of(problem: WideProblem) -> Ints | None:
             break
         when[found] = np.maximum(low[found] - 0.5, 0.0)
     order = np.lexsort((problem.end, when))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    place = _places(order)
     given = np.abs(np.diff(ends, axis=1)).sum()
     timely = np.abs(np.diff(place[ends], axis=1)).sum()
     return order if given > WORSE * timely else None
@@ -42,8 +41,7 @@ def order_of(problem: WideProblem) -> Ints | None:
 
 def reordered(problem: WideProblem, order: Ints) -> WideProblem:
     """Return the problem whose node ``i`` is node ``order[i]`` of the given one."""
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    place = _places(order)
     sizes = problem.sizes[order]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     rows = np.arange(int(first[-1])) + np.repeat(problem.first[:-1][order] - first[:-1], sizes)
@@ -56,3 +54,10 @@ def reordered(problem: WideProblem, order: Ints) -> WideProblem:
         end=problem.end[order],
         ends=place[problem.ends],
     )
+
+
+def _places(order: Ints) -> Ints:
+    """Return where every node stands in an order."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place
