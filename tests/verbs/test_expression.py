@@ -79,7 +79,6 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ({"vpp": 4}, "interleaved schedule"),
         ({"precision": "nvfp4"}, "products of other formats"),
         ({"sharding": "ZeRO-3 + CPU-offloaded AdamW"}, "states kept on the host"),
         ({"dp": 8}, "degrees and devices disagree"),
@@ -99,6 +98,13 @@ def test_what_cannot_be_said_is_refused_with_its_reason(cells: Any, reason: str)
     with pytest.raises(Inexpressible) as refused:
         said(**cells)
     assert refused.value.reason == reason
+
+
+def test_virtual_stages_are_an_interleaved_pipeline() -> None:
+    found = said(vpp=4).seeds[0]
+    assert (found.stages, found.chunks, found.schedule) == (2, 4, "interleaved")
+    alone = said(vpp=4, pp=1, gpus=32).seeds[0]  # without a pipeline there is nothing to interleave
+    assert (alone.stages, alone.chunks, alone.schedule) == (1, 1, "1f1b")
 
 
 def test_a_microbatch_that_was_not_published_leaves_several() -> None:

@@ -333,8 +333,7 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
             "degrees and devices disagree",
             f"tp {tensor} x pp {stages} x cp {context} x dp {run.dp or data} on {run.gpus}",
         )
-    if stages > 1 and (run.vpp or 1) > 1:
-        raise Inexpressible("interleaved schedule", f"vpp {run.vpp}")
+    chunks = (run.vpp or 1) if stages > 1 else 1
     if stages > 1 and run.vpp is None:
         assumed.append("no interleaving")
     if data % expert or (run.experts or expert) % expert:
@@ -355,6 +354,8 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
             group=group,
             tensor=tensor,
             stages=stages,
+            chunks=chunks,
+            schedule="interleaved" if chunks > 1 else "1f1b",
             context=context,
             expert=expert,
             zero=zero,
