@@ -7,6 +7,7 @@ few functions that need it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,9 @@ from shardwright.report.story import PlanStory, Story
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import document_of, evidence, model_of, picked, provenance
 from shardwright.verbs.narrate import tell, with_process
-from shardwright.verbs.pipelines import PipelineRequest, is_of_profile, plan_profile
-from shardwright.verbs.request import Job, Request, Trial, Watch
+from shardwright.verbs.options import takes
+from shardwright.verbs.pipelines import is_of_profile, plan_profile
+from shardwright.verbs.request import Job, PipelineRequest, Request, Trial, Watch
 from shardwright.verbs.results import (
     Check,
     Comparison,
@@ -46,7 +48,7 @@ from shardwright.verbs.results import (
     Verification,
 )
 from shardwright.verbs.study import study
-from shardwright.verbs.subject import Batch, capture, find_cluster
+from shardwright.verbs.subject import Batch, capture, find_cluster, training_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,34 +67,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def plan(
-    model: str | nn.Module,
-    cluster: Cluster | str | None = None,
-    *,
-    batch: Batch | None = None,
-    global_batch: int | None = None,
-    seq: int | None = None,
-    memory_limit: str | float | None = None,
-    optimizer: str = "adamw",
-    precision: str = "auto",
-    seed: int = 0,
-    measure: str = "auto",
-    batch_norm: str = "local",
-    clip: float = 0.0,
-    accumulation: str = "float32",
-    gradient_dtype: str = "parameter",
-    recompute: str = "auto",
-    seed_plan: str = "",
-    mode: str = "min-time",
-    deadline: str | float | None = None,
-    method: str = "exact",
-    seconds: float | None = None,
-    proposals: int | None = None,
-    outputs: tuple[str, ...] = (),
-    spacing: float | None = None,
-    trials: int | None = None,
-    costs: str = "",
-) -> Frontier:
+@dataclass(frozen=True, kw_only=True)
+class _Planned(Request):
+    """The arguments of ``plan``: the model, where, and the options of a request."""
+
+    model: str | nn.Module = field(kw_only=False)
+    cluster: Cluster | str | None = field(default=None, kw_only=False)
+    batch: Batch | None = None
+
+
+@takes(_Planned)
+def plan(asked: _Planned) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
@@ -110,31 +95,7 @@ def plan(
     inputs, measurements and seed give equal plans. Raises NoPlan when nothing fits, saying how much
     is missing where.
     """
-    request = Request(
-        global_batch=global_batch,
-        seq=seq,
-        memory_limit=memory_limit,
-        optimizer=optimizer,
-        precision=precision,
-        seed=seed,
-        measure=measure,
-        batch_norm=batch_norm,
-        clip=clip,
-        accumulation=accumulation,
-        gradient_dtype=gradient_dtype,
-        recompute=recompute,
-        seed_plan=seed_plan,
-        mode=mode,
-        deadline=deadline,
-        method=method,
-        seconds=seconds,
-        proposals=proposals,
-        outputs=outputs,
-        spacing=spacing,
-        trials=trials,
-        costs=costs,
-    )
-    return study(model, cluster, request, batch=batch).frontier
+    return study(asked.model, asked.cluster, asked, batch=asked.batch).frontier
 
 
 def profile(model: str = "", request: Request | None = None, watch: Watch | None = None) -> Profile:
@@ -224,7 +185,6 @@ def why_not(
     """
     from shardwright.planner.search import room
     from shardwright.planner.search import why_not as find
-    from shardwright.verbs.reasons import training_of
 
     document = document_of(plan)
     chosen = picked(document.frontier, pick)

@@ -12,9 +12,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.explanation import Reasons
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.core.strategy import Strategy
-from shardwright.planner.search import Training, room
 from shardwright.planner.search import explain as find
+from shardwright.planner.search import room
 from shardwright.report.critical import CriticalRow, critical_rows
 from shardwright.report.reasons import why
 from shardwright.report.story import PlanStory
@@ -22,7 +21,7 @@ from shardwright.report.why import Why
 from shardwright.verbs.evidence import document_of, evidence, picked
 from shardwright.verbs.narrate import tell
 from shardwright.verbs.request import Watch
-from shardwright.verbs.subject import Batch
+from shardwright.verbs.subject import Batch, training_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,16 +113,3 @@ def with_reasons(
             words = why(story.plan, critical_rows(story, graph, machine), None)
         told.append(replace(story, why=words))
     return tuple(told)
-
-
-def training_of(strategy: Strategy) -> Training:
-    """Return how a plan's model is trained."""
-    return Training(
-        precision=strategy.precision,
-        optimizer_states=strategy.optimizer_states,
-        clips=strategy.clips,
-        max_norm=strategy.max_norm,
-        accumulation=strategy.accumulation,
-        gradient_dtype=strategy.gradient_sync.dtype,
-        batch_norm=strategy.batch_norm,
-    )
