@@ -47,7 +47,7 @@ class Explanation:
         return why(self.story.plan, self.critical, self.reasons, self.limit)
 
 
-def explanation(
+def reasons(
     plan: Plan | Frontier | str | Path,
     model: str | nn.Module = "",
     cluster: Cluster | str = "",
@@ -56,7 +56,7 @@ def explanation(
     pick: int | None = None,
     watch: Watch | None = None,
 ) -> Explanation:
-    """Explain the chosen plan of a file, or number ``pick``.
+    """Return why this plan: its decisions with their runners-up, shadow prices, critical path.
 
     The fastest plan is held against the memory that it was planned for, others against their own.
     """
@@ -81,14 +81,14 @@ def explained(
     fastest = chosen.predicted == frontier.plans[0].predicted
     limit = memory_limit or room(machine)
     limit = limit if fastest else chosen.predicted.peak_bytes
-    reasons = find(
+    found = find(
         graph, machine, costs, chosen, training=training_of(chosen.strategy), limit=limit,
         tell=watch.tell,
     )  # fmt: skip
     return Explanation(
         frontier=frontier,
         story=story,
-        reasons=reasons,
+        reasons=found,
         critical=critical_rows(story, graph, machine),
         limit=limit,
     )
