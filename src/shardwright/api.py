@@ -1,12 +1,13 @@
 """The verbs: everything the command line does, as functions. The one file that knows both wings.
 
-Planner and reports are imported where they are needed, the runtime (and with it torch) inside the
-few functions that need it.
+Verbs that need no torch come from ``verbs`` as they are; the others import the runtime, and with it
+torch, when they are called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +25,19 @@ from shardwright.files.planfile import (
 )
 from shardwright.planner.search import Wish
 from shardwright.report.comparison import differences
-from shardwright.report.contrast import Contrast, contrast
-from shardwright.report.html import page_text
-from shardwright.report.perfetto import trace_bytes
-from shardwright.report.story import PlanStory, Story
+from shardwright.verbs.checks import doctor
 from shardwright.verbs.coverage import coverage
-from shardwright.verbs.evidence import document_of, evidence, model_of, picked, provenance
-from shardwright.verbs.narrate import tell, with_process
-from shardwright.verbs.pipelines import PipelineRequest, is_of_profile, plan_profile
-from shardwright.verbs.request import Job, Request, Trial, Watch
+from shardwright.verbs.evidence import document_of, model_of, picked
+from shardwright.verbs.narrate import with_process
+from shardwright.verbs.options import takes
+from shardwright.verbs.pipelines import is_of_profile, plan_profile
+from shardwright.verbs.reasons import reasons
+from shardwright.verbs.request import Job, PipelineRequest, Request, Trial, Watch
 from shardwright.verbs.results import (
-    Check,
     Comparison,
     ContestAnswer,
     Profile,
     Proposal,
-    Report,
     RuleChecks,
     Study,
     TrainingRun,
@@ -47,14 +45,14 @@ from shardwright.verbs.results import (
 )
 from shardwright.verbs.study import study
 from shardwright.verbs.subject import Batch, capture, find_cluster
+from shardwright.verbs.telling import diff, report, save_trace, simulate, why_not
+from shardwright.verbs.tuning import tune
+from shardwright.verbs.validation import validate
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from shardwright.core.accuracy import Validation
     from shardwright.runtime.executor import Executor, RunOptions
-    from shardwright.verbs.reasons import Explanation
-    from shardwright.verbs.tuning import Tuning
 
 __all__ = [
     "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
@@ -65,34 +63,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def plan(
-    model: str | nn.Module,
-    cluster: Cluster | str | None = None,
-    *,
-    batch: Batch | None = None,
-    global_batch: int | None = None,
-    seq: int | None = None,
-    memory_limit: str | float | None = None,
-    optimizer: str = "adamw",
-    precision: str = "auto",
-    seed: int = 0,
-    measure: str = "auto",
-    batch_norm: str = "local",
-    clip: float = 0.0,
-    accumulation: str = "float32",
-    gradient_dtype: str = "parameter",
-    recompute: str = "auto",
-    seed_plan: str = "",
-    mode: str = "min-time",
-    deadline: str | float | None = None,
-    method: str = "exact",
-    seconds: float | None = None,
-    proposals: int | None = None,
-    outputs: tuple[str, ...] = (),
-    spacing: float | None = None,
-    trials: int | None = None,
-    costs: str = "",
-) -> Frontier:
+@dataclass(frozen=True, kw_only=True)
+class _Planned(Request):
+    """The arguments of ``plan``: the model, where, and the options of a request."""
+
+    model: str | nn.Module = field(kw_only=False)
+    cluster: Cluster | str | None = field(default=None, kw_only=False)
+    batch: Batch | None = None
+
+
+@takes(_Planned)
+def plan(asked: _Planned) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
@@ -110,31 +91,7 @@ def plan(
     inputs, measurements and seed give equal plans. Raises NoPlan when nothing fits, saying how much
     is missing where.
     """
-    request = Request(
-        global_batch=global_batch,
-        seq=seq,
-        memory_limit=memory_limit,
-        optimizer=optimizer,
-        precision=precision,
-        seed=seed,
-        measure=measure,
-        batch_norm=batch_norm,
-        clip=clip,
-        accumulation=accumulation,
-        gradient_dtype=gradient_dtype,
-        recompute=recompute,
-        seed_plan=seed_plan,
-        mode=mode,
-        deadline=deadline,
-        method=method,
-        seconds=seconds,
-        proposals=proposals,
-        outputs=outputs,
-        spacing=spacing,
-        trials=trials,
-        costs=costs,
-    )
-    return study(model, cluster, request, batch=batch).frontier
+    return study(asked.model, asked.cluster, asked, batch=asked.batch).frontier
 
 
 def profile(model: str = "", request: Request | None = None, watch: Watch | None = None) -> Profile:
@@ -151,21 +108,6 @@ def profile(model: str = "", request: Request | None = None, watch: Watch | None
     return Profile(cluster=machine, costs=costs, num_measured=count, num_known=known)
 
 
-def simulate(
-    plan: Plan | Frontier | str | Path,
-    model: str | nn.Module = "",
-    cluster: Cluster | str = "",
-    *,
-    batch: Batch | None = None,
-    pick: int | None = None,
-) -> PlanStory:
-    """Lower, price and simulate a plan: its Program, Timeline, half-width and operators."""
-    document = document_of(plan)
-    chosen = picked(document.frontier, pick)
-    graph, machine, costs = evidence(document, chosen, model, cluster, batch)
-    return tell(chosen, graph, machine, costs)
-
-
 def explain(
     plan: Plan | Frontier | str | Path,
     model: str | nn.Module = "",
@@ -179,59 +121,6 @@ def explain(
     from shardwright.console import explanation_text
 
     return explanation_text(reasons(plan, model, cluster, batch=batch, pick=pick))
-
-
-def reasons(
-    plan: Plan | Frontier | str | Path,
-    model: str | nn.Module = "",
-    cluster: Cluster | str = "",
-    *,
-    batch: Batch | None = None,
-    pick: int | None = None,
-    watch: Watch | None = None,
-) -> Explanation:
-    """Return why this plan: its decisions with their runners-up, shadow prices, critical path."""
-    from shardwright.verbs.reasons import explanation
-
-    return explanation(plan, model, cluster, batch=batch, pick=pick, watch=watch)
-
-
-def diff(
-    one: Plan | Frontier | str | Path,
-    other: Plan | Frontier | str | Path,
-    model: str | nn.Module = "",
-    cluster: Cluster | str = "",
-    *,
-    batch: Batch | None = None,
-) -> Contrast:
-    """Lay two plans of one model and cluster side by side: times, memory, choices, and why."""
-    stories = [simulate(plan, model, cluster, batch=batch) for plan in (one, other)]
-    return contrast(stories[0], stories[1])
-
-
-def why_not(
-    plan: Plan | Frontier | str | Path,
-    wish: Wish,
-    model: str | nn.Module = "",
-    cluster: Cluster | str = "",
-    *,
-    batch: Batch | None = None,
-    pick: int | None = None,
-) -> Contrast:
-    """Lay the best plan that does what you have in mind beside a plan, with what decides.
-
-    Raises InputError where there is no such plan.
-    """
-    from shardwright.planner.search import room
-    from shardwright.planner.search import why_not as find
-    from shardwright.verbs.reasons import training_of
-
-    document = document_of(plan)
-    chosen = picked(document.frontier, pick)
-    graph, machine, costs = evidence(document, chosen, model, cluster, batch)
-    other = find(graph, machine, costs, wish, training=training_of(chosen.strategy))
-    stories = [tell(one, graph, machine, costs) for one in (chosen, other)]
-    return contrast(stories[0], stories[1], room(machine))
 
 
 def build(
@@ -285,14 +174,6 @@ def compare(
     return Comparison(story=story, rows=rows, training=outcome.run)
 
 
-def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | None = None) -> Tuning:
-    """Run a file's plans in turns where they are to run, beside plain data parallelism, and write the
-    file again: the fastest measured chosen, costs fitted. Every rank calls it, under torchrun."""
-    from shardwright.verbs import tuning
-
-    return tuning.tune(plan, model, out=out, tries=tries)
-
-
 def verify(
     plan: Plan | Frontier | str | Path,
     trial: Trial,
@@ -341,40 +222,6 @@ def find_rules(
     return finder.find_rules(kinds, model, cases=cases or rules.CASES, seed=seed, watch=watch)
 
 
-def report(
-    plan: Plan | Frontier | str | Path,
-    model: str | nn.Module = "",
-    cluster: Cluster | str = "",
-    *,
-    batch: Batch | None = None,
-    out: str | Path = "report.html",
-    trace: str | Path = "",
-    watch: Watch | None = None,
-) -> Report:
-    """Write one self-contained page about all plans of a frontier, and a trace of the chosen one.
-
-    It says why the chosen plan, as ``explain`` does."""
-    from shardwright.verbs.reasons import with_reasons
-
-    document, watch = document_of(plan), watch or Watch()
-    frontier = document.frontier
-    facts = evidence(document, frontier.best, model, cluster, batch)
-    graph, machine, costs = facts
-    stories = with_reasons(
-        [tell(one, graph, machine, costs) for one in frontier.plans],
-        frontier.chosen, facts, document.origin.memory_limit, watch,
-    )  # fmt: skip
-    story = Story(
-        graph=graph,
-        cluster=machine,
-        plans=stories,
-        chosen=frontier.chosen,
-        provenance=provenance(frontier.best, machine, costs),
-    )
-    page = write_atomically(out, page_text(story).encode())
-    return Report(page=page, trace=save_trace(stories[frontier.chosen], trace))
-
-
 def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -> Frontier:
     """Return a plan or plan file as a frontier, with ``pick`` chosen instead where it is given."""
     frontier = document_of(plan).frontier
@@ -420,20 +267,6 @@ def init(path: str | Path, *, detect: bool = False, force: bool = False) -> Path
     return write_atomically(path, text.encode())
 
 
-def validate(path: str | Path, watch: Watch | None = None) -> Validation:
-    """Plan published runs exactly as they are printed, and lay predicted beside published."""
-    from shardwright.verbs.validation import validate as lay_beside
-
-    return lay_beside(path, watch)
-
-
-def doctor() -> tuple[Check, ...]:
-    """Look at what is installed and what this machine can do. Imports no torch."""
-    from shardwright.verbs.checks import all_checks
-
-    return all_checks()
-
-
 def save_plan(study: Study, path: str | Path) -> Path:
     """Write a study's frontier with its origin and cluster."""
     return write_plan(path, study.frontier, origin=study.origin, cluster=study.cluster)
@@ -442,9 +275,3 @@ def save_plan(study: Study, path: str | Path) -> Path:
 def save_graph(graph: OperatorGraph, path: str | Path) -> Path | None:
     """Write a graph; an empty path writes nothing."""
     return write_graph(path, graph) if path else None
-
-
-def save_trace(story: PlanStory, path: str | Path) -> Path | None:
-    """Write a Perfetto trace (gzip where the name ends so); an empty path writes nothing."""
-    data = trace_bytes(story, compressed=str(path).endswith(".gz")) if path else b""
-    return write_atomically(path, data) if path else None

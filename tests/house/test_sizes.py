@@ -15,8 +15,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 MANY_PARAMETERS = {
     "cli/planning.py:plan": "typer makes an option of every parameter",
     "cli/planning.py:why_not": "likewise",
-    "cli/running.py:run": "likewise",
-    "api.py:plan": "the fields of a Request, spelled out for scripts and notebooks",
     "runtime/capture/vocabulary.py:vocabulary_cross_entropy_sum": "those of cross_entropy, and its share",
     "runtime/offsets.py:attend_from": "the arguments of the operator it stands for",
     "planner/search/search.py:search": "the planner's door; most of them have defaults",

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shardwright.cli.app import app
 from shardwright.cli.options import (
     MODEL_HELP,
-    Batch,
     Json,
     MaybeModel,
     Model,
-    Precision,
-    Seq,
+    asking,
     terminal_for,
 )
+from shardwright.verbs.request import Request
 
 
 @app.command()
@@ -41,11 +40,11 @@ def init(
 
 
 @app.command()
+@asking(Request, "global_batch", "seq", "precision")
 def capture(
     model: Model,
-    global_batch: Batch = None,
-    seq: Seq = None,
-    precision: Precision = "auto",
+    *,
+    asked: dict[str, Any],
     out: Annotated[str, typer.Option("--out", "-o", help="Write the graph as JSON.")] = "",
     json: Json = False,
 ) -> None:
@@ -54,18 +53,18 @@ def capture(
 
     terminal = terminal_for(json)
     with terminal.waiting("capturing the model"):
-        graph = api.capture(model, global_batch=global_batch, seq=seq, precision=precision).graph
+        graph = api.capture(model, **asked).graph
     coverage = api.coverage(graph)
     console.show_unruled(terminal, coverage.replicated, model)
     console.show_graph(terminal, graph, coverage, api.save_graph(graph, out))
 
 
 @app.command()
+@asking(Request, "global_batch", "seq", "precision")
 def profile(
     model: MaybeModel = "",
-    global_batch: Batch = None,
-    seq: Seq = None,
-    precision: Precision = "auto",
+    *,
+    asked: dict[str, Any],
     again: Annotated[bool, typer.Option("--again", help="Measure also what is known.")] = False,
     json: Json = False,
 ) -> None:
@@ -73,12 +72,7 @@ def profile(
     from shardwright import api, console
 
     terminal = terminal_for(json)
-    request = api.Request(
-        global_batch=global_batch,
-        seq=seq,
-        precision=precision,
-        measure="always" if again else "auto",
-    )
+    request = Request(**asked, measure="always" if again else "auto")
     with terminal.progress() as watch:
         found = api.profile(model, request, watch)
     console.show_profile(terminal, found)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+
+from shardwright.verbs.options import Option, options_of
 
 if TYPE_CHECKING:
     from shardwright.console import Terminal
@@ -18,21 +23,6 @@ PlanPath = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
 Cluster = Annotated[
     str, typer.Option("--cluster", "-c", help="A cluster file, 8x8xH100, or local (this machine).")
 ]
-Batch = Annotated[
-    int | None, typer.Option("--global-batch", "-b", min=1, help="Samples per step, all devices.")
-]
-Seq = Annotated[
-    int | None, typer.Option("--seq", "-s", min=1, help="Tokens per sample, where that applies.")
-]
-Precision = Annotated[
-    str,
-    typer.Option(
-        "--precision",
-        help="auto, float32, bfloat16 (mixed), float16 (mixed, scaled loss), fp8 or fp8-row (mixed, "
-        "linear maps in 8 bits), or float64.",
-    ),
-]
-Optimizer = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, or momentum.")]
 Pick = Annotated[
     int | None,
     typer.Option("--pick", min=0, help="Plan of the frontier to use, not the chosen one."),
@@ -41,100 +31,69 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LayerProfile = Annotated[
     str, typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model.")
 ]
-Workers = Annotated[
-    str, typer.Option("--workers", help="With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
-]
-Bandwidth = Annotated[
-    str,
-    typer.Option("--bandwidth", help="With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'."),
-]
-Schedule = Annotated[
-    str,
-    typer.Option(
-        "--schedule",
-        help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
-    ),
-]
-Shards = Annotated[
-    int,
-    typer.Option(
-        "--shards",
-        min=1,
-        help="With --profile: a stage may split layers or weights over so many workers.",
-    ),
-]
-Microbatches = Annotated[
-    int, typer.Option("--microbatches", min=0, help="With --profile: per flush, 0 for none.")
-]
-MemoryLimit = Annotated[
-    str, typer.Option("--memory-limit", "--memory", help="Per device, such as '12 GiB'.")
-]
-Outputs = Annotated[
-    list[str] | None,
-    typer.Option("--output", help="Reported besides the loss; may be given several times."),
-]
-Spacing = Annotated[
-    float | None,
-    typer.Option("--spacing", help="Fill gaps of the frontier wider than this, such as 0.02."),
-]
-Tries = Annotated[
-    int | None,
-    typer.Option("--try", min=0, help="Plans to run for some steps on this machine (4); 0: none."),
-]
-Deadline = Annotated[
-    str, typer.Option("--deadline", help="The most a step may take, such as '200 ms'.")
-]
-Method = Annotated[str, typer.Option("--method", help="exact, or mcmc (Markov chains, random).")]
-Seconds = Annotated[
-    float | None,
-    typer.Option("--seconds", help="How long to look at most (exact: to the end; mcmc: 60)."),
-]
-NumProposals = Annotated[
-    int | None, typer.Option("--proposals", help="With mcmc: how many instead, repeatable.")
-]
-BatchNorm = Annotated[
-    str, typer.Option("--batch-norm", help="Statistics: local (per device) or synchronised.")
-]
-Clip = Annotated[
-    float, typer.Option("--clip", min=0.0, help="Largest gradient norm, held in the plan; 0: none.")
-]
-Accumulation = Annotated[
-    str,
-    typer.Option(
-        "--accumulation",
-        help="In mixed precision, what gradients of microbatches add up in: float32, or own (half "
-        "the memory).",
-    ),
-]
-GradientDtype = Annotated[
-    str,
-    typer.Option(
-        "--gradient-dtype",
-        help="What gradients travel in between devices: parameter (their own), float32, bfloat16, "
-        "float16.",
-    ),
-]
-Recompute = Annotated[
-    str,
-    typer.Option(
-        "--recompute", help="auto (as memory requires), none, attention, selective, blocks."
-    ),
-]
-SeedPlan = Annotated[
-    str,
-    typer.Option(
-        "--seed-plan",
-        help="Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], "
-        "expert, spatial, spatial-2d, 1f1b, gpipe, 1f1b-so[:4x8], interleaved[:2x2x8], or a parts file.",
-    ),
-]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
 
 
-def given(context: typer.Context) -> set[str]:
-    """Return the names of the arguments and options that stand on the command line."""
+def asking(kind: type, *names: str, into: str = "asked") -> Callable[[Any], Callable[..., None]]:
+    """Give a command the options of a request, or those named, in the place of one parameter.
+
+    The command is called with that parameter ``into`` holding their values by field.
+    """
+    options = options_of(kind)
+    chosen = {name: options[name] for name in names or options}
+
+    def decorate(command: Any) -> Callable[..., None]:
+        before = inspect.signature(command, eval_str=True)
+
+        def parameters() -> Iterator[inspect.Parameter]:
+            for parameter in before.parameters.values():
+                if parameter.name == into:
+                    yield from _parameters(kind, chosen)
+                else:
+                    yield parameter
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            asked = {name: values.pop(name) for name in chosen}
+            tuples = {name: tuple(one) for name, one in asked.items() if isinstance(one, list)}
+            command(**values, **{into: asked | tuples})
+
+        made = list(parameters())
+        run.__signature__ = before.replace(parameters=made)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in made}
+        return run
+
+    return decorate
+
+
+def _parameters(kind: type, options: Mapping[str, Option]) -> Iterator[inspect.Parameter]:
+    """Yield what typer makes options of, with the defaults of the fields."""
+    hints = get_type_hints(kind)
+    for name, about in options.items():
+        hint, default = hints[name], inspect.signature(kind).parameters[name].default
+        if str in get_args(hint):  # a number as well, or several: the command line has text
+            hint = list[str] if isinstance(default, tuple) else str | None
+        flags = about.flags
+        if not any(flag.startswith("--") for flag in flags):
+            flags = (f"--{name.replace('_', '-')}", *flags)
+        said = typer.Option(*flags, min=about.least, help=about.help or None)
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=list(default) if isinstance(default, tuple) else default,
+            annotation=Annotated[hint, said],
+        )
+
+
+def given(context: typer.Context) -> dict[str, str]:
+    """Return the arguments and options that stand on the command line, as they are written there."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    written = {one.name: max(one.opts, key=len) for one in context.command.params}
+    return {
+        name: written[name]
+        for name, source in sources.items()
+        if source and source.name == "COMMANDLINE"
+    }
 
 
 def terminal_for(as_json: bool) -> Terminal:

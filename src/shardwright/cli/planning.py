@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardwright.cli.app import app
 from shardwright.cli.options import (
     MODEL_HELP,
-    Accumulation,
-    Bandwidth,
-    Batch,
-    BatchNorm,
-    Clip,
     Cluster,
-    Deadline,
-    GradientDtype,
     Json,
     LayerProfile,
     MaybeModel,
-    MemoryLimit,
-    Method,
-    Microbatches,
-    NumProposals,
-    Optimizer,
-    Outputs,
     Pick,
     PlanPath,
-    Precision,
-    Recompute,
-    Schedule,
-    Seconds,
-    SeedPlan,
-    Seq,
-    Shards,
-    Spacing,
-    Tries,
-    Workers,
+    asking,
     given,
     terminal_for,
 )
+from shardwright.verbs.request import PipelineRequest, Request
 
 if TYPE_CHECKING:
     from shardwright.console import Terminal
-    from shardwright.verbs.pipelines import PipelineRequest
 
 
 # So many new objects before Python looks for cycles among them.
@@ -53,69 +31,32 @@ COLLECTED = 500_000
 
 
 @app.command()
+@asking(Request)
+@asking(PipelineRequest, into="pipeline")
 def plan(
     context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; or see --profile")
     ] = "",
     cluster: Cluster = "local",
-    global_batch: Batch = None,
-    seq: Seq = None,
-    memory_limit: MemoryLimit = "",
-    optimizer: Optimizer = "adamw",
-    precision: Precision = "auto",
-    batch_norm: BatchNorm = "local",
-    clip: Clip = 0.0,
-    accumulation: Accumulation = "float32",
-    gradient_dtype: GradientDtype = "parameter",
-    recompute: Recompute = "auto",
-    output: Outputs = None,
-    spacing: Spacing = None,
-    tries: Tries = None,
-    costs: Annotated[
-        str, typer.Option("--costs", help="A plan file that `tune` wrote on this cluster.")
-    ] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Recorded in the plan.")] = 0,
-    seed_plan: SeedPlan = "",
-    mode: Annotated[
-        str, typer.Option("--mode", help="min-time, min-devices, min-money, or curve.")
-    ] = "min-time",
-    deadline: Deadline = "",
-    method: Method = "exact",
-    seconds: Seconds = None,
-    proposals: NumProposals = None,
-    measure: Annotated[
-        str, typer.Option("--measure", help="auto, never, or always (again).")
-    ] = "auto",
+    *,
+    asked: dict[str, Any],
     profile: LayerProfile = "",
-    workers: Workers = "",
-    bandwidth: Bandwidth = "",
-    schedule: Schedule = "auto",
-    microbatches: Microbatches = 0,
-    shards: Shards = 1,
+    pipeline: dict[str, Any],
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
     """Find the best plans in step time, memory and money."""
-    from shardwright.verbs.pipelines import PipelineRequest, is_of_profile
+    from shardwright.verbs.pipelines import is_of_profile
 
     terminal = _speaker(json)
     if is_of_profile(given(context)):
-        wanted = PipelineRequest(
-            workers=workers, bandwidth=bandwidth, memory_limit=memory_limit, schedule=schedule,
-            microbatches=microbatches, shards=shards,
-        )  # fmt: skip
-        _plan_profile(terminal, profile, wanted)
+        limit = asked["memory_limit"] or ""
+        _plan_profile(terminal, profile, PipelineRequest(memory_limit=limit, **pipeline))
         return
     from shardwright import api, console
 
-    request = api.Request(
-        global_batch=global_batch, seq=seq, memory_limit=memory_limit, optimizer=optimizer,
-        precision=precision, seed=seed, measure=measure, batch_norm=batch_norm, clip=clip,
-        accumulation=accumulation, gradient_dtype=gradient_dtype, recompute=recompute,
-        outputs=tuple(output or ()), seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
-        proposals=proposals, spacing=spacing, trials=tries, costs=costs,
-    )  # fmt: skip
+    request = Request(**asked)
     with terminal.progress(stoppable=True) as watch:
         study = api.study(model, cluster, request, watch)
     console.show_unruled(terminal, study.origin.unruled, model)

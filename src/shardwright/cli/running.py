@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import signal
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shardwright.cli.app import app
-from shardwright.cli.options import Json, MaybeModel, Model, Pick, PlanPath, Steps, terminal_for
+from shardwright.cli.options import (
+    Json,
+    MaybeModel,
+    Model,
+    Pick,
+    PlanPath,
+    Steps,
+    asking,
+    terminal_for,
+)
+from shardwright.verbs.request import Job, Trial
 
 
 @app.command()
+@asking(Job)
 def run(
     plan: PlanPath,
     model: Model,
-    steps: Steps = 100,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", min=0.0)] = 1e-3,
-    clip: Annotated[
-        float | None,
-        typer.Option("--clip", min=0.0, help="Largest gradient norm; the plan's by default."),
-    ] = None,
-    checkpoint_dir: Annotated[
-        str, typer.Option("--checkpoint-dir", help="Where checkpoints go.")
-    ] = "",
-    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", min=1)] = 100,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
-    ] = False,
+    *,
+    asked: dict[str, Any],
     pick: Pick = None,
     json: Json = False,
 ) -> None:
@@ -35,22 +35,14 @@ def run(
     from shardwright import api, console
 
     terminal = terminal_for(json)
-    job = api.Job(
-        model=model,
-        steps=steps,
-        learning_rate=learning_rate,
-        clip=clip,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-    )
+    job = Job(model=model, **asked)
     notes = [
         note
         for note in api.read_frontier(plan, pick).best.notes
         if "one opaque operator" in note or note.startswith("forward changes")
     ]
     console.show_unruled(terminal, api.read_origin(plan).unruled, model, notes)
-    with terminal.training(steps) as watch:
+    with terminal.training(job.steps) as watch:
         done = api.run(plan, job, watch, pick=pick)
     console.show_training(terminal, done, job)
     if not done.is_complete:
@@ -71,7 +63,7 @@ def compare(
 
     terminal = terminal_for(json)
     with terminal.training(steps) as watch:
-        comparison = api.compare(plan, api.Job(model=model, steps=steps), watch, pick=pick)
+        comparison = api.compare(plan, Job(model=model, steps=steps), watch, pick=pick)
     console.show_comparison(terminal, comparison, api.save_trace(comparison.story, trace))
 
 
@@ -94,17 +86,12 @@ def tune(
 
 
 @app.command()
+@asking(Trial)
 def verify(
     plan: PlanPath,
     model: MaybeModel = "",
-    steps: Steps = 3,
-    tolerance: Annotated[
-        float | None,
-        typer.Option("--tolerance", min=0.0, help="Largest relative difference; 1e-9 by default."),
-    ] = None,
-    ranks: Annotated[
-        str, typer.Option("--ranks", help="threads (of this process), or processes.")
-    ] = "threads",
+    *,
+    asked: dict[str, Any],
     pick: Pick = None,
     json: Json = False,
 ) -> None:
@@ -112,7 +99,7 @@ def verify(
     from shardwright import api, console
 
     terminal = terminal_for(json)
-    trial = api.Trial(model=model, steps=steps, tolerance=tolerance, ranks=ranks)
+    trial = Trial(model=model, **asked)
     with terminal.progress() as watch:
         found = api.verify(plan, trial, watch, pick=pick)
     console.show_verification(terminal, found)

@@ -16,8 +16,8 @@ from shardwright.verbs.results import Check
 NEEDED_FREE = 2**30
 
 
-def all_checks() -> tuple[Check, ...]:
-    """Return every check, the most basic first."""
+def doctor() -> tuple[Check, ...]:
+    """Look at what is installed and what this machine can do, the most basic first. Imports no torch."""
     return (
         _python(),
         _package("torch", "to capture, profile and run", "pip install 'shardwright[train]'"),

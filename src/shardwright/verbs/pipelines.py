@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -12,72 +10,20 @@ from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy
 from shardwright.core.schedules import PLANNED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
-from shardwright.files.units import read_quantity
-from shardwright.files.workers import MOST_WORKERS, read_bandwidths, read_levels, read_workers
+from shardwright.files.workers import read_bandwidths, read_levels, read_workers
+from shardwright.verbs.options import options_of
+from shardwright.verbs.request import PipelineRequest
 
 AUTO = "auto"
-FORMULAS = ("code", "paper", "published")
 MOST_NESTED_CUTS = 450
-PROFILE_OPTIONS = frozenset(
-    {"profile", "workers", "bandwidth", "schedule", "microbatches", "shards"}
-)
+PROFILE_OPTIONS = frozenset({"profile", *options_of(PipelineRequest)})
 SHARED_OPTIONS = frozenset({"memory_limit", "json"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRequest:
-    """What a pipeline is wanted for, as text with units.
+def is_of_profile(given: Mapping[str, str]) -> bool:
+    """Tell from the options given whether a profile is to be planned, not a model.
 
-    ``workers``: 16, 2x8 (hosts x workers, with one bandwidth each), or kinds ``8,8@0.5@16GiB``.
-    ``microbatches`` 0: no flush, PipeDream's asynchronous pipeline. ``schedule`` auto: that, or with
-    microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
-    PipeDream's published optimizer (``code``; ``published``: without what the first stage sends, as
-    it counts itself) or by its paper. ``shards``: over how many workers a
-    stage may split its layers or its weights; 1 for replicas only.
-    """
-
-    workers: str
-    bandwidth: str
-    memory_limit: str = ""
-    schedule: str = AUTO
-    microbatches: int = 0
-    formula: str = "code"
-    shards: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.workers or not self.bandwidth:
-            raise InputError(
-                "planning from a profile needs --workers and --bandwidth; add for example --workers 16 "
-                "--bandwidth '1 GB/s'"
-            )
-        if self.formula not in FORMULAS:
-            raise InputError(
-                f"the formula is one of three, not {self.formula[:40]!r}; choose 'code', 'paper' or "
-                "'published'"
-            )
-        if not 0 <= self.microbatches <= 2**20:
-            raise InputError(
-                f"microbatches must be 0 (no flush) to {2**20}, not {self.microbatches}; give "
-                "--microbatches within that"
-            )
-        if not 1 <= self.shards <= MOST_WORKERS:
-            raise InputError(
-                f"shards must be 1 to {MOST_WORKERS}, not {self.shards}; leave --shards out, or give fewer"
-            )
-
-    @property
-    def memory_bytes(self) -> float:
-        """Bytes per worker, infinite where not limited."""
-        try:
-            return read_quantity(self.memory_limit, "bytes") if self.memory_limit else math.inf
-        except InputError as error:
-            raise InputError(f"the memory limit {error}") from error
-
-
-def is_of_profile(given: Collection[str]) -> bool:
-    """Tell from the names of the options given whether a profile is to be planned, not a model.
-
-    Raises InputError for both, neither, or options of the other.
+    ``given`` is how each is written on the command line, by its name. Raises InputError for both, neither, or options of the other.
     """
     if ("model" in given) == ("profile" in given):
         both = ", not both" if "model" in given else ""
@@ -88,7 +34,7 @@ def is_of_profile(given: Collection[str]) -> bool:
     own = PROFILE_OPTIONS if "profile" in given else set(given) - PROFILE_OPTIONS
     strays = sorted(set(given) - own - SHARED_OPTIONS)
     if strays:
-        names = ", ".join("--" + stray.replace("_", "-") for stray in strays)
+        names = ", ".join(given[stray] for stray in strays)
         raise InputError(f"{names} goes with {other}, not with {chosen}; leave it out")
     return "profile" in given
 

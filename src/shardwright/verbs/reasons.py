@@ -12,9 +12,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.explanation import Reasons
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
-from shardwright.core.strategy import Strategy
-from shardwright.planner.search import Training, room
 from shardwright.planner.search import explain as find
+from shardwright.planner.search import room
 from shardwright.report.critical import CriticalRow, critical_rows
 from shardwright.report.reasons import why
 from shardwright.report.story import PlanStory
@@ -22,7 +21,7 @@ from shardwright.report.why import Why
 from shardwright.verbs.evidence import document_of, evidence, picked
 from shardwright.verbs.narrate import tell
 from shardwright.verbs.request import Watch
-from shardwright.verbs.subject import Batch
+from shardwright.verbs.subject import Batch, training_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +47,7 @@ class Explanation:
         return why(self.story.plan, self.critical, self.reasons, self.limit)
 
 
-def explanation(
+def reasons(
     plan: Plan | Frontier | str | Path,
     model: str | nn.Module = "",
     cluster: Cluster | str = "",
@@ -57,7 +56,7 @@ def explanation(
     pick: int | None = None,
     watch: Watch | None = None,
 ) -> Explanation:
-    """Explain the chosen plan of a file, or number ``pick``.
+    """Return why this plan: its decisions with their runners-up, shadow prices, critical path.
 
     The fastest plan is held against the memory that it was planned for, others against their own.
     """
@@ -82,14 +81,14 @@ def explained(
     fastest = chosen.predicted == frontier.plans[0].predicted
     limit = memory_limit or room(machine)
     limit = limit if fastest else chosen.predicted.peak_bytes
-    reasons = find(
+    found = find(
         graph, machine, costs, chosen, training=training_of(chosen.strategy), limit=limit,
         tell=watch.tell,
     )  # fmt: skip
     return Explanation(
         frontier=frontier,
         story=story,
-        reasons=reasons,
+        reasons=found,
         critical=critical_rows(story, graph, machine),
         limit=limit,
     )
@@ -114,16 +113,3 @@ def with_reasons(
             words = why(story.plan, critical_rows(story, graph, machine), None)
         told.append(replace(story, why=words))
     return tuple(told)
-
-
-def training_of(strategy: Strategy) -> Training:
-    """Return how a plan's model is trained."""
-    return Training(
-        precision=strategy.precision,
-        optimizer_states=strategy.optimizer_states,
-        clips=strategy.clips,
-        max_norm=strategy.max_norm,
-        accumulation=strategy.accumulation,
-        gradient_dtype=strategy.gradient_sync.dtype,
-        batch_norm=strategy.batch_norm,
-    )

@@ -20,12 +20,12 @@ from shardwright.core.legality import divisors
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import MIXED
 from shardwright.errors import InputError, NoPlan
-from shardwright.planner.search import Goal, Limits, Training, grown, room, some_plan
+from shardwright.planner.search import Goal, Limits, grown, room, some_plan
 from shardwright.planner.space import find_samples
 from shardwright.report.reasons import relaxations_text
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
-from shardwright.verbs.subject import Batch, capture, own_batch_size
+from shardwright.verbs.subject import Batch, capture, own_batch_size, training_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,6 @@ class Question:
     is_local: bool
     costs: CostTable
     request: Request
-    training: Callable[[Request], Training]
     nearest: Plan | None = None
 
 
@@ -111,7 +110,7 @@ def _try(
         graph,
         cluster or question.cluster,
         question.costs,
-        training=question.training(request),
+        training=training_for(request),
         limits=Limits(memory_bytes=request.memory_bytes),
         goal=Goal(deadline=request.deadline_seconds),
         stop=watch.stop,
@@ -163,7 +162,7 @@ def _deadline(question: Question, watch: Watch) -> Relaxation | None:
     try:
         plan = search(
             question.graph, question.cluster, question.costs, stop=watch.stop,
-            training=question.training(request), limits=Limits(memory_bytes=request.memory_bytes),
+            training=training_for(request), limits=Limits(memory_bytes=request.memory_bytes),
         ).best  # fmt: skip
     except NoPlan:
         return None

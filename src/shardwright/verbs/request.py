@@ -5,111 +5,141 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
+from shardwright.core.strategy import Accumulation, Precision, Recomputation, WireDtype
 from shardwright.errors import InputError
 from shardwright.files.units import Quantity, read_quantity
+from shardwright.files.workers import MOST_WORKERS
+from shardwright.verbs.options import FINITE, check_options, check_word, option
 
 # Tensors that the optimizer keeps per parameter.
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
-PRECISIONS = ("float32", "bfloat16", "float16", "fp8", "fp8-row", "float64")
-BATCH_NORMS = ("local", "synchronised")
-ACCUMULATIONS = ("float32", "own")
-GRADIENT_DTYPES = ("parameter", "float32", "bfloat16", "float16")
-RECOMPUTATIONS = ("auto", "none", "attention", "selective", "blocks")
-MEASURES = ("auto", "never", "always")
-METHODS = ("exact", "mcmc")
 # What chains may take where nothing was said.
 MCMC_SECONDS = 60.0
 LARGEST_BATCH = 2**31
-MOST_TRIALS = 64
+
+
+def _modes() -> tuple[str, ...]:
+    from shardwright.planner.search import MODES  # all of the search, which profiles do without
+
+    return MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a plan is wanted for.
+    """What a plan is wanted for: the options of ``plan``.
 
-    None means: the model's or machine's own. ``memory_limit`` is bytes per device, or text with a
-    unit. ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what
-    is, ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every
-    device multiplies in it faster than in float32, else float32; ``float16`` is mixed too and scales
-    the loss; ``fp8`` is bfloat16 with linear maps multiplied in 8-bit floats, scaled by tensor or
-    (``fp8-row``) by row. ``clip``: the largest
-    global norm of the gradients, which are scaled down to it (0: not clipped). ``accumulation``: in
-    mixed precision, what gradients of several microbatches add up in: ``float32``, or ``own``, the
-    parameters' dtype, for half the memory. ``gradient_dtype``: what gradients travel and are summed
-    in between devices, ``parameter`` for each parameter's own dtype. ``batch_norm``: statistics over each device's samples (``local``)
-    or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
-    (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
-    searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
-    what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
-    seconds a step may take, or text with a unit. ``method``: the ``exact`` search, which ends by
-    itself, or after ``seconds`` with the best so far; or ``mcmc``, Markov chains that draw
-    ``proposals``, or as many as they can in ``seconds`` (per round of measuring). ``outputs`` are what forward returns besides the
-    loss and a step may report. ``spacing``: how far apart, as a share of both time and memory,
-    neighbours on the frontier may be before plans between them are looked for (None: 15 %, and in
-    graphs of more than 1,000 operators nothing is filled). ``trials``: how many plans are tried for
-    some steps on this machine, besides plain data parallelism (0: none; None: 4 where the model
-    has a name). ``costs``: a plan file that was tuned on the cluster, for the factors in it.
+    The command line, the keywords of ``api.plan`` and, by their names, the fields of the planner's
+    ``Training`` follow from the fields here. None means: the model's or machine's own.
+    ``memory_limit`` and ``deadline`` are bytes and seconds, or text with a unit.
+
+    ``measure``: ``auto`` measures on this machine what is not known yet, ``always`` also what is,
+    ``never`` nothing. ``precision``: ``auto`` is bfloat16 (mixed, float32 masters) where every device
+    multiplies in it faster than in float32, else float32; ``float16`` is mixed too and scales the
+    loss; ``fp8`` is bfloat16 with linear maps multiplied in 8-bit floats, scaled by tensor or
+    (``fp8-row``) by row. Gradients are scaled down to a global norm of ``clip``. ``accumulation``
+    ``own`` is the parameters' dtype. Gradients travel and are summed between devices in
+    ``gradient_dtype``. ``batch_norm``: statistics over each device's samples, or over all.
+    ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
+    strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
+    describes it. ``method``: the ``exact`` search, which ends by itself, or after ``seconds`` with the
+    best so far; or Markov chains that draw ``proposals``, or as many as they can in ``seconds`` (per
+    round of measuring). ``spacing``: how far apart, as a share of both time and memory, neighbours on
+    the frontier may be before plans between them are looked for (None: 15 %, and in graphs of more
+    than 1,000 operators nothing is filled). ``trials``: how many plans are tried for some steps on
+    this machine, besides plain data parallelism (0: none; None: 4 where the model has a name).
+    ``costs``: a plan file that was tuned on the cluster, for the factors in it.
     """
 
-    global_batch: int | None = None
-    seq: int | None = None
-    memory_limit: str | float | None = None
-    optimizer: str = "adamw"
-    precision: str = "auto"
-    seed: int = 0
-    measure: str = "auto"
-    clip: float = 0.0
-    accumulation: str = "float32"
-    gradient_dtype: str = "parameter"
-    batch_norm: str = "local"
-    recompute: str = "auto"
-    seed_plan: str = ""
-    mode: str = "min-time"
-    deadline: str | float | None = None
-    method: str = "exact"
-    seconds: float | None = None
-    proposals: int | None = None
-    outputs: tuple[str, ...] = ()
-    spacing: float | None = None
-    trials: int | None = None
-    costs: str = ""
+    global_batch: int | None = option(
+        None, "Samples per step, all devices.", "-b", least=1, most=LARGEST_BATCH
+    )
+    seq: int | None = option(
+        None, "Tokens per sample, where that applies.", "-s", least=1, most=LARGEST_BATCH
+    )
+    memory_limit: str | float | None = option(
+        None, "Per device, such as '12 GiB'.", "--memory-limit", "--memory"
+    )
+    optimizer: str = option(
+        "adamw", "adamw, adam, sgd, or momentum.", one_of=tuple(OPTIMIZER_STATES)
+    )
+    precision: str = option(
+        "auto",
+        "auto, float32, bfloat16 (mixed), float16 (mixed, scaled loss), fp8 or fp8-row (mixed, "
+        "linear maps in 8 bits), or float64.",
+        one_of=("auto", *get_args(Precision)),
+    )
+    batch_norm: str = option(
+        "local",
+        "Statistics: local (per device) or synchronised.",
+        one_of=("local", "synchronised"),
+    )
+    clip: float = option(
+        0.0,
+        "Largest gradient norm, held in the plan; 0: none.",
+        least=0.0,
+        says="a gradient norm to clip at must be finite and not negative, not {value}; give 0 to "
+        "clip nothing",
+    )
+    accumulation: str = option(
+        "float32",
+        "In mixed precision, what gradients of microbatches add up in: float32, or own (half "
+        "the memory).",
+        one_of=get_args(Accumulation),
+    )
+    gradient_dtype: str = option(
+        "parameter",
+        "What gradients travel in between devices: parameter (their own), float32, bfloat16, "
+        "float16.",
+        one_of=get_args(WireDtype),
+    )
+    recompute: str = option(
+        "auto",
+        "auto (as memory requires), none, attention, selective, blocks.",
+        one_of=("auto", *get_args(Recomputation)),
+    )
+    outputs: tuple[str, ...] = option(
+        (), "Reported besides the loss; may be given several times.", "--output"
+    )
+    spacing: float | None = option(None, "Fill gaps of the frontier wider than this, such as 0.02.")
+    trials: int | None = option(
+        None,
+        "Plans to run for some steps on this machine (4); 0: none.",
+        "--try",
+        least=0,
+        most=64,
+        says="between 0 and {most} plans can be tried (--try), not {value}",
+    )
+    costs: str = option("", "A plan file that `tune` wrote on this cluster.")
+    seed: int = option(0, "Recorded in the plan.")
+    seed_plan: str = option(
+        "",
+        "Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], expert, "
+        "spatial, spatial-2d, 1f1b, gpipe, 1f1b-so[:4x8], interleaved[:2x2x8], or a parts file.",
+    )
+    mode: str = option("min-time", "min-time, min-devices, min-money, or curve.", one_of=_modes)
+    deadline: str | float | None = option(None, "The most a step may take, such as '200 ms'.")
+    method: str = option(
+        "exact", "exact, or mcmc (Markov chains, random).", one_of=("exact", "mcmc")
+    )
+    seconds: float | None = option(None, "How long to look at most (exact: to the end; mcmc: 60).")
+    proposals: int | None = option(None, "With mcmc: how many instead, repeatable.")
+    measure: str = option(
+        "auto", "auto, never, or always (again).", one_of=("auto", "never", "always")
+    )
 
     def __post_init__(self) -> None:
-        _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
-        _one_of("precision", self.precision, ("auto", *PRECISIONS))
-        _one_of("measure", self.measure, MEASURES)
-        _one_of("batch norm", self.batch_norm, BATCH_NORMS)
-        _one_of("accumulation", self.accumulation, ACCUMULATIONS)
-        _one_of("gradient dtype", self.gradient_dtype, GRADIENT_DTYPES)
-        if not 0 <= self.clip < math.inf:
-            raise InputError(
-                f"a gradient norm to clip at must be finite and not negative, not {self.clip}; give "
-                "0 to clip nothing"
-            )
-        from shardwright.planner.search import MODES  # all of the search, which profiles do without
-
-        _one_of("mode", self.mode, MODES)
+        check_options(self)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
-        _one_of("recompute", self.recompute, RECOMPUTATIONS)
         self._check_method()
-        for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
-            if value is not None and not 1 <= value <= LARGEST_BATCH:
-                raise InputError(f"the {name} must be between 1 and {LARGEST_BATCH}, not {value}")
-
         if self.spacing is not None and not 0.001 <= self.spacing <= 1:
             raise InputError(
                 f"the frontier's spacing must be between 0.001 and 1, not {self.spacing}"
             )
 
-        if self.trials is not None and not 0 <= self.trials <= MOST_TRIALS:
-            raise InputError(
-                f"between 0 and {MOST_TRIALS} plans can be tried (--try), not {self.trials}"
-            )
-
     def _check_method(self) -> None:
-        _one_of("method", self.method, METHODS)
         budgets = [value for value in (self.seconds, self.proposals) if value is not None]
         if self.method == "mcmc":
             if self.seed_plan or self.mode != "min-time" or self.deadline_seconds < math.inf:
@@ -135,26 +165,83 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRequest:
+    """What a pipeline is wanted for, as text with units.
+
+    ``workers``: 16, 2x8 (hosts x workers, with one bandwidth each), or kinds ``8,8@0.5@16GiB``.
+    ``microbatches`` 0: no flush, PipeDream's asynchronous pipeline. ``schedule`` auto: that, or with
+    microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
+    PipeDream's published optimizer (``code``; ``published``: without what the first stage sends, as
+    it counts itself) or by its paper. ``shards``: over how many workers a
+    stage may split its layers or its weights; 1 for replicas only.
+    """
+
+    workers: str = option("", "With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
+    bandwidth: str = option("", "With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'.")
+    schedule: str = option(
+        "auto", "With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as."
+    )
+    microbatches: int = option(
+        0,
+        "With --profile: per flush, 0 for none.",
+        least=0,
+        most=2**20,
+        says="microbatches must be 0 (no flush) to {most}, not {value}; give --microbatches within "
+        "that",
+    )
+    shards: int = option(
+        1,
+        "With --profile: a stage may split layers or weights over so many workers.",
+        least=1,
+        most=MOST_WORKERS,
+        says="shards must be 1 to {most}, not {value}; leave --shards out, or give fewer",
+    )
+    memory_limit: str = ""
+    formula: str = "code"
+
+    def __post_init__(self) -> None:
+        if not self.workers or not self.bandwidth:
+            raise InputError(
+                "planning from a profile needs --workers and --bandwidth; add for example --workers 16 "
+                "--bandwidth '1 GB/s'"
+            )
+        if self.formula not in ("code", "paper", "published"):
+            raise InputError(
+                f"the formula is one of three, not {self.formula[:40]!r}; choose 'code', 'paper' or "
+                "'published'"
+            )
+        check_options(self)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes per worker, infinite where not limited."""
+        return _positive("memory limit", self.memory_limit, "bytes") or math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What to train. ``clip`` is the largest gradient norm (None: the plan's)."""
 
     model: str
-    steps: int = 100
-    learning_rate: float = 1e-3
+    steps: int = option(
+        100, "Steps to train.", "-n", least=1, says="training needs at least one step"
+    )
+    learning_rate: float = option(1e-3, "", "--learning-rate", "--lr", least=0.0, says=FINITE)
     optimizer: str = ""
-    clip: float | None = None
-    checkpoint_dir: str = ""
-    checkpoint_every: int = 100
-    resume: bool = False
+    clip: float | None = option(
+        None, "Largest gradient norm; the plan's by default.", least=0.0, says=FINITE
+    )
+    checkpoint_dir: str = option("", "Where checkpoints go.")
+    checkpoint_every: int = option(
+        100, "", least=1, says="checkpoints must be at least one step apart"
+    )
+    resume: bool = option(False, "Go on from the last checkpoint.")
     profiles: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.checkpoint_every < 1:
-            raise InputError("training needs at least one step, and checkpoints at least one apart")
-        if not (0 <= self.learning_rate < math.inf and 0 <= (self.clip or 0.0) < math.inf):
-            raise InputError("learning rate and clip must be finite and not negative")
+        check_options(self)
         if self.optimizer:
-            _one_of("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
+            check_word("optimizer", self.optimizer, tuple(OPTIMIZER_STATES))
         if self.resume and not self.checkpoint_dir:
             raise InputError(
                 "--resume needs to know where the checkpoints are; give --checkpoint-dir"
@@ -167,16 +254,18 @@ class Trial:
     threads of this process, or one process each."""
 
     model: str
-    steps: int = 3
-    tolerance: float | None = None
-    ranks: str = "threads"
+    steps: int = option(
+        3, "Steps to train.", "-n", least=1, says="verifying needs at least one step"
+    )
+    tolerance: float | None = option(
+        None, "Largest relative difference; 1e-9 by default.", least=0.0, says=FINITE
+    )
+    ranks: str = option(
+        "threads", "threads (of this process), or processes.", one_of=("threads", "processes")
+    )
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InputError("verifying needs at least one step")
-        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
-            raise InputError("the tolerance must be finite and not negative")
-        _one_of("ranks", self.ranks, ("threads", "processes"))
+        check_options(self)
 
 
 def _nothing(what: str, fraction: float) -> None:
@@ -212,8 +301,3 @@ def _positive(name: str, value: str | float | None, quantity: Quantity) -> float
     if not (size > 0 and math.isfinite(size)):
         raise InputError(f"the {name} must be positive, not {value}")
     return size
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputError(f"{name} must be one of {', '.join(known)}, not {value[:40]!r}")

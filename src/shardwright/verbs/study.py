@@ -23,7 +23,6 @@ from shardwright.planner.search import (
     Limits,
     Progress,
     Survey,
-    Training,
     best_of,
     curve,
     sample,
@@ -35,9 +34,9 @@ from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import fitted_costs
 from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.relaxation import Question, relaxed
-from shardwright.verbs.request import MCMC_SECONDS, OPTIMIZER_STATES, Request, Watch
+from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
 from shardwright.verbs.results import Study
-from shardwright.verbs.subject import Batch, capture, find_cluster
+from shardwright.verbs.subject import Batch, capture, find_cluster, training_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +83,6 @@ def study(
         is_local=is_local,
         costs=_fitted(request, is_local=is_local),
         request=request,
-        training=_training,
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver)
     entry = _entry(question, solver)
@@ -142,7 +140,7 @@ class _Solver:
         self.goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
         self.wanted = _wanted(request.seed_plan)
         self.how: dict[str, Any] = {
-            "training": _training(request),
+            "training": training_for(request),
             "limits": limits,
             "progress": _search_progress(watch),
             "stop": watch.stop,
@@ -233,19 +231,6 @@ def _entry(question: Question, solver: _Solver) -> Entry | None:
         optimizer=request.optimizer,
         environment=environment(),
         count=count,
-    )
-
-
-def _training(request: Request) -> Training:
-    return Training(
-        precision=request.precision,  # type: ignore[arg-type]  # checked by Request
-        optimizer_states=OPTIMIZER_STATES[request.optimizer],
-        clips=request.clip > 0,
-        max_norm=request.clip,
-        accumulation=request.accumulation,  # type: ignore[arg-type]  # checked by Request
-        gradient_dtype=request.gradient_dtype,  # type: ignore[arg-type]  # checked by Request
-        batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
-        recompute=request.recompute,  # type: ignore[arg-type]  # checked by Request
     )
 
 

@@ -1,4 +1,4 @@
-"""What is planned for: the model as a graph, and the cluster.
+"""What is planned for: the model as a graph, how it is trained, and the cluster.
 
 Capturing and detecting need the runtime, and with it torch; it is imported when they are asked for.
 """
@@ -6,13 +6,16 @@ Capturing and detecting need the runtime, and with it torch; it is imported when
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import KEPT_AS
+from shardwright.core.strategy import Strategy
 from shardwright.errors import CaptureError, InputError
 from shardwright.files import clusterfile
-from shardwright.verbs.request import Watch
+from shardwright.planner.search import Training
+from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,6 +97,28 @@ def own_batch_size(model: str) -> int:
     from shardwright.runtime.capture import load_model
 
     return load_model(model).own_batch_size()
+
+
+def training_for(request: Request) -> Training:
+    """Return how a model is to be trained: what a request and ``Training`` both name, and what follows."""
+    return _training(
+        request,
+        optimizer_states=OPTIMIZER_STATES[request.optimizer],
+        clips=request.clip > 0,
+        max_norm=request.clip,
+    )
+
+
+def training_of(strategy: Strategy) -> Training:
+    """Return how a plan's model is trained; it says of blocks, not in a word, what is recomputed."""
+    dtype = strategy.gradient_sync.dtype
+    return _training(strategy, gradient_dtype=dtype, recompute=Training().recompute)
+
+
+def _training(source: Request | Strategy, **more: Any) -> Training:
+    own = {one.name for one in fields(source)}
+    shared = [one.name for one in fields(Training) if one.name in own]
+    return Training(**{name: getattr(source, name) for name in shared} | more)
 
 
 def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:

@@ -18,7 +18,7 @@ from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.search import Survey, best_of, refit, surveyed
 from shardwright.verbs.evidence import costs_behind
 from shardwright.verbs.legality import check_plan
-from shardwright.verbs.reasons import training_of
+from shardwright.verbs.subject import training_of
 from shardwright.verbs.trials import (
     MOST_STEPS,
     ROUND_SECONDS,
