@@ -22,7 +22,7 @@ from processor import processor_name
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.schedule import global_order, pipeline_order
 from shardwright.planner.simulate import simulate
@@ -102,6 +102,7 @@ def pipeline_program(
         microbatch=np.array([row.microbatch for row in rows], dtype=np.int32),
         resource=np.array([names[row.resource] for row in rows], dtype=np.int32),
         resource_names=tuple(names),
+        resource_class=resource_classes(names),
         offset=np.cumsum([0, *(len(row.after) for row in rows)], dtype=np.int64),
         predecessor=np.array([other for row in rows for other in row.after], dtype=np.int32),
         free_offset=np.zeros(len(rows) + 1, dtype=np.int64),

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, resource_classes
 from shardwright.core.strategy import Mesh, Strategy
 
 
@@ -49,6 +49,7 @@ def build_program(
         microbatch=np.array([row.microbatch for row in rows], dtype=np.int32),
         resource=np.array([names.index(row.resource) for row in rows], dtype=np.int32),
         resource_names=names,
+        resource_class=resource_classes(names),
         offset=np.cumsum([0, *(len(row.after) for row in rows)], dtype=np.int64),
         predecessor=np.array([other for row in rows for other in row.after], dtype=np.int32),
         free_offset=np.zeros(len(rows) + 1, dtype=np.int64),
@@ -61,9 +62,15 @@ def build_program(
     return program, np.array([row.seconds for row in rows], dtype=np.float64)
 
 
+KINDS = {
+    "compute": Kind.FORWARD, "link": Kind.MESSAGE, "send": Kind.SEND, "host": Kind.FETCH,
+    "copy": Kind.COPY,
+}  # fmt: skip
+
+
 @st.composite
 def row_lists(draw: st.DrawFn, max_size: int = 14) -> list[Row]:
-    """Draw instructions of up to three groups, each with a compute queue and one or two links.
+    """Draw instructions of up to three groups, each with a compute queue, one or two links, and input.
 
     Durations repeat and include zero, so that many things happen at one instant.
     """
@@ -72,10 +79,10 @@ def row_lists(draw: st.DrawFn, max_size: int = 14) -> list[Row]:
     rows: list[Row] = []
     for index in range(draw(st.integers(0, max_size))):
         group = draw(st.integers(0, num_groups - 1))
-        queue = draw(st.sampled_from(["compute", "compute", "link", "send"]))
+        queue = draw(st.sampled_from(["compute", "compute", "link", "send", "host", "copy"]))
         earlier = st.sets(st.integers(0, index - 1), max_size=3) if index else st.just(set[int]())
-        size = st.integers(0, 9)
-        kind = {"compute": Kind.FORWARD, "link": Kind.MESSAGE, "send": Kind.SEND}[queue]
+        size = st.integers(0, 0 if queue in ("host", "copy") else 9)  # of the device's memory
+        kind = KINDS[queue]
         rows.append(
             Row(
                 kind=kind,

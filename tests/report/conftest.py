@@ -9,7 +9,7 @@ from shardwright.core.cluster import Cluster, Device, DeviceKind, Link, Switch
 from shardwright.core.explanation import Decision, Reasons, ShadowPrice
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.plan import Bound, Objective, Plan
-from shardwright.core.program import Kind, Message, Program, Segment, Value
+from shardwright.core.program import Kind, Message, Program, Segment, Value, resource_classes
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Pipeline, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.report.critical import CriticalRow
@@ -36,6 +36,7 @@ def make_program(strategy: Strategy) -> Program:
     predecessors = columns[7]
     offset = np.concatenate([[0], np.cumsum([len(p) for p in predecessors])])
     count = len(INSTRUCTIONS)
+    names = ("compute:0", "send:0-1", "compute:1", "receive:0-1")
     value = Value(
         tensor=1, mesh=0, layout=(-1,), shape=(512, 512), dtype="float32", scope="step",
         role="parameter", resident=True,
@@ -60,7 +61,8 @@ def make_program(strategy: Strategy) -> Program:
         item=np.array(columns[2], dtype=np.int32),
         microbatch=np.array(columns[3], dtype=np.int32),
         resource=np.array(columns[4], dtype=np.int32),
-        resource_names=("compute:0", "send:0-1", "compute:1", "receive:0-1"),
+        resource_names=names,
+        resource_class=resource_classes(names),
         offset=offset.astype(np.int64),
         predecessor=np.array([p for ps in predecessors for p in ps], dtype=np.int32),
         free_offset=np.zeros(count + 1, dtype=np.int64),

@@ -14,6 +14,7 @@ order, so that no order of sends and receives can deadlock.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +42,26 @@ Primitive = Literal[
     "halo",
     "halo_sum",
 ]
+
+
+class ResourceClass(enum.IntEnum):
+    """What sort of queue executes instructions. While a device's COMPUTE and LINK resources are busy at
+    once they slow each other down (``Cluster.overlap_slowdown``); the others work beside them."""
+
+    COMPUTE = 0
+    LINK = 1  # between devices: collectives, and either end of a transfer
+    HOST = 2  # the CPU cores that prepare input
+    COPY = 3  # between the memories of a host and of its device
+    DISK = 4  # storage that input is read from
+
+
+_LINKS = {"send": ResourceClass.LINK, "receive": ResourceClass.LINK}
+_CLASSES = {one.name.lower(): one for one in ResourceClass} | _LINKS
+
+
+def resource_classes(names: Iterable[str]) -> NDArray[np.int8]:
+    """Return the classes of resources as whoever makes a Program names them: ``compute:0``, ``send:0-1``."""
+    return np.array([_CLASSES[name.partition(":")[0]] for name in names], dtype=np.int8)
 
 
 class Kind(enum.IntEnum):
@@ -241,8 +262,8 @@ class Program:
     ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment, message or transform index, -1
     for the other kinds), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
     step t, for minibatch t - s; None where all work for that of their step. ``resource``: index of the queue that
-    executes it, ``resource_names`` tells which; instructions of one resource run one after another
-    in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
+    executes it, ``resource_names`` and ``resource_class`` (see ``ResourceClass``) tell which;
+    instructions of one resource run one after another in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
     all smaller than i. ``frees``: values whose last use is instruction i,
     ``free_value[free_offset[i]:free_offset[i+1]]``. Memory per device of the group:
     ``allocated`` bytes appear at the start of the instruction, ``freed`` disappear at its end,
@@ -265,6 +286,7 @@ class Program:
     microbatch: NDArray[np.int32]
     resource: NDArray[np.int32]
     resource_names: tuple[str, ...]
+    resource_class: NDArray[np.int8]
     offset: NDArray[np.int64]
     predecessor: NDArray[np.int32]
     free_offset: NDArray[np.int64]
@@ -286,6 +308,11 @@ class Program:
     def num_instructions(self) -> int:
         """How many instructions all groups have together."""
         return len(self.kind)
+
+    @property
+    def computes(self) -> NDArray[np.bool_]:
+        """By instruction, whether it computes on a device: its host stays with it."""
+        return (self.resource_class == ResourceClass.COMPUTE)[self.resource]
 
     def shift_of(self, index: int) -> int:
         """Return by how many steps the minibatch of an instruction is older than the step's own."""

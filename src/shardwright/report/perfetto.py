@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, ResourceClass
 from shardwright.core.timeline import Timeline
 from shardwright.report.story import WORK, PlanStory, lane_text, work_of
 
@@ -78,8 +78,8 @@ def _threads(program: Program, mesh: int) -> dict[int, int]:
 
 def _compute(program: Program, threads: dict[int, int]) -> int:
     """Return the thread on which a mesh computes, the first where none does."""
-    names = program.resource_names
-    return next((t for r, t in threads.items() if names[r].startswith("compute")), 0)
+    classes = program.resource_class
+    return next((t for r, t in threads.items() if classes[r] == ResourceClass.COMPUTE), 0)
 
 
 def _names(pid: int, name: str, order: int) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,7 @@ SEEDS = (
 def told(program: Program, seconds: list[float], burdens: np.ndarray) -> list[float]:
     """Walk every mesh's instructions one by one, as a person would read the rules."""
     result = list(seconds)
-    computes = [program.resource_names[r].startswith("compute") for r in program.resource]
+    computes = program.computes.tolist()
     waits = [set(program.predecessor[a:b].tolist()) for a, b in pairwise(program.offset.tolist())]
     for mesh in range(len(program.meshes)):
         mine = [i for i in range(len(seconds)) if program.group[i] == mesh]
@@ -106,8 +106,7 @@ def test_a_step_of_more_messages_computes_longer_by_what_they_hold(seed: Seed) -
     bare = CostTable(collectives=tuple(
         (key, points) for key, points in table(4).collectives if key.startswith("collective")
     ))  # fmt: skip
-    computes = np.array([program.resource_names[r].startswith("compute") for r in program.resource])
-    messages = [program.messages[i] for i in program.item[~computes]]
+    messages = [program.messages[i] for i in program.item[~program.computes]]
     assert all(message.axes for message in messages)
     more = price(program, graph, CPU, table(4)).seconds - price(program, graph, CPU, bare).seconds
     assert more.sum() >= len(messages) * 1.0

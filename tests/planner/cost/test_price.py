@@ -11,7 +11,7 @@ import pytest
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import UPDATE, Cost, CostTable, collective_key, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
-from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
+from shardwright.core.program import Call, Kind, Message, Program, Segment, Value, resource_classes
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import price
@@ -111,6 +111,7 @@ def program() -> Program:
         microbatch=np.zeros(count, dtype=np.int32),
         resource=np.zeros(count, dtype=np.int32),
         resource_names=("compute:0",),
+        resource_class=resource_classes(("compute:0",)),
         offset=np.zeros(count + 1, dtype=np.int64),
         predecessor=np.zeros(0, dtype=np.int32),
         free_offset=np.zeros(count + 1, dtype=np.int64),

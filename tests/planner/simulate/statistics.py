@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
-from shardwright.planner.simulate.simulation import computing_resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ def program_statistics(timeline: Timeline, program: Program) -> ProgramStatistic
     seen = np.isfinite(timeline.start) & np.isfinite(timeline.end)
     lengths = np.where(seen, timeline.end - timeline.start, 0.0)
     busy = np.bincount(program.resource, lengths, minlength=len(program.resource_names))
-    computing = computing_resources(program)[program.resource]
+    computing = program.computes
     compute: list[float] = []
     occupied: list[float] = []
     for mesh in range(len(program.meshes)):

@@ -57,9 +57,12 @@ def fluid_ends(rows, slowdown):
             continue
         speed = {}
         for index in active:
-            mates = {rows[j].resource.startswith("compute") for j in active
+            works = {"compute": "computes", "link": "sends", "send": "sends"}
+            mates = {works.get(rows[j].resource.split(":")[0]) for j in active
                      if rows[j].group == rows[index].group}  # fmt: skip
-            speed[index] = 1 / Fraction(slowdown) if mates == {True, False} else Fraction(1)
+            is_slow = mates >= {"computes", "sends"}
+            is_slow &= rows[index].resource.split(":")[0] in works  # input works beside both
+            speed[index] = 1 / Fraction(slowdown) if is_slow else Fraction(1)
         step = min(left[index] / speed[index] for index in active)
         now += step
         for index in active:

@@ -118,8 +118,7 @@ def charge(program: Program, seconds: Floats, spread: Floats, messages: Floats) 
     # Each end of a transfer has half of an exchange.
     half = np.where(ends[sent], 0.5, 1.0)
     limit = program.num_instructions + 1
-    names = np.array([name.startswith("compute") for name in program.resource_names])
-    computing = np.flatnonzero(names[program.resource])
+    computing = np.flatnonzero(program.computes)
     mesh = program.group.astype(np.int64) * limit
     # What computes, mesh by mesh in index order, and how much every mesh has computed before it.
     order = computing[np.argsort(mesh[computing], kind="stable")]

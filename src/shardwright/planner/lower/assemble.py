@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, resource_classes
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import (
     INSTANCES,
@@ -257,6 +257,7 @@ def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
         microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),
         resource_names=tuple(layout.resources),
+        resource_class=resource_classes(layout.resources),
         offset=offset,
         predecessor=ordered.astype(np.int32),
         free_offset=free_offset,

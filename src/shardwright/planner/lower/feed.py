@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Kind, Program, resource_classes
 
 Ints = NDArray[np.int64]
 
@@ -26,6 +26,7 @@ def fed(program: Program) -> Program:
     added = 2 * len(meshes)
     kinds = np.tile([Kind.FETCH, Kind.COPY], len(meshes))
     resources = len(program.resource_names) + np.repeat(np.arange(len(meshes)), 2)
+    names = (*program.resource_names, *(f"host:{mesh}" for mesh in meshes))
     copies = {mesh: 2 * place + 1 for place, mesh in enumerate(meshes)}
     waits = _with_waits(program, added, {i: copies[m] for m in meshes for i in readers[m].tolist()})
     none = np.zeros(added, dtype=np.int64)
@@ -42,7 +43,8 @@ def fed(program: Program) -> Program:
         item=column(-1, "item"),
         microbatch=column(-1, "microbatch"),
         resource=column(resources, "resource"),
-        resource_names=(*program.resource_names, *(f"host {mesh}" for mesh in meshes)),
+        resource_names=names,
+        resource_class=resource_classes(names),
         offset=waits[0],
         predecessor=waits[1],
         free_offset=np.concatenate([none, program.free_offset]),

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.program import ResourceClass
 from shardwright.planner.compiled import compiled
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Times = tuple[Floats, Floats, Ints]
+COMPUTE, LINK = int(ResourceClass.COMPUTE), int(ResourceClass.LINK)
 
 # What a resource does. It has run queue entries begin..place-1 and runs instruction ``running``
 # (-1: none) with the work ``remaining`` at time ``since``, done at rate 1/``stretch`` (-1: not
@@ -36,7 +38,7 @@ QUEUE = np.dtype(
         ("since", np.float64),
         ("stretch", np.float64),
         ("finish", np.float64),
-        ("computes", np.bool_),
+        ("sort", np.int8),
     ],
     align=True,
 )
@@ -94,17 +96,17 @@ class Progress(NamedTuple):
 
 
 def share(
-    wiring: Wiring, seconds: Floats, computes: NDArray[np.bool_], num_groups: int, slowdown: float
+    wiring: Wiring, seconds: Floats, classes: NDArray[np.int8], num_groups: int, slowdown: float
 ) -> Times:
     """Compute start, end and cause under processor sharing; see ``plain.share_plain``."""
-    progress = begin(wiring, computes, num_groups)
+    progress = begin(wiring, classes, num_groups)
     go_on(wiring, seconds, progress, slowdown, (0.0, np.inf, len(seconds) + 1))
     return progress.start, progress.end, progress.cause
 
 
-def begin(wiring: Wiring, computes: NDArray[np.bool_], num_groups: int) -> Progress:
+def begin(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Progress:
     """Return a simulation at its beginning."""
-    count, num_resources = len(wiring.resource), len(computes)
+    count, num_resources = len(wiring.resource), len(classes)
     leaves = 1 << max(0, num_groups - 1).bit_length()
     entry_offset, entries = _sorted_by(
         wiring.resource, np.arange(count, dtype=np.int64), num_resources
@@ -112,7 +114,7 @@ def begin(wiring: Wiring, computes: NDArray[np.bool_], num_groups: int) -> Progr
     queues = np.zeros(num_resources, dtype=QUEUE)
     queues["begin"] = queues["place"] = entry_offset[:-1]
     queues["stop"] = entry_offset[1:]
-    queues["computes"] = computes
+    queues["sort"] = classes
     queues["running"] = -1
     queues["finish"] = np.inf
     return Progress(
@@ -324,16 +326,15 @@ def _settle(queues: Queues, first: int, now: float, slowdown: float) -> float:
     some_compute, some_communicate = False, False
     resource = first
     while resource >= 0:
-        if queues[resource].computes:
-            some_compute = True
-        else:
-            some_communicate = True
+        some_compute |= queues[resource].sort == COMPUTE
+        some_communicate |= queues[resource].sort == LINK
         resource = queues[resource].after
-    stretch = slowdown if some_compute and some_communicate else 1.0
+    shared = slowdown if some_compute and some_communicate else 1.0
     earliest = np.inf
     resource = first
     while resource >= 0:
         queue = queues[resource]
+        stretch = shared if queue.sort <= LINK else 1.0
         if stretch != queue.stretch:
             done = (now - queue.since) / queue.stretch
             queue.remaining = max(0.0, queue.remaining - done)

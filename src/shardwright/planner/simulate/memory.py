@@ -111,8 +111,7 @@ def memory_over_time(
 
 def _bytes(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
     """Return the columns that memory depends on, of one type each: Numba compiles once for each."""
-    computes = np.array([name.startswith("compute") for name in program.resource_names])
-    local = computes[program.resource] if len(computes) else np.zeros(0, dtype=np.bool_)
+    local = program.computes
     unpacked, in_place, scattered, scatters, swapped = traits.of(program.messages)
     if scatter_copies:
         for item in np.flatnonzero(swapped).tolist():

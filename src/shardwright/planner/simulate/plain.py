@@ -14,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Program
+from shardwright.core.program import Program, ResourceClass
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Times = tuple[Floats, Floats, Ints]
+# Classes of resources that slow each other down.
+SLOWED = frozenset({ResourceClass.COMPUTE, ResourceClass.LINK})
 
 
 def relax_plain(program: Program, seconds: NDArray[np.float64]) -> Times:
@@ -58,22 +60,22 @@ class _Running:
             self.finish = now + self.remaining * stretch
 
 
-def share_plain(
-    program: Program, seconds: NDArray[np.float64], computes: NDArray[np.bool_], slowdown: float
-) -> Times:
+def share_plain(program: Program, seconds: NDArray[np.float64], slowdown: float) -> Times:
     """Return start, end and cause of each instruction under processor sharing.
 
-    While a group computes and communicates at once, all its running instructions advance at rate
-    1/slowdown; meshes of the same devices are one group (``shared_groups``). ``computes`` says which resources compute. Completions at one instant come before
+    While a group computes and communicates at once, what does either advances at rate 1/slowdown, and
+    all else at 1; meshes of the same devices are one group (``shared_groups``). Completions at one instant come before
     starts, and starts before rates are settled, so that nothing depends on the order of queues.
     """
     duration: list[float] = seconds.tolist()
     waits = _predecessors(program)
     count = len(waits)
     queues: list[list[int]] = [
-        np.flatnonzero(program.resource == queue).tolist() for queue in range(len(computes))
+        np.flatnonzero(program.resource == queue).tolist()
+        for queue in range(len(program.resource_names))
     ]
     position = [0] * len(queues)
+    classes: list[int] = program.resource_class.tolist()
     group: list[int] = shared_groups(program).tolist()
     running: dict[int, _Running] = {}
     start, end, cause, done = [0.0] * count, [0.0] * count, [-1] * count, [False] * count
@@ -96,23 +98,23 @@ def share_plain(
         if not running:
             return _columns(start, end, cause)
         if all(task.finish > now for task in running.values()):
-            _settle_rates(group, running, computes, now, slowdown)
+            _settle_rates(group, running, classes, now, slowdown)
             now = min(task.finish for task in running.values())
 
 
 def _settle_rates(
     group: list[int],
     running: dict[int, _Running],
-    computes: NDArray[np.bool_],
+    classes: list[int],
     now: float,
     slowdown: float,
 ) -> None:
     """Give every running instruction the rate that its group's mix of work allows."""
-    kinds: dict[int, set[bool]] = {}
+    busy: dict[int, set[int]] = {}
     for queue, task in running.items():
-        kinds.setdefault(group[task.instruction], set()).add(bool(computes[queue]))
-    for task in running.values():
-        overlaps = kinds[group[task.instruction]] == {True, False}
+        busy.setdefault(group[task.instruction], set()).add(classes[queue])
+    for queue, task in running.items():
+        overlaps = classes[queue] in SLOWED and busy[group[task.instruction]] >= SLOWED
         task.settle(now, slowdown if overlaps else 1.0)
 
 

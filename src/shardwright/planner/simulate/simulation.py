@@ -32,8 +32,7 @@ def simulate(
     """Predict the timeline of one step from the duration of every instruction.
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
-    computes and communicates at once (``Cluster.overlap_slowdown``); resources named ``compute...`` compute, all
-    others communicate. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
+    computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
     remembers messages from one Program to the next. ``plain`` uses plain Python instead of compiled
     kernels, with equal results.
     Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
@@ -71,11 +70,6 @@ def _timeline(
     )
 
 
-def computing_resources(program: Program) -> NDArray[np.bool_]:
-    """Return which resources compute; the others communicate."""
-    return np.array([name.startswith("compute") for name in program.resource_names], dtype=np.bool_)
-
-
 def _checked(
     program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
 ) -> NDArray[np.float64]:
@@ -104,7 +98,7 @@ def _checked(
 def _plain_times(program: Program, seconds: NDArray[np.float64], overlap_slowdown: float) -> Times:
     if overlap_slowdown == 1.0:
         return relax_plain(program, seconds)
-    return share_plain(program, seconds, computing_resources(program), overlap_slowdown)
+    return share_plain(program, seconds, overlap_slowdown)
 
 
 def _compiled_times(
@@ -116,8 +110,8 @@ def _compiled_times(
     wiring = _wiring(program)
     if overlap_slowdown == 1.0:
         return full.relax(wiring, seconds, len(program.resource_names))
-    computes = computing_resources(program)
-    return full.share(wiring, seconds, computes, len(program.meshes), float(overlap_slowdown))
+    classes = np.require(program.resource_class, np.int8, ["C", "W"])
+    return full.share(wiring, seconds, classes, len(program.meshes), float(overlap_slowdown))
 
 
 def _wiring(program: Program) -> Wiring:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program
-from shardwright.planner.simulate.simulation import computing_resources
+from shardwright.core.program import Program, ResourceClass
+from shardwright.planner.simulate.plain import shared_groups
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Wiring
@@ -44,9 +44,10 @@ def steady_seconds(
     if overlap_slowdown == 1.0:
         _, end, _ = relax(wiring, durations, count)
     else:
-        computes = np.append(computing_resources(program), False)
-        groups = int(wiring.group.max()) + 1
-        _, end, _ = share(wiring, durations, computes, groups, float(overlap_slowdown))
+        # What closes a step takes no time, whatever it is.
+        classes = np.append(program.resource_class, ResourceClass.HOST).astype(np.int8)
+        groups = len(program.meshes) + 1
+        _, end, _ = share(wiring, durations, classes, groups, float(overlap_slowdown))
     ends = end[closings]
     half = len(ends) // 2
     return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))
@@ -65,8 +66,7 @@ def _unrolled(
     waits = [predecessor[offset[i] : offset[i + 1]].tolist() for i in range(count)]
     awaited = {one for own in waits for one in own}
     own_ends = [i for i in range(count) if shift[i] == 0 and i not in awaited]
-    outside = np.isin(program.kind, (Kind.FETCH, Kind.COPY))
-    groups = np.where(outside, program.group + len(program.meshes), program.group)
+    groups = shared_groups(program)
     place: dict[tuple[int, int], int] = {}  # by instruction and minibatch
     rows: list[tuple[int, int, float]] = []
     lists: list[list[int]] = []
@@ -84,7 +84,7 @@ def _unrolled(
         if 0 <= step < steps:
             lists.append([place[one, step] for one in own_ends])
             closings.append(len(rows))
-            rows.append((len(program.resource_names), 2 * len(program.meshes), 0.0))
+            rows.append((len(program.resource_names), len(program.meshes), 0.0))
     lengths = np.array([len(own) for own in lists], dtype=np.int64)
     resource, group, durations = zip(*rows, strict=True)
     wiring = Wiring(
