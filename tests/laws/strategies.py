@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT, PARTIAL, REPLICATE, Layout, local_shape
-from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
+from shardwright.core.schedules import NAMED, SCHEDULES, ScheduleName
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -27,6 +27,7 @@ from shardwright.core.strategy import (
     Strategy,
     WireDtype,
 )
+from shardwright.planner.schedule.pipeline import PHASES, Action, needs
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rest import shard_further
@@ -44,19 +45,21 @@ class Shape:
     layout is drawn at random; the others are data parallel along the first axis. ``recomputes`` whole
     blocks; ``drops`` results of single operators and copies in other layouts. ``shuffles``: the
     devices of the meshes are in any order. ``cuts_blocks``: stages may begin inside a block.
-    ``chunks``: an interleaved pipeline returns to its devices so often."""
+    ``chunks``: an interleaved pipeline, or one in an order of its own, returns to its devices so
+    often. ``streams``: every batch is fetched while the step before computes."""
 
     sizes: tuple[int, ...]
     stages: int = 1
     chunks: int = 1
     num_microbatches: int = 1
-    schedule: NamedSchedule = "1f1b"
+    schedule: ScheduleName = "1f1b"
     wildness: float = 0.0
     recomputes: bool = False
     drops: bool = False
     clips: bool = False
     shuffles: bool = False
     cuts_blocks: bool = False
+    streams: bool = False
     seed: int = 0
 
     @property
@@ -77,7 +80,7 @@ def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape
         _shape,
         grid=st.sampled_from(grids),
         num_microbatches=st.sampled_from((1, 2, 4)),
-        schedule=st.sampled_from(NAMED),
+        schedule=st.sampled_from((*NAMED, "custom")),
         chunks=st.sampled_from((1, 2, 3)),
         wildness=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
         recomputes=st.booleans(),
@@ -85,6 +88,7 @@ def shapes(least_ranks: int = 2, most_ranks: int = 8) -> st.SearchStrategy[Shape
         clips=st.booleans(),
         shuffles=st.booleans(),
         cuts_blocks=st.booleans(),
+        streams=st.booleans(),
         seed=st.integers(0, 2**32),
     )
 
@@ -118,7 +122,11 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
         meshes=meshes,
         configs=tuple(configs),
         parameters=parameters,
-        pipeline=Pipeline(schedule=shape.schedule, num_microbatches=pieces),
+        pipeline=Pipeline(
+            schedule=shape.schedule,
+            num_microbatches=pieces,
+            order=own_order(meshes, pieces, random) if shape.schedule == "custom" else (),
+        ),
         gradient_sync=GradientSync(buckets=_buckets(graph, random)),
         recompute=tuple(b for b in blocks if shape.recomputes and random.random() < 0.5),
         recompute_operators=_some(len(graph.operators), shape, random),
@@ -156,6 +164,29 @@ def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
         )
         for crew in (stage % crews for stage in range(stages))
     )
+
+
+def own_order(meshes: tuple[Mesh, ...], pieces: int, random: Random) -> tuple[str, ...]:
+    """Write a random order: whatever may come next, until all has come.
+
+    The microbatches' forwards come in one random order on all meshes, and their backwards in another.
+    """
+    sequences = {phase: random.sample(range(pieces), pieces) for phase in PHASES}
+    crew_of = {number: frozenset(mesh.devices) for number, mesh in enumerate(meshes)}
+    lines: dict[frozenset[int], list[str]] = {crew: [] for crew in crew_of.values()}
+    waiting = {(mesh, phase): list(sequences[phase]) for mesh in crew_of for phase in PHASES}
+    done = set[Action]()
+    while waiting:
+        following = [Action(mesh, phase, left[0]) for (mesh, phase), left in waiting.items()]
+        ready = [one for one in following if done.issuperset(needs(one, len(meshes)))]
+        action = random.choice(ready)
+        done.add(action)
+        lines[crew_of[action.mesh]].append(str(action))
+        key = (action.mesh, action.phase)
+        waiting[key].pop(0)
+        if not waiting[key]:
+            del waiting[key]
+    return tuple(" ".join(line) for line in lines.values())
 
 
 def _stages(graph: OperatorGraph, stages: int, shape: Shape, random: Random) -> list[int]:

@@ -35,7 +35,9 @@ def holds(name: str, shape: Shape) -> None:
     rounds = strategy.gradient_sync.dtype == "float32"
     tolerance = max(one.tolerance, SINGLE) if rounds else one.tolerance
     max_norm = MAX_NORM if shape.clips else None
-    runs, _ = train_rehearsed(one.captured, strategy, one.module, one.batch, OPTIMIZER, max_norm)
+    runs, _ = train_rehearsed(
+        one.captured, strategy, one.module, one.batch, OPTIMIZER, max_norm, shape.streams
+    )
     assert len(runs) == len(strategy.devices)
     for run in runs:
         assert_close(run, plain(name, shape.clips), str(shape), tolerance)

@@ -90,11 +90,17 @@ def train_planned(
 
 
 def step_through(
-    executor: Executor, batch: dict[str, Tensor], names: Sequence[str]
+    executor: Executor, batch: dict[str, Tensor], names: Sequence[str], streams: bool = False
 ) -> tuple[list[float], list[dict[str, Tensor]]]:
-    """Train the steps and return their losses and named outputs."""
+    """Train the steps and return their losses and named outputs; where it ``streams``, every batch
+    is fetched while the step before computes."""
     losses: list[float] = []
     outputs: list[dict[str, Tensor]] = []
+    if streams:
+        for step in executor.train(batches(batch), names):
+            losses.append(float(step.loss))
+            outputs.append(copied(step.outputs.items()))
+        return losses, outputs
     for one in batches(batch):
         losses.append(float(executor.step(one, outputs=names)))
         outputs.append(copied(executor.outputs.items()))

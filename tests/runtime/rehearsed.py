@@ -23,6 +23,7 @@ def train_rehearsed(
     batch: dict[str, Tensor],
     optimizer: Callable[..., Any],
     max_norm: float | None = None,
+    streams: bool = False,
 ) -> tuple[list[Run], Traffic]:
     """Return what every rank ended with, and what was sent; the module is left as it is."""
     program = lower(captured.graph, strategy)
@@ -32,7 +33,7 @@ def train_rehearsed(
         options = RunOptions(max_norm=max_norm, seed=5, world=world)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
         names = [name for name, _ in captured.graph.outputs]
-        losses, outputs = step_through(executor, batch, names)
+        losses, outputs = step_through(executor, batch, names, streams)
         executor.to_module(mine)
         return Run(losses, copied(mine.named_parameters()), copied(mine.named_buffers()), outputs)
 
