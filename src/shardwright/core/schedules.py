@@ -29,7 +29,8 @@ class Schedule:
     ``per_stage`` is None; with ``chunks`` several stages share their devices, and that is told by the
     order alone. ``posts``: receives are actions of the order, ahead of their use. ``splits``: the
     backward is two actions, I and W. ``folds``: chunks lie as a V, the first device has the first and
-    the last. ``searched``: the order follows from times, and may hold so many times 1F1B's activations.
+    the last. ``streams``: transfers run while layers
+    compute. ``searched``: the order follows from times, and may hold so many times 1F1B's activations.
     ``executes``: what becomes of transfers in the closed forms: hidden, not hidden, or streamed while
     computing.
     """
@@ -45,6 +46,7 @@ class Schedule:
     folds: bool = False
     searched: int = 0
     flushes: bool = True
+    streams: bool = False
     executes: Executes = "overlapped"
 
 
@@ -55,9 +57,9 @@ SCHEDULES: dict[str, Schedule] = {
     ),
     "1f1b-sno": Schedule(title="1F1B", program="1f1b", profile=True, executes="exposed"),
     "gpipe": Schedule(title="GPipe", program="gpipe", profile=True, per_stage=None),
-    "1f1b-as": Schedule(title="1F1B, streamed", profile=True, executes="streaming"),
+    "1f1b-as": Schedule(title="1F1B, streamed", profile=True, streams=True, executes="streaming"),
     "fbp-as": Schedule(
-        title="forward and backward side by side, streamed", profile=True, per_stage=2, at_end=2
+        title="forward and backward side by side, streamed", profile=True, per_stage=2, at_end=2, streams=True
     ),
     "1f1b": Schedule(title="1F1B", program="1f1b", executes="exposed"),
     "interleaved": Schedule(

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardwright.planner.schedule.clock import StageTimes
 from shardwright.planner.schedule.pipeline import Action, Line, Phase
 from shardwright.planner.schedule.play import Room
-from shardwright.planner.schedule.replay import StageTimes
 
 PHASES: tuple[Phase, ...] = ("F", "I", "W")
 SLACK = 1 + 1e-9

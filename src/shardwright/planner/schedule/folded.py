@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+from shardwright.planner.schedule.clock import StageTimes
 from shardwright.planner.schedule.pipeline import Action, Crews, Line, most_bytes
 from shardwright.planner.schedule.play import Policy, Room, list_schedule
-from shardwright.planner.schedule.replay import StageTimes
 
 # In units of an action: from a device's forward to the next one's, down the V and up again. Their
 # sum, of the six units of a microbatch, is the share of 1F1B's activations that stays.

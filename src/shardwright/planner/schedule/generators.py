@@ -8,10 +8,18 @@ al., 2024b (ZB-V, V-Half, V-Min).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from shardwright.planner.schedule.folded import FOLDED, folded_order
+from shardwright.core.schedules import SCHEDULES, in_flight
+from shardwright.planner.schedule.folded import folded_order
 from shardwright.planner.schedule.pipeline import Action, Crews, Line, alone, merges
+
+# All that need no times and run one action of a device at a time.
+GENERATED = tuple(
+    name
+    for name, schedule in SCHEDULES.items()
+    if schedule.flushes and schedule.at_end == 1 and not schedule.searched and name != "custom"
+)
 
 
 def pipeline_order(
@@ -19,10 +27,13 @@ def pipeline_order(
     num_stages: int,
     num_microbatches: int,
     crews: Crews | None = None,
+    *,
+    replicas: Sequence[int] = (),
 ) -> tuple[Line, ...]:
     """Return the actions of every crew in the order they run; without ``crews`` each stage is one.
 
-    ``gpipe``: every forward, then every backward, both by ascending microbatch. ``1f1b`` (DAPPLE,
+    Of stages in ``replicas`` each has a line, and microbatch i goes to replica i mod r. ``gpipe``:
+    every forward, then every backward, both by ascending microbatch. ``1f1b`` (DAPPLE,
     PipeDream-Flush): stage k of p runs p-1-k forwards ahead, then one forward and one backward in
     turn, then the remaining backwards; it keeps at most p-k microbatches alive. ``1f1b-so`` (BaPipe)
     runs twice as many ahead, so that a transfer has an action to hide behind. These take every stage
@@ -38,36 +49,47 @@ def pipeline_order(
             f"{num_microbatches}; raise both to 1 or more"
         )
     if schedule not in GENERATED:
-        known = ", ".join(repr(name) for name in GENERATED)
+        known = ", ".join(map(repr, GENERATED))
         raise ValueError(f"schedule {schedule!r} is unknown; choose {known}")
-    if schedule in AHEAD:
-        every, ahead = range(num_microbatches), AHEAD[schedule]
-        lines: list[Line] = []
-        for stage in range(num_stages):
-            forwards = [Action(stage, "F", m) for m in every]
-            backwards = [Action(stage, "B", m) for m in every]
-            lines.append(_alternate(forwards, backwards, ahead(num_stages - 1 - stage, len(every))))
-        return tuple(lines)
-    if schedule in DEFERRED:
-        return _deferred(num_stages, num_microbatches, DEFERRED[schedule])
-    if schedule in FOLDED:
+    entry = SCHEDULES[schedule]
+    if entry.folds:
         return folded_order(schedule, num_stages, num_microbatches)
-    crews = crews or alone(num_stages)
-    if schedule == "looped-bfs":
-        return tuple(_breadth_first(own, num_microbatches) for own in crews)
-    return _interleaved(crews, num_stages, num_microbatches)
+    if entry.chunks:
+        crews = crews or alone(num_stages)
+        if entry.per_stage is None:
+            return tuple(_breadth_first(own, num_microbatches) for own in crews)
+        return _interleaved(crews, num_stages, num_microbatches)
+    if entry.splits:
+        return _deferred(num_stages, num_microbatches, entry.per_stage or 0)
+    replicas, lines = replicas or (1,) * num_stages, list[Line]()
+    for stage, count in enumerate(replicas):
+        behind = (sum(replicas[stage:]) - 1) // count
+        for replica in range(count):
+            mine = range(replica, num_microbatches, count)
+            forwards = [Action(stage, "F", m) for m in mine]
+            backwards = [Action(stage, "B", m) for m in mine]
+            ahead = len(mine) if entry.per_stage is None else entry.per_stage * behind
+            lines.append(_alternate(forwards, backwards, min(ahead, len(mine))))
+    return tuple(lines)
 
 
-# How many forwards a stage with so many behind it runs ahead, of so many microbatches.
-AHEAD: dict[str, Callable[[int, int], int]] = {
-    "gpipe": lambda behind, most: most,
-    "1f1b": min,
-    "1f1b-so": lambda behind, most: min(2 * behind, most),
-}
-# So many forwards per stage behind run ahead, and so many W per stage ahead are put off.
-DEFERRED = {"zb-h1": 1, "zb-h2": 2}
-# All that need no times.
-GENERATED = (*AHEAD, "interleaved", "looped-bfs", *DEFERRED, *FOLDED)
+def side_by_side(
+    schedule: str, replicas: Sequence[int], num_microbatches: int
+) -> tuple[tuple[Line, ...], tuple[int, ...], dict[Action, tuple[Action, ...]]]:
+    """Return lines of forwards and of backwards, two to a device, the device of each, and which
+    backward every forward waits for, since a device holds no more than the table says (FBP-AS)."""
+    lines, devices, after = list[Line](), list[int](), dict[Action, tuple[Action, ...]]()
+    for stage, count in enumerate(replicas):
+        behind = (sum(replicas[stage:]) - 1) // count
+        for replica in range(count):
+            mine = range(replica, num_microbatches, count)
+            held = in_flight(schedule, behind, len(mine))
+            for phase in ("F", "B"):
+                lines.append(tuple(Action(stage, phase, m) for m in mine))
+                devices.append(sum(replicas[:stage]) + replica)
+            for first, later in zip(mine, mine[held:], strict=False):
+                after[Action(stage, "F", later)] = (Action(stage, "B", first),)
+    return tuple(lines), tuple(devices), after
 
 
 def _alternate(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> Line:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shardwright.planner.schedule.clock import StageTimes
 from shardwright.planner.schedule.pipeline import Action, Crews, Line, Phase, alone, most_bytes
-from shardwright.planner.schedule.replay import StageTimes
 
 ROUNDING = 1e-9
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from shardwright.planner.schedule.clock import StageTimes, replay
 from shardwright.planner.schedule.exhaustive import best_order
 from shardwright.planner.schedule.generators import pipeline_order
 from shardwright.planner.schedule.pipeline import Line
 from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_schedule
-from shardwright.planner.schedule.replay import StageTimes, replay
 
 # W is begun where it makes what comes next wait for this share of it at most. All are tried, each
 # also with devices that have idled least waiting longer; more shares found nothing better in the

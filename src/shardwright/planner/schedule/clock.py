@@ -133,7 +133,8 @@ class _Clock:
                 self.place[number] += 1
                 self._send(number, action, time)
                 self._share(number, time)
-            self._start(number, time)
+            for one in self.beside[number]:
+                self._start(one, time)
         stuck = [str(line[at]) for line, at in zip(self.lines, self.place, strict=True)
                  if at < len(line)]  # fmt: skip
         if stuck:
@@ -167,16 +168,17 @@ class _Clock:
     def _send(self, number: int, action: Action, time: float) -> None:
         """Hand what an action made to all that read it."""
         for reader in self.feeds.get(handing(action), ()):
-            other, arrival = self.home[reader], time
+            other, start = self.home[reader], time
+            if self.devices[other] == self.devices[number]:
+                self.missing[reader] -= 1
+                continue
             direction = reader.mesh - action.mesh
-            if direction and self.devices[other] != self.devices[number]:
-                seconds = self.stages[max(reader.mesh, action.mesh)].receive
-                if seconds and not self.has_own_links:
-                    ends = ((number, direction), (other, -direction))
-                    arrival = max(time, *(self.links.get(end, 0.0) for end in ends))
-                    self.links.update(dict.fromkeys(ends, arrival + seconds))
-                arrival += seconds
-            self._push(arrival, other, reader, -1)
+            seconds = self.stages[max(reader.mesh, action.mesh)].receive
+            if seconds and not self.has_own_links:
+                ends = ((number, direction), (other, -direction))
+                start = max(time, *(self.links.get(end, 0.0) for end in ends))
+                self.links.update(dict.fromkeys(ends, start + seconds))
+            self._push(start + seconds, other, reader, -1)
 
     def _push(self, time: float, number: int, action: Action, version: int) -> None:
         self.count += 1
