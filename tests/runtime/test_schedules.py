@@ -41,6 +41,7 @@ EXACT = 1e-9
         (TIED, replace(CHUNKS, tensor=2, num_microbatches=4, recompute=True)),
         (TIED, replace(CHUNKS, data=2, zero=3, num_microbatches=2)),
         (TIED, replace(CHUNKS, data=2, zero=1, num_microbatches=1)),
+        (TIED, replace(CHUNKS, schedule="looped-bfs", data=2, zero=3, num_microbatches=4)),
         (TIED, Seed(stages=4, num_microbatches=8, schedule="1f1b-so", recompute=True)),
         (TIED, Seed(stages=2, data=2, zero=2, num_microbatches=4, schedule="1f1b-so")),
     ],

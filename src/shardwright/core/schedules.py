@@ -7,11 +7,15 @@ in ``planner.schedule``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-NamedSchedule = Literal["1f1b", "gpipe", "1f1b-so", "interleaved"]
+NamedSchedule = Literal["1f1b", "gpipe", "1f1b-so", "interleaved", "looped-bfs"]
 ScheduleName = Literal[NamedSchedule, "custom"]
-ScheduleKind = Literal["pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as"]
+SplitName = Literal["zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"]
+ScheduleKind = Literal[
+    "pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as", "interleaved", "looped-bfs",
+    SplitName,
+]  # fmt: skip
 Executes = Literal["overlapped", "exposed", "streaming"]
 
 
@@ -23,8 +27,12 @@ class Schedule:
     of layers are planned for it. ``profile``: whether they are. While ``behind`` stages come after
     one, that holds ``per_stage * behind + at_end`` microbatches at most, all of them where
     ``per_stage`` is None; with ``chunks`` several stages share their devices, and that is told by the
-    order alone. ``posts``: receives are actions of the order, ahead of their use. ``executes``: what becomes of transfers in the closed forms: hidden, not hidden, or
-    streamed while computing.
+    order alone. ``posts``: receives are actions of the order, ahead of their use. ``splits``: the
+    backward is two actions, I and W. ``folds``: chunks lie as a V, the first device has the first and
+    the last. ``streams``: transfers run while layers
+    compute. ``searched``: the order follows from times, and may hold so many times 1F1B's activations.
+    ``executes``: what becomes of transfers in the closed forms: hidden, not hidden, or streamed while
+    computing.
     """
 
     title: str
@@ -34,7 +42,11 @@ class Schedule:
     at_end: int = 1
     chunks: bool = False
     posts: bool = False
+    splits: bool = False
+    folds: bool = False
+    searched: int = 0
     flushes: bool = True
+    streams: bool = False
     executes: Executes = "overlapped"
 
 
@@ -45,22 +57,46 @@ SCHEDULES: dict[str, Schedule] = {
     ),
     "1f1b-sno": Schedule(title="1F1B", program="1f1b", profile=True, executes="exposed"),
     "gpipe": Schedule(title="GPipe", program="gpipe", profile=True, per_stage=None),
-    "1f1b-as": Schedule(title="1F1B, streamed", profile=True, executes="streaming"),
+    "1f1b-as": Schedule(title="1F1B, streamed", profile=True, streams=True, executes="streaming"),
     "fbp-as": Schedule(
-        title="forward and backward side by side, streamed", profile=True, per_stage=2, at_end=2
+        title="forward and backward side by side, streamed", profile=True, per_stage=2, at_end=2, streams=True
     ),
     "1f1b": Schedule(title="1F1B", program="1f1b", executes="exposed"),
     "interleaved": Schedule(
-        title="interleaved 1F1B", program="interleaved", per_stage=2, chunks=True, posts=True
+        title="interleaved 1F1B", program="interleaved", profile=True, per_stage=2, chunks=True, posts=True
     ),
+    "looped-bfs": Schedule(title="GPipe of chunks, looped breadth-first", program="looped-bfs", profile=True,
+                           per_stage=None, chunks=True, posts=True),
+    "zb-h1": Schedule(title="zero bubble, memory of 1F1B", profile=True, splits=True),
+    "zb-h2": Schedule(title="zero bubble, twice the warm-up", profile=True, per_stage=2, splits=True),
+    "zb-1p": Schedule(title="zero bubble searched, memory of 1F1B", profile=True, splits=True, searched=1),
+    "zb-2p": Schedule(title="zero bubble searched, twice that memory", profile=True, splits=True, searched=2),
+    "zb-v": Schedule(title="zero bubble on a V", profile=True, chunks=True, splits=True, folds=True),
+    "v-half": Schedule(title="V of half the memory", profile=True, chunks=True, splits=True, folds=True),
+    "v-min": Schedule(title="V of a third of the memory", profile=True, chunks=True, splits=True, folds=True),
     "custom": Schedule(title="an order of one's own", program="custom", per_stage=None,
                        chunks=True, posts=True),
 }  # fmt: skip
-# What strategies may name, and what profiles of layers are planned for.
-NAMED: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "1f1b-so", "interleaved")
+# What strategies may name; what profiles of layers are planned for by their closed forms, and by a
+# replay of their order; what has an order.
+NAMED: tuple[NamedSchedule, ...] = get_args(NamedSchedule)
+REPLAYED: tuple[ScheduleKind, ...] = ("interleaved", "looped-bfs", *get_args(SplitName))
 PLANNED: tuple[ScheduleKind, ...] = (
     "pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as",
 )  # fmt: skip
+
+
+def refusal(name: str) -> str:
+    """Say why a schedule cannot train, or "" where it can or is unknown."""
+    if name not in SCHEDULES or SCHEDULES[name].program:
+        return ""
+    why = "runs backward whole so far, without I and W apart"
+    if not SCHEDULES[name].splits:
+        why = "knows no asynchronous pipelines and no devices that stream"
+    return (
+        f"schedule {name} is planned and simulated for profiles of layers only (plan --profile): the "
+        f"executor {why}; choose {', '.join(NAMED)}"
+    )
 
 
 def in_flight(name: str, behind: int, most: int) -> int:

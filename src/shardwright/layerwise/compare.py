@@ -7,10 +7,9 @@ import math
 from collections.abc import Sequence
 
 from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy
-from shardwright.core.schedules import ScheduleKind
+from shardwright.core.schedules import SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
-from shardwright.layerwise.events import REPLAYED, StageTimes, replay
 from shardwright.layerwise.exact import plan_exact
 from shardwright.layerwise.pipedream import (
     OURS,
@@ -27,6 +26,7 @@ from shardwright.layerwise.problem import (
     all_reduce,
     measure,
 )
+from shardwright.planner.schedule import Replay, StageTimes, pipeline_order, replay, side_by_side
 
 # Tried when no schedule is named: those of devices that run one operation at a time.
 EXPLORED: tuple[ScheduleKind, ...] = (*SYNCHRONOUS, "gpipe")
@@ -34,8 +34,10 @@ ROUNDING = 1e-9  # of sums in another order
 
 
 def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
-    """Add the seconds of a replayed step, where the schedule has a flush and can be replayed."""
-    if plan.schedule not in REPLAYED:
+    """Add the seconds of a replayed step, where the schedule has a flush; what streams costs nothing
+    there."""
+    schedule = SCHEDULES[plan.schedule]
+    if not schedule.flushes:
         return plan
     before = [1, *(stage.shards for stage in plan.stages)]
     stages = [
@@ -44,14 +46,32 @@ def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
             backward=stage.compute_seconds
             - stage.forward_seconds
             + (1 - IN_FORWARD) * stage.collective_seconds,
-            receive=stage.receive_bytes / (min(shards, stage.shards) * problem.bandwidth),
+            receive=0.0
+            if schedule.streams
+            else stage.receive_bytes / (min(shards, stage.shards) * problem.bandwidth),
             message=_message(problem, stage),
-            replicas=stage.num_replicas,
         )
         for stage, shards in zip(plan.stages, before, strict=False)
     ]
-    found = replay(stages, plan.schedule, problem.microbatches)
-    return dataclasses.replace(plan, simulated_seconds=found.seconds)
+    replicas = [stage.num_replicas for stage in plan.stages]
+    seconds = step_of(plan.schedule, stages, replicas, problem.microbatches).seconds
+    return dataclasses.replace(plan, simulated_seconds=seconds)
+
+
+def step_of(
+    schedule: ScheduleKind,
+    stages: Sequence[StageTimes],
+    replicas: Sequence[int],
+    num_microbatches: int,
+    *,
+    has_own_links: bool = False,
+) -> Replay:
+    """Replay a step of a schedule whose order follows from its name."""
+    if SCHEDULES[schedule].at_end == 1:
+        lines = pipeline_order(schedule, len(stages), num_microbatches, replicas=replicas)
+        return replay(lines, stages, has_own_links=has_own_links)
+    lines, devices, after = side_by_side(schedule, replicas, num_microbatches)
+    return replay(lines, stages, devices=devices, after=after, has_own_links=has_own_links)
 
 
 def _message(problem: PipelineProblem, stage: PipelineStage) -> float:

@@ -79,7 +79,7 @@ def test_a_backward_without_its_forward_is_refused():
 
 
 def test_an_unknown_schedule_or_an_empty_pipeline_is_refused():
-    with pytest.raises(ValueError, match="choose '1f1b', 'gpipe'"):
+    with pytest.raises(ValueError, match="choose '1f1b-so', '1f1b-sno'"):
         pipeline_order("zero-bubble", 2, 2)
     with pytest.raises(ValueError, match="at least one stage and one microbatch"):
         pipeline_order("gpipe", 0, 4)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shardwright.core.schedules import SCHEDULES
 from shardwright.core.strategy import Mesh, Pipeline, Strategy
 from shardwright.errors import InputError
+from shardwright.planner.schedule.generators import pipeline_order
 from shardwright.planner.schedule.pipeline import (
     Action,
     Crews,
@@ -23,7 +24,6 @@ from shardwright.planner.schedule.pipeline import (
     check_order,
     global_order,
     needs,
-    pipeline_order,
     written,
 )
 
@@ -99,6 +99,12 @@ def _orders(
         if pipeline.schedule == "custom":
             lines = written(pipeline.order)
             check_order(lines, crews, pieces)
+            split = next((a for line in lines for a in line if a.phase in "IW"), None)
+            if split:
+                raise ValueError(
+                    f"the executor runs backward whole so far, but this order splits it ({split}); "
+                    "write B in place of I and W, or plan it for a profile of layers (plan --profile)"
+                )
         else:
             lines = pipeline_order(pipeline.schedule, count, pieces, crews)
     except ValueError as error:

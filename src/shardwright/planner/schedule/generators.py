@@ -1,0 +1,155 @@
+"""Named schedules as orders: who runs what after what.
+
+Where the backward is split (I and W), W has no reader, so that it fills what would be idle. Sources:
+Huang et al., 2019 (GPipe); Fan et al., 2021 (1F1B); Zhao et al., 2020 (1F1B-SO); Narayanan et al.,
+2021 (interleaved); Lamy-Poirier, 2023 (looped, breadth first); Qi et al., 2024 (ZB-H1, ZB-H2); Qi et
+al., 2024b (ZB-V, V-Half, V-Min).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.core.schedules import SCHEDULES, in_flight
+from shardwright.planner.schedule.folded import folded_order
+from shardwright.planner.schedule.pipeline import Action, Crews, Line, alone, merges
+
+# All that need no times and run one action of a device at a time.
+GENERATED = tuple(
+    name
+    for name, schedule in SCHEDULES.items()
+    if schedule.flushes and schedule.at_end == 1 and not schedule.searched and name != "custom"
+)
+
+
+def pipeline_order(
+    schedule: str,
+    num_stages: int,
+    num_microbatches: int,
+    crews: Crews | None = None,
+    *,
+    replicas: Sequence[int] = (),
+) -> tuple[Line, ...]:
+    """Return the actions of every crew in the order they run; without ``crews`` each stage is one.
+
+    Of stages in ``replicas`` each has a line, and microbatch i goes to replica i mod r. ``gpipe``:
+    every forward, then every backward, both by ascending microbatch. ``1f1b`` (DAPPLE,
+    PipeDream-Flush): stage k of p runs p-1-k forwards ahead, then one forward and one backward in
+    turn, then the remaining backwards; it keeps at most p-k microbatches alive. ``1f1b-so`` (BaPipe)
+    runs twice as many ahead, so that a transfer has an action to hide behind. These take every stage
+    as a crew, as do ``zb-h1`` and ``zb-h2`` (``_deferred``). ``interleaved`` (Megatron-LM) and
+    ``looped-bfs``: see ``_interleaved`` and ``_breadth_first``. ``zb-v``, ``v-half`` and ``v-min``: see
+    ``folded``.
+
+    Raises ValueError for another name, and for an odd number of stages of a V.
+    """
+    if num_stages < 1 or num_microbatches < 1:
+        raise ValueError(
+            f"a pipeline needs at least one stage and one microbatch, not {num_stages} and "
+            f"{num_microbatches}; raise both to 1 or more"
+        )
+    if schedule not in GENERATED:
+        known = ", ".join(map(repr, GENERATED))
+        raise ValueError(f"schedule {schedule!r} is unknown; choose {known}")
+    entry = SCHEDULES[schedule]
+    if entry.folds:
+        return folded_order(schedule, num_stages, num_microbatches)
+    if entry.chunks:
+        crews = crews or alone(num_stages)
+        if entry.per_stage is None:
+            return tuple(_breadth_first(own, num_microbatches) for own in crews)
+        return _interleaved(crews, num_stages, num_microbatches)
+    if entry.splits:
+        return _deferred(num_stages, num_microbatches, entry.per_stage or 0)
+    replicas, lines = replicas or (1,) * num_stages, list[Line]()
+    for stage, count in enumerate(replicas):
+        behind = (sum(replicas[stage:]) - 1) // count
+        for replica in range(count):
+            mine = range(replica, num_microbatches, count)
+            forwards = [Action(stage, "F", m) for m in mine]
+            backwards = [Action(stage, "B", m) for m in mine]
+            ahead = len(mine) if entry.per_stage is None else entry.per_stage * behind
+            lines.append(_alternate(forwards, backwards, min(ahead, len(mine))))
+    return tuple(lines)
+
+
+def side_by_side(
+    schedule: str, replicas: Sequence[int], num_microbatches: int
+) -> tuple[tuple[Line, ...], tuple[int, ...], dict[Action, tuple[Action, ...]]]:
+    """Return lines of forwards and of backwards, two to a device, the device of each, and which
+    backward every forward waits for, since a device holds no more than the table says (FBP-AS)."""
+    lines, devices, after = list[Line](), list[int](), dict[Action, tuple[Action, ...]]()
+    for stage, count in enumerate(replicas):
+        behind = (sum(replicas[stage:]) - 1) // count
+        for replica in range(count):
+            mine = range(replica, num_microbatches, count)
+            held = in_flight(schedule, behind, len(mine))
+            for phase in ("F", "B"):
+                lines.append(tuple(Action(stage, phase, m) for m in mine))
+                devices.append(sum(replicas[:stage]) + replica)
+            for first, later in zip(mine, mine[held:], strict=False):
+                after[Action(stage, "F", later)] = (Action(stage, "B", first),)
+    return tuple(lines), tuple(devices), after
+
+
+def _alternate(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> Line:
+    """Run so many forwards ahead, then forward and backward in turn, then what is left."""
+    order = list(forwards[:ahead])
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        order += [forward, backward]
+    return (*order, *backwards[len(forwards) - ahead :])
+
+
+def _interleaved(crews: Crews, num_stages: int, num_microbatches: int) -> tuple[Line, ...]:
+    """Return the order of Narayanan et al. (SC 2021): chunk by chunk, a group of microbatches each.
+
+    A group has as many microbatches as there are crews, the last what is left. Crew k of p, with v
+    chunks, runs 2 (p-1-k) + (v-1) g forwards ahead, g the size of the first group; with one chunk
+    each, p-1-k as ``1f1b`` does. Where crews differ or a group is short that may be too few for any
+    order at all: then every crew runs one more ahead, until there is one.
+    """
+    size = min(len(crews), num_microbatches)
+    most = max(map(len, crews))
+    groups = [
+        range(first, min(first + len(crews), num_microbatches))
+        for first in range(0, num_microbatches, len(crews))
+    ]
+    for more in range(num_stages * num_microbatches + 1):
+        lines: list[Line] = []
+        for place, own in enumerate(crews):
+            behind = len(crews) - 1 - place
+            ahead = more + (2 * behind + (len(own) - 1) * size if most > 1 else behind)
+            up, down = sorted(own), sorted(own, reverse=True)
+            forwards = [Action(c, "F", m) for group in groups for c in up for m in group]
+            backwards = [Action(c, "B", m) for group in groups for c in down for m in group]
+            lines.append(_alternate(forwards, backwards, min(ahead, len(forwards))))
+        if merges(lines, num_stages):
+            return tuple(lines)
+    raise AssertionError("all forwards before all backwards is always an order")
+
+
+def _deferred(num_stages: int, num_microbatches: int, share: int) -> tuple[Line, ...]:
+    """Return ZB-H1 (share 1) or ZB-H2 (2): stage k of p runs share (p-1-k) forwards ahead, then F and
+    I in turn with a W once more than share k are pending, then I and W in turn, then the W left."""
+    lines: list[Line] = []
+    for stage in range(num_stages):
+        ahead = min(share * (num_stages - 1 - stage), num_microbatches)
+        line = [Action(stage, "F", m) for m in range(ahead)]
+        done = 0
+        for m in range(num_microbatches):
+            if ahead + m < num_microbatches:
+                line.append(Action(stage, "F", ahead + m))
+            line.append(Action(stage, "I", m))
+            if ahead + m >= num_microbatches or m + 1 - done > share * stage:
+                line.append(Action(stage, "W", done))
+                done += 1
+        line += [Action(stage, "W", m) for m in range(done, num_microbatches)]
+        lines.append(tuple(line))
+    return tuple(lines)
+
+
+def _breadth_first(own: Sequence[int], num_microbatches: int) -> Line:
+    """Run all microbatches of a chunk before any of the next, so that its weights are gathered once."""
+    every = range(num_microbatches)
+    forwards = [Action(chunk, "F", m) for chunk in sorted(own) for m in every]
+    return (*forwards, *(Action(c, "B", m) for c in sorted(own, reverse=True) for m in every))

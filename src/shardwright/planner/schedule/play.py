@@ -1,0 +1,169 @@
+"""Devices that decide what to run whenever they are free: orders with a split backward from times.
+
+A device runs the gradient of an input that has arrived, else a forward for which there is memory,
+else W, unless what comes next would wait for it too long.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardwright.planner.schedule.clock import StageTimes
+from shardwright.planner.schedule.pipeline import Action, Crews, Line, Phase, alone, most_bytes
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the activations of every device may take, in the units of what a mesh keeps of a
+    microbatch: ``kept`` from F to I, and ``left`` of that from I to W."""
+
+    limits: Sequence[float]
+    kept: Sequence[float]
+    left: Sequence[float]
+
+    def has(self, lines: Sequence[Line]) -> bool:
+        """Whether an order stays within the limits."""
+        peaks = most_bytes(lines, self.kept, self.left)
+        return all(p <= limit * (1 + ROUNDING) for p, limit in zip(peaks, self.limits, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How devices decide: ``share`` see ``SHARES``; ``balances``: a device that has idled less than
+    another waits; ``warmup``: the most forwards of each before its first I."""
+
+    share: float = 1.0
+    balances: bool = False
+    warmup: Sequence[int] = ()
+
+
+def list_schedule(
+    stages: Sequence[StageTimes],
+    num_microbatches: int,
+    room: Room,
+    policy: Policy,
+    *,
+    crews: Crews = (),
+    given: Sequence[Line] = (),
+) -> tuple[tuple[Line, ...], float] | None:
+    """Return the order that devices take which decide by a policy, and its longest span
+    (``Replay.span``), or None where they get stuck.
+
+    ``crews``: the meshes of each, one if not given. Where F and I are ``given`` in an order, only W
+    is placed. O(actions log devices).
+    """
+    play = _Play(stages, num_microbatches, room, policy, crews or alone(len(stages)))
+    if given:
+        play.given = [[a for a in line if a.phase in "FI"] for line in given]
+    while play.awake:
+        time, device = heapq.heappop(play.awake)
+        if play.free[device] > time:
+            continue
+        action, later = play.choose(device, time)
+        if action is not None:
+            play.run(device, action, time)
+        elif later < math.inf:
+            heapq.heappush(play.awake, (later, device))
+    lines = tuple(map(tuple, play.lines))
+    if sum(map(len, lines)) < 3 * len(stages) * num_microbatches:
+        return None
+    return lines, max(end - begin for end, begin in zip(play.free, play.begin, strict=True))
+
+
+class _Play:
+    """The state of devices that decide one after another in the order of time."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageTimes],
+        count: int,
+        room: Room,
+        policy: Policy,
+        crews: Crews,
+    ) -> None:
+        self.stages, self.room, self.policy, self.crews = stages, room, policy, crews
+        self.home = {mesh: device for device, own in enumerate(crews) for mesh in own}
+        self.done: dict[Phase, list[int]] = {p: [0] * len(stages) for p in ("F", "I", "W")}
+        self.arrived: dict[Phase, list[list[float]]] = {p: [[] for _ in stages] for p in ("F", "I")}
+        self.arrived["F"][0] = [0.0] * count
+        self.free, self.memory, self.idle, self.begin = ([0.0] * len(crews) for _ in range(4))
+        self.lines: list[list[Action]] = [[] for _ in crews]
+        self.given: list[list[Action]] = []
+        self.awake = [(0.0, device) for device in range(len(crews))]
+
+    def choose(self, device: int, time: float) -> tuple[Action | None, float]:
+        """Return what a free device runs now, or when something that it can run arrives."""
+        soonest = math.inf
+        for phase, mesh in self._wanted(device):
+            place = self.done[phase][mesh]
+            if place < len(self.arrived[phase][mesh]):
+                at = self.arrived[phase][mesh][place]
+                if at <= time:
+                    return Action(mesh, phase, place), at
+                soonest = min(soonest, at)
+        pending = [m for m in self.crews[device] if self.done["W"][m] < self.done["I"][m]]
+        if pending:
+            mesh = max(pending, key=lambda one: self.done["I"][one] - self.done["W"][one])
+            wait, takes = soonest - time, self.stages[mesh].weight
+            is_worth = wait >= (1 - self.policy.share) * takes
+            if self.policy.balances and wait < takes:
+                is_worth = is_worth or self.idle[device] + wait > max(self.idle)
+            if is_worth:
+                return Action(mesh, "W", self.done["W"][mesh]), time
+        return None, soonest
+
+    def _wanted(self, device: int) -> Iterator[tuple[Phase, int]]:
+        """Yield what a device would run if it had arrived, best first: I, then forwards with room."""
+        own = self.crews[device]
+        if self.given:
+            if len(self.lines[device]) - sum(self.done["W"][m] for m in own) < len(
+                self.given[device]
+            ):
+                after = self.given[device][sum(self.done["F"][m] + self.done["I"][m] for m in own)]
+                if after.phase == "I" or self._fits(device, after.mesh) or not self._can_free(own):
+                    yield after.phase, after.mesh
+            return
+        for mesh in reversed(own):
+            yield "I", mesh
+        begun = sum(self.done["F"][mesh] for mesh in own)
+        is_first = not any(self.done["I"][mesh] for mesh in own)
+        if self.policy.warmup and is_first and begun >= self.policy.warmup[device]:
+            return
+        for mesh in reversed(own):
+            if self._fits(device, mesh):
+                yield "F", mesh
+
+    def _fits(self, device: int, mesh: int) -> bool:
+        most = self.room.limits[device] * (1 + ROUNDING)
+        return self.memory[device] + self.room.kept[mesh] <= most
+
+    def _can_free(self, own: Sequence[int]) -> bool:
+        return any(self.done["W"][mesh] < self.done["I"][mesh] for mesh in own)
+
+    def run(self, device: int, action: Action, time: float) -> None:
+        """Run an action from a time on, and tell those who wait for it."""
+        mesh, phase, _ = action
+        end = time + self.stages[mesh].seconds(phase)
+        if self.lines[device]:
+            self.idle[device] += time - self.free[device]
+        else:
+            self.begin[device] = time
+        self.lines[device].append(action)
+        self.done[phase][mesh] += 1
+        whole, rest = self.room.kept[mesh], self.room.left[mesh]
+        self.memory[device] += {"F": whole, "I": rest - whole, "W": -rest}[phase]
+        self.free[device] = end
+        heapq.heappush(self.awake, (end, device))
+        is_last = mesh == len(self.stages) - 1
+        if phase == "W" or (phase == "I" and mesh == 0):
+            return
+        reader = mesh - 1 if phase == "I" else mesh if is_last else mesh + 1
+        other = self.home[reader]
+        arrives = end + (self.stages[max(mesh, reader)].receive if other != device else 0.0)
+        self.arrived["I" if is_last else phase][reader].append(arrives)
+        heapq.heappush(self.awake, (arrives, other))

@@ -1,0 +1,84 @@
+"""A searched order: W fills what would be idle, within a limit of memory (ZB-1p, ZB-2p).
+
+The best of many plays (``play``) and of ZB-H1 and ZB-H2; of few actions every order is tried. Times
+and limit are those of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; so is what is
+minimised, the longest time from first start to last end on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from shardwright.planner.schedule.clock import StageTimes, replay
+from shardwright.planner.schedule.exhaustive import best_order
+from shardwright.planner.schedule.generators import pipeline_order
+from shardwright.planner.schedule.pipeline import Line
+from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_schedule
+
+# W is begun where it makes what comes next wait for this share of it at most. All are tried, each
+# also with devices that have idled least waiting longer; more shares found nothing better in the
+# twelve settings of the paper.
+SHARES = (1.0, 0.7, 0.4, 0.0)
+# So few actions, three stages of three microbatches, take some 20 ms to try in every order; a
+# microbatch more can take seconds.
+FEW = 27
+
+
+def search_order(
+    stages: Sequence[StageTimes], num_microbatches: int, room: Room
+) -> tuple[Line, ...] | None:
+    """Return an order of F, I and W, each stage on a device of its own, whose ``Replay.span`` is short;
+    None where the first forward does not fit already.
+
+    With at most ``FEW`` actions no order within the limits is shorter. O(plays * actions log stages).
+    """
+    count = len(stages)
+    found: list[tuple[float, tuple[Line, ...]]] = []
+    for name in ("zb-h1", "zb-h2"):
+        lines = pipeline_order(name, count, num_microbatches)
+        if room.has(lines):
+            found.append((replay(lines, stages).span, lines))
+    for policy in _policies(stages, num_microbatches, room):
+        played = list_schedule(stages, num_microbatches, room, policy)
+        found += [(played[1], played[0])] if played else []
+    if not found:
+        return None
+    span, lines = min(found, key=lambda each: each[0])
+    if 3 * count * num_microbatches <= FEW:
+        return best_order(stages, num_microbatches, room, span) or lines
+    return lines
+
+
+def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[Policy]:
+    fits = [
+        int(limit * (1 + ROUNDING) / kept) if kept else count
+        for limit, kept in zip(room.limits, room.kept, strict=True)
+    ]
+    last = len(stages) - 1
+    warmups = {
+        tuple(_warmup(stages, [min(count, most) for most in fits], waits))
+        for waits in (False, True)
+    } | {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
+    for warmup, share, balances in product(((), *sorted(warmups)), SHARES, (False, True)):
+        yield Policy(share=share, balances=balances, warmup=warmup)
+
+
+def _warmup(stages: Sequence[StageTimes], most: Sequence[int], waits: bool) -> list[int]:
+    """Return how many forwards each stage runs before the first gradient arrives; ``waits``: not one
+    that would keep it waiting."""
+    ends: list[float] = []
+    for stage in stages:
+        ends.append((ends[-1] + stage.receive if ends else 0.0) + stage.forward)
+    counts = [1] * len(stages)
+    back = ends[-1] + stages[-1].backward
+    for k in range(len(stages) - 2, -1, -1):
+        arrives, free = back + stages[k + 1].receive, ends[k]
+        while counts[k] < most[k]:
+            if (free + stages[k].forward if waits else free) > arrives - (0 if waits else ROUNDING):
+                break
+            free, counts[k] = free + stages[k].forward, counts[k] + 1
+        back = max(free, arrives) + stages[k].backward
+    for k in range(1, len(counts)):
+        counts[k] = min(counts[k], counts[k - 1])
+    return counts
