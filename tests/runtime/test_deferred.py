@@ -20,7 +20,7 @@ from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture, load_model
-from shardwright.runtime.deferred import build_deferred, deferred_of
+from shardwright.runtime.deferred import build_deferred, copy_deferred, deferred_of
 from shardwright.runtime.executor import Executor, RunOptions
 from tests import zoo
 from tests.runtime.world import run_ranks
@@ -232,15 +232,17 @@ def example() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def train_both_ways() -> list[bool]:
-    """Return, per plan, whether a deferred module, a released one and a plain one train alike."""
+    """Return, per plan, whether a deferred module, a copy without memory, a released one and a plain
+    one train alike."""
     same: list[bool] = []
     for seed in SEEDS:
         results: list[list[Tensor]] = []
-        for way in ("plain", "released", "deferred"):
+        for way in ("plain", "released", "deferred", "copied"):
             torch.manual_seed(5)
             make = lambda: example()[0]  # noqa: E731
             module = build_deferred(make).module if way == "deferred" else make()
-            assert (deferred_of(module) is not None) == (way == "deferred")
+            module = copy_deferred(module) if way == "copied" else module
+            assert (deferred_of(module) is not None) == (way in ("deferred", "copied"))
             batch = example()[1]
             captured = capture(module, batch)
             program = lower(captured.graph, seed_strategy(captured.graph, seed))
@@ -268,16 +270,20 @@ def train_both_ways() -> list[bool]:
 @pytest.mark.ranks
 def test_ranks_of_a_deferred_module_hold_and_train_what_those_of_a_plain_one_do() -> None:
     for same in run_ranks(2, train_both_ways):
-        assert same == [True] * 2 * len(SEEDS)
+        assert same == [True] * 3 * len(SEEDS)
 
 
 def test_a_module_with_opaque_parts_is_deferred_alike() -> None:
     """Export refuses a branch on values, so the model is run once for real, with its own numbers."""
     losses: list[list[Tensor]] = []
-    for is_deferred in (False, True):
-        batch = zoo.switching()[1]
-        built = build_deferred(lambda: zoo.switching()[0])
-        module = built.module if is_deferred else zoo.switching()[0]
+    ways: tuple[Callable[[nn.Module], nn.Module], ...] = (
+        lambda module: module,
+        lambda _: build_deferred(lambda: zoo.switching()[0]).module,
+        copy_deferred,
+    )
+    for way in ways:
+        module, batch = zoo.switching()
+        module = way(module)
         captured = capture(module, batch)
         assert any(note for note in captured.graph.notes)
         program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
@@ -285,7 +291,11 @@ def test_a_module_with_opaque_parts_is_deferred_alike() -> None:
         executor = Executor(captured, program, module, optimizer=optimizer)
         losses.append([executor.step(batch), executor.step(batch)])
         executor.close()
-    assert all(map(torch.equal, *losses))
+    assert all(
+        torch.equal(one, other)
+        for pair in pairwise(losses)
+        for one, other in zip(*pair, strict=True)
+    )
 
 
 def test_build_takes_a_factory_and_warns_where_it_builds_whole() -> None:

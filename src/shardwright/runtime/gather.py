@@ -6,6 +6,8 @@ summed over the world, where each is counted by one rank only.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -51,31 +53,33 @@ def kept_values(machine: Machine) -> dict[int, int]:
     return kept
 
 
+def whole_tensors(
+    machine: Machine, roles: Collection[str] = ("parameter", "buffer")
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers by name, whole on every rank, one after the other. Every rank of
+    the world must take them all."""
+    tensors, module = machine.captured.graph.tensors, machine.parameters.module
+    for tensor, value in kept_values(machine).items():
+        name, role = tensors[tensor].name, tensors[tensor].role
+        if role in roles:
+            own = module.get_parameter(name) if role == "parameter" else module.get_buffer(name)
+            yield name, seen_as(whole_tensor(machine, value), own.shape)
+
+
 def full_parameters(machine: Machine) -> dict[str, Tensor]:
     """Return every parameter whole, by name."""
-    tensors, found = machine.captured.graph.tensors, dict[str, Tensor]()
-    for tensor, value in kept_values(machine).items():
-        name = tensors[tensor].name
-        if tensors[tensor].role == "parameter":
-            shape = machine.parameters.module.get_parameter(name).shape
-            found[name] = seen_as(whole_tensor(machine, value), shape)
-    return found
+    return dict(whole_tensors(machine, ("parameter",)))
 
 
 def to_module(machine: Machine, module: nn.Module) -> None:
     """Copy parameters and buffers into a module."""
-    tensors = machine.captured.graph.tensors
-    empty = [name for name, tensor in module.named_parameters() if tensor.is_meta]
+    named = dict(module.named_parameters())
+    empty = [name for name, tensor in named.items() if tensor.is_meta]
     if empty:
         raise InputError(
             f"a module must have memory to receive parameters, but {empty[0]!r} is on the meta "
             "device; build another one on the CPU, or call to_empty(device='cpu')"
         )
     with torch.no_grad():
-        for tensor, value in kept_values(machine).items():
-            name, role = tensors[tensor].name, tensors[tensor].role
-            if role == "parameter":
-                parameter = module.get_parameter(name)
-                parameter.copy_(seen_as(whole_tensor(machine, value), parameter.shape))
-            elif role == "buffer":
-                module.get_buffer(name).copy_(whole_tensor(machine, value))
+        for name, whole in whole_tensors(machine):
+            (named[name] if name in named else module.get_buffer(name)).copy_(whole)

@@ -23,12 +23,13 @@ from shardwright.runtime.capture import Captured, CapturedCall
 from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.models import ModelSource
 from shardwright.runtime.capture.prepare import find_loss
+from shardwright.runtime.deferred import copy_deferred
 from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.gather import whole_tensors
 from shardwright.runtime.randomness import WithoutDropout, is_dropout, is_random
 from shardwright.runtime.rehearsal import rehearse
 from shardwright.runtime.segment import with_settings
 from shardwright.runtime.store import DTYPES
-from shardwright.runtime.train import build_seeded
 from shardwright.runtime.world import World
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
@@ -61,9 +62,9 @@ class Gap:
     difference: float
 
 
-def exact_module(source: ModelSource, precision: Precision = "float64") -> nn.Module:
-    """Build a model in float64, or another precision."""
-    return build_seeded(source).to(DTYPES[precision]).train()
+def exact_source(source: ModelSource, precision: Precision = "float64") -> ModelSource:
+    """Return what builds a model in float64, or another precision, to be trained."""
+    return replace(source, make_module=lambda: source.make_module().to(DTYPES[precision]).train())
 
 
 def without_dropout(module: nn.Module, captured: Captured) -> tuple[Captured, int]:
@@ -182,7 +183,8 @@ def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tel
         optimizer.step()
         losses.append(float(loss.detach()))
         tell(number)
-    return _trained(module, losses)
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return Trained(losses=tuple(losses), tensors={name: one.detach() for name, one in named})
 
 
 def train_as_rank(
@@ -194,15 +196,14 @@ def train_as_rank(
     world: World | None = None,
     tell: Tell,
 ) -> Trained:
-    """Train a copy of a module as one rank of a Program; the first rank returns the tensors."""
-    module = copy.deepcopy(module)
+    """Train a module, which is this rank's to empty, by a Program; the first rank returns the tensors."""
     max_norm = MAX_NORM if program.strategy.clips else None
     executor = Executor(
         captured,
         program,
         module,
         optimizer=OPTIMIZER,
-        options=RunOptions(max_norm=max_norm, world=world),
+        options=RunOptions(max_norm=max_norm, world=world, releases=True),
     )
     losses: list[float] = []
     for number, batch in enumerate(batches, 1):
@@ -210,27 +211,23 @@ def train_as_rank(
             losses.append(float(executor.step(batch)))
         if executor.rank == 0:
             tell(number)
-    executor.to_module(module)
-    rank = executor.rank
+    is_first = executor.rank == 0
+    whole = whole_tensors(executor.machine)  # one at a time: the other ranks keep none
+    tensors = {name: tensor for name, tensor in whole if is_first}
     executor.close()
-    return _trained(module, losses) if rank == 0 else Trained(losses=tuple(losses), tensors={})
+    return Trained(losses=tuple(losses), tensors=tensors)
 
 
 def train_here(
     captured: Captured, program: Program, module: nn.Module, batches: Batches, tell: Tell
 ) -> list[Trained]:
-    """Train by a Program with all its ranks in this process."""
+    """Train copies of a module by a Program with all its ranks in this process."""
 
     def rank(world: World) -> Trained:
-        return train_as_rank(captured, program, module, batches, world=world, tell=tell)
+        own = copy_deferred(module)
+        return train_as_rank(captured, program, own, batches, world=world, tell=tell)
 
     return rehearse(rank, len(program.strategy.devices))[0]
-
-
-def _trained(module: nn.Module, losses: list[float]) -> Trained:
-    named = [*module.named_parameters(), *module.named_buffers()]
-    tensors = {name: tensor.detach().clone() for name, tensor in named}
-    return Trained(losses=tuple(losses), tensors=tensors)
 
 
 def gaps(ranks: Sequence[Trained], yardstick: Trained, captured: Captured) -> tuple[Gap, ...]:

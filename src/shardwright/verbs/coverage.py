@@ -160,9 +160,10 @@ def try_training(model: str, splits: Splits, seq: int | None = None) -> Proof:
 def _train_beside(model: str, splits: Splits, seq: int | None, precision: Precision) -> Proof:
     from shardwright.runtime import verify
     from shardwright.runtime.capture import capture, load_model
+    from shardwright.runtime.train import build_seeded
 
     source = load_model(model)
-    module = verify.exact_module(source)
+    module = build_seeded(verify.exact_source(source))
     batches = verify.exact_batches(source, BATCH, seq, STEPS)
     if precision == "float32":
         module.float()

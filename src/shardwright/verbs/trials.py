@@ -213,11 +213,12 @@ class Ground:
 def prepare(task: Task, plan: Plan) -> Ground:
     """Capture a model as a plan, and all that are raced with it, train it."""
     from shardwright.runtime.capture import load_model
+    from shardwright.runtime.train import build_sharded
     from shardwright.verbs.subject import capture
 
     source = load_model(task.model)
     captured = capture(
-        source.build("cpu"),
+        build_sharded(source).module,
         source.sample(plan.global_batch, task.seq),
         global_batch=plan.global_batch,
         precision=plan.strategy.precision,
@@ -239,16 +240,16 @@ def race_plans(
     """Build the executor of every plan on this rank, in the world that is joined, and race them."""
     from shardwright.runtime.executor import Executor, RunOptions
     from shardwright.runtime.race import PlainData, race
-    from shardwright.runtime.train import build_seeded, named_optimizer
+    from shardwright.runtime.train import build_seeded, build_sharded, named_optimizer
 
     source, captured = ground.source, ground.captured
     optimizer = named_optimizer(task.optimizer, LEARNING_RATE)
-    options = RunOptions(device=device)
+    options = RunOptions(device=device, releases=True)
     executors = [
         Executor(
             captured,
             lower(captured.graph, plan.strategy),
-            build_seeded(source),
+            build_sharded(source).module,
             optimizer=optimizer,
             options=options,
         )

@@ -7,6 +7,7 @@ rank; ``train_rank`` is then the body of each.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardwright.runtime.capture import Captured
+    from shardwright.runtime.capture.source import ModelSource
     from shardwright.runtime.verify import Batches, Tell, Trained
 
 # Precisions to verify in: the second where the model does not run in the first.
@@ -122,29 +124,34 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
 
 def train_rank(task: Task) -> Trained:
     """Train as one process: the body of every rank."""
+    from shardwright.runtime.train import build_sharded
     from shardwright.runtime.verify import train_as_rank
 
-    ready = prepare(task)
+    ready = prepare(task, lambda source: build_sharded(source).module)
     return train_as_rank(
         ready.captured, ready.program, ready.module, ready.batches, tell=lambda _: None
     )
 
 
-def prepare(task: Task, original: OperatorGraph | None = None) -> Prepared:
+def prepare(
+    task: Task,
+    build: Callable[[ModelSource], nn.Module],
+    original: OperatorGraph | None = None,
+) -> Prepared:
     """Build model and Program of a task, whose strategy may be for another precision's graph.
 
-    Raises ValueError where the strategy does not fit the model at this batch size.
+    ``build`` makes the module, from a source of it in the task's precision. Raises ValueError where the strategy does not fit the model at this batch size.
     """
     from shardwright.runtime.capture import load_model
     from shardwright.runtime.verify import (
         exact_batches,
-        exact_module,
+        exact_source,
         in_single,
         without_dropout,
     )
 
     source = load_model(task.model)
-    module = exact_module(source, task.precision)
+    module = build(exact_source(source, task.precision))
 
     def made(size: int, steps: int) -> Batches:
         found = exact_batches(source, size, task.seq, steps)
@@ -203,12 +210,13 @@ def _trained_plainly(
     tasks: list[Task], original: OperatorGraph, tell: Tell
 ) -> tuple[Task, Prepared, Trained]:
     """Return the first task that fits the plan's graph and that plain PyTorch can train."""
+    from shardwright.runtime.train import build_seeded
     from shardwright.runtime.verify import train_plainly
 
     refusals: dict[str, str] = {}
     for task in tasks:
         try:
-            ready = prepare(task, original)
+            ready = prepare(task, build_seeded, original)
         except ValueError as error:
             refusals.setdefault(task.precision, str(error))
             continue

@@ -8,8 +8,12 @@ from shardwright.runtime.deferred.build import (
     Deferred,
     build_deferred,
     built_from,
+    copy_deferred,
     deferred_of,
     replace_parameters,
 )
 
-__all__ = ["Built", "Deferred", "build_deferred", "built_from", "deferred_of", "replace_parameters"]
+__all__ = [
+    "Built", "Deferred", "build_deferred", "built_from", "copy_deferred", "deferred_of",
+    "replace_parameters",
+]  # fmt: skip

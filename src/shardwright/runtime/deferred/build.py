@@ -53,10 +53,25 @@ class Deferred:
             GENERATOR.set_state(end)
 
 
-_deferred: WeakKeyDictionary[nn.Module, Deferred] = WeakKeyDictionary()
+class Borrowed:
+    """Parameters that another module holds, to be copied one by one."""
+
+    def __init__(self, lender: nn.Module) -> None:
+        self._parameters = dict(lender.named_parameters())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def values(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield copies of parameters; drop one before asking for the next."""
+        for name in names:
+            yield name, self._parameters[name].detach().clone()
 
 
-def deferred_of(module: nn.Module) -> Deferred | None:
+_deferred: WeakKeyDictionary[nn.Module, Deferred | Borrowed] = WeakKeyDictionary()
+
+
+def deferred_of(module: nn.Module) -> Deferred | Borrowed | None:
     """Return how to make a module's parameters, None where it holds them."""
     return _deferred.get(module)
 
@@ -98,6 +113,20 @@ def build_deferred(make: Callable[[], nn.Module]) -> Built:
     module = again()
     remember_maker(module, again)  # should its parameters be released
     return Built(module, f"every rank builds the whole module before it keeps its shards: {reason}")
+
+
+def copy_deferred(module: nn.Module) -> nn.Module:
+    """Copy a module with its parameters on the meta device, to be taken from the original bit by bit.
+
+    The original must hold its values and keep them until an executor has cut its shards.
+    """
+    metas = {
+        id(one): nn.Parameter(one.detach().to("meta"), requires_grad=one.requires_grad)
+        for one in module.parameters()
+    }
+    copied = copy.deepcopy(module, memo=dict(metas))
+    _deferred[copied] = Borrowed(module)
+    return copied
 
 
 def built_from(model: nn.Module | Callable[[], Any]) -> Built:
