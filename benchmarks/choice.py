@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from choice_models import BATCHES, TUNED
-from hosts import hosts, why_not
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from shardwright.core.plan import Plan
 from shardwright.files.planfile import read_plan_file
@@ -33,6 +34,7 @@ from shardwright.verbs.results import Study
 from shardwright.verbs.study import study
 from shardwright.verbs.training import start
 from shardwright.verbs.trials import LEARNING_RATE, Entry, run_trial
+from tests.hosts import hosts, why_not
 
 FILE = Path(__file__).with_name("choice_models.py")
 DESCRIPTION = """

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
-from benchmarks.contest_families import FAMILIES, Instance, planted, variation
 from shardwright.files.iopddl import read_iopddl
 from shardwright.verbs.iopddl import search
+from tests.planner.solve.wide.families import FAMILIES, Instance, planted, variation
 
 BAR_MEAN_SCORE = 0.95
 BAR_BYTES = 4 * 2**30

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import hosts, why_not
 from tests.command import shardwright
 from tests.docs.pages import ROOT
+from tests.hosts import hosts, why_not
 
 pytestmark = pytest.mark.ranks
 

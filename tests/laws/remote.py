@@ -37,9 +37,7 @@ def holds(cases: Sequence[Case]) -> int:
         module = copy.deepcopy(one.module)
         options = RunOptions(max_norm=MAX_NORM if shape.clips else None, seed=5)
         executor = Executor(one.captured, program, module, optimizer=OPTIMIZER, options=options)
-        losses, outputs = step_through(
-            executor, one.batch, OUTPUTS.get(name, ()), shape.streams
-        )
+        losses, outputs = step_through(executor, one.batch, OUTPUTS.get(name, ()), shape.streams)
         executor.to_module(module)
         executor.close()
         run = Run(

@@ -10,7 +10,7 @@ import os
 import pytest
 from hypothesis import Phase, given, settings
 
-from benchmarks.hosts import hosts, why_not
+from tests.hosts import hosts, why_not
 from tests.laws.models import FACTORIES
 from tests.laws.remote import Case, as_json, holds
 from tests.laws.strategies import Shape, shapes

@@ -55,20 +55,20 @@ CLOSED_FORMS = {
 
 
 @pytest.mark.parametrize("schedule", CLOSED_FORMS)
-@pytest.mark.parametrize(("n", "m"), SHAPES)
-@pytest.mark.parametrize(("forward", "backward"), TIMES)
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
-def test_a_replayed_step_equals_the_closed_form(schedule, n, m, forward, backward, share):
-    sr = 0.0 if SCHEDULES[schedule].streams else share * forward
-    seconds = step(schedule, n, m, forward, backward, sr).seconds
-    assert seconds == pytest.approx(CLOSED_FORMS[schedule](n, m, forward + backward, sr))
+def test_a_replayed_step_equals_the_closed_form(schedule, share):
+    for (n, m), (forward, backward) in itertools.product(SHAPES, TIMES):
+        sr = 0.0 if SCHEDULES[schedule].streams else share * forward
+        seconds = step(schedule, n, m, forward, backward, sr).seconds
+        expected = CLOSED_FORMS[schedule](n, m, forward + backward, sr)
+        assert seconds == pytest.approx(expected), (n, m, forward, backward)
 
 
-@pytest.mark.parametrize(("n", "m"), SHAPES)
 @pytest.mark.parametrize("sr", [1.5, 3.0])
-def test_without_overlap_the_closed_form_holds_for_long_transfers_too(n, m, sr):
-    seconds = step("1f1b-sno", n, m, 1.0, 3.0, sr).seconds
-    assert seconds == pytest.approx(sno_seconds(n, m, 4.0, sr))
+def test_without_overlap_the_closed_form_holds_for_long_transfers_too(sr):
+    for n, m in SHAPES:
+        seconds = step("1f1b-sno", n, m, 1.0, 3.0, sr).seconds
+        assert seconds == pytest.approx(sno_seconds(n, m, 4.0, sr)), (n, m)
 
 
 def test_the_closed_form_of_overlap_ends_where_transfers_are_longer_than_compute():
@@ -76,14 +76,15 @@ def test_the_closed_form_of_overlap_ends_where_transfers_are_longer_than_compute
     assert step("1f1b-so", 4, 16, 1.0, 2.0, 2.0).seconds > so_seconds(4, 16, 3.0, 2.0)
 
 
-@pytest.mark.parametrize(("n", "m"), SHAPES)
 @pytest.mark.parametrize("sr", [0.0, 0.4, 0.5, 1.4])
-def test_overlap_is_never_slower_and_all_are_equal_without_transfers(n, m, sr):
-    overlapped = step("1f1b-so", n, m, 1.0, 2.0, sr).seconds
-    exposed = step("1f1b-sno", n, m, 1.0, 2.0, sr).seconds
-    assert overlapped <= exposed + 1e-9
-    if not sr:
-        assert overlapped == exposed == step("1f1b-as", n, m, 1.0, 2.0, 0.0).seconds
+def test_overlap_is_never_slower_and_all_are_equal_without_transfers(sr):
+    for n, m in SHAPES:
+        overlapped = step("1f1b-so", n, m, 1.0, 2.0, sr).seconds
+        exposed = step("1f1b-sno", n, m, 1.0, 2.0, sr).seconds
+        assert overlapped <= exposed + 1e-9, (n, m)
+        if not sr:
+            streamed = step("1f1b-as", n, m, 1.0, 2.0, 0.0).seconds
+            assert overlapped == exposed == streamed, (n, m)
 
 
 @pytest.mark.parametrize(("n", "m"), SHAPES)

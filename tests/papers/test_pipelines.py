@@ -56,36 +56,36 @@ CLOSED_FORMS = [("gpipe", gpipe_seconds), ("1f1b", one_f_one_b_seconds)]
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS)
-@pytest.mark.parametrize(("p", "m"), SHAPES)
 @pytest.mark.parametrize("transfer", [0.0, 0.125, 1.0])
-def test_step_seconds_equal_the_closed_form(schedule, closed_form, p, m, transfer):
-    program, seconds = build_program(pipeline_rows(schedule, p, m, transfer))
-    step = simulate(program, seconds).step_seconds
-    assert step == pytest.approx(closed_form(p, m, transfer), rel=1e-12)
+def test_step_seconds_equal_the_closed_form(schedule, closed_form, transfer):
+    for p, m in SHAPES:
+        program, seconds = build_program(pipeline_rows(schedule, p, m, transfer))
+        step = simulate(program, seconds).step_seconds
+        assert step == pytest.approx(closed_form(p, m, transfer), rel=1e-12), (p, m)
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS)
-@pytest.mark.parametrize(("p", "m"), SHAPES)
-def test_one_channel_per_direction_is_enough_while_transfers_are_short(schedule, closed_form, p, m):
-    rows = pipeline_rows(schedule, p, m, 0.5, shared_channels=True)
-    program, seconds = build_program(rows)
-    step = simulate(program, seconds).step_seconds
-    assert step == pytest.approx(closed_form(p, m, 0.5), rel=1e-12)
+def test_one_channel_per_direction_is_enough_while_transfers_are_short(schedule, closed_form):
+    for p, m in SHAPES:
+        rows = pipeline_rows(schedule, p, m, 0.5, shared_channels=True)
+        program, seconds = build_program(rows)
+        step = simulate(program, seconds).step_seconds
+        assert step == pytest.approx(closed_form(p, m, 0.5), rel=1e-12), (p, m)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("p", "m"), SHAPES)
-def test_every_stage_idles_p_minus_1_microbatches_without_transfers(schedule, p, m):
-    program, seconds = build_program(pipeline_rows(schedule, p, m))
-    statistics = program_statistics(simulate(program, seconds), program)
-    assert statistics.compute_seconds == pytest.approx([m * TOTAL] * p)
-    assert statistics.idle_seconds == pytest.approx([(p - 1) * TOTAL] * p)
+def test_every_stage_idles_p_minus_1_microbatches_without_transfers(schedule):
+    for p, m in SHAPES:
+        program, seconds = build_program(pipeline_rows(schedule, p, m))
+        statistics = program_statistics(simulate(program, seconds), program)
+        assert statistics.compute_seconds == pytest.approx([m * TOTAL] * p), (p, m)
+        assert statistics.idle_seconds == pytest.approx([(p - 1) * TOTAL] * p), (p, m)
 
 
-@pytest.mark.parametrize(("p", "m"), SHAPES)
 @pytest.mark.parametrize("transfer", [0.0, 0.5])
-def test_1f1b_keeps_p_minus_k_activations_and_gpipe_all(p, m, transfer):
-    one_f_one_b = simulate(*build_program(pipeline_rows("1f1b", p, m, transfer)))
-    assert one_f_one_b.peak_bytes == tuple(min(m, p - k) for k in range(p))
-    gpipe = simulate(*build_program(pipeline_rows("gpipe", p, m, transfer)))
-    assert gpipe.peak_bytes == (m,) * p
+def test_1f1b_keeps_p_minus_k_activations_and_gpipe_all(transfer):
+    for p, m in SHAPES:
+        one_f_one_b = simulate(*build_program(pipeline_rows("1f1b", p, m, transfer)))
+        assert one_f_one_b.peak_bytes == tuple(min(m, p - k) for k in range(p)), (p, m)
+        gpipe = simulate(*build_program(pipeline_rows("gpipe", p, m, transfer)))
+        assert gpipe.peak_bytes == (m,) * p, (p, m)

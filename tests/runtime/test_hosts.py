@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.hosts import hosts, why_not
 from tests import zoo
+from tests.hosts import hosts, why_not
 from tests.runtime.equivalence import train_plain
 from tests.runtime.world import start_torchrun
 

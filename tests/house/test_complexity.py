@@ -1,0 +1,101 @@
+"""Branches and hand-set numbers: as many as stand today at most, and fewer with time."""
+
+import ast
+
+import pytest
+
+from tests.house.test_sizes import FILES, SOURCE, functions, tree_of
+
+# Functions that may have more branches than this: 100 are wanted.
+MOST_BRANCHES, MOST_BRANCHED = 10, 290
+# Named numbers per room that decides: what steers the search should be 20 in all.
+MOST_NUMBERS = {"search": 79, "judge": 7, "model": 9, "solve": 72}
+
+
+def complexity(function):
+    """Cyclomatic complexity as radon counts it: 1, and 1 for each way to go on elsewhere; functions
+    inside count towards the one around them."""
+    count = 0
+    for node in ast.walk(function):
+        match node:
+            case ast.If() | ast.IfExp() | ast.Assert() | ast.FunctionDef():
+                count += 1
+            case ast.For() | ast.While() | ast.AsyncFor():
+                count += 1 + bool(node.orelse)
+            case ast.Try():
+                count += len(node.handlers) + bool(node.orelse)
+            case ast.BoolOp():
+                count += len(node.values) - 1
+            case ast.comprehension():
+                count += 1 + len(node.ifs)
+            case ast.Match():
+                count += sum(not _takes_all(case) for case in node.cases)
+    return count
+
+
+def _takes_all(case):
+    return isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+
+
+def outer_functions(path):
+    """Functions and methods, but for those inside other functions."""
+    found = list(functions(path))
+    inside = {one for _, outer in found for one in ast.walk(outer) if one is not outer}
+    return [(name, node) for name, node in found if node not in inside]
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("def f(): return 1", 1),
+        ("def f(a):\n if a and a > 1 or a < 0: return 1\n return 2 if a else 3", 5),
+        (
+            "def f(a):\n for b in a:\n  pass\n else:\n  pass\n return [c for c in a if c if c > 1]",
+            6,
+        ),
+        ("def f():\n try:\n  pass\n except A:\n  pass\n except B:\n  pass\n else:\n  pass", 4),
+        ("def f(a):\n def g(b):\n  while b: pass\n return g", 3),
+        ("def f(a):\n match a:\n  case 1: pass\n  case 2: pass\n  case _: pass", 3),
+    ],
+)
+def test_branches_are_counted_as_by_hand(code, count):
+    assert complexity(ast.parse(code).body[0]) == count
+
+
+def test_no_more_functions_branch_often_than_before():
+    counts = [(complexity(node), name) for path in FILES for name, node in outer_functions(path)]
+    often = sorted(pair for pair in counts if pair[0] > MOST_BRANCHES)
+    assert len(often) <= MOST_BRANCHED, often[-20:]
+
+
+def named_numbers(tree):
+    """Names in capitals at the top of a module whose value holds a number, but for columns: names of
+    a range count places in a table."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if value is None or ast.unparse(value).startswith("range("):
+            continue
+        numbers = {type(one.value) for one in ast.walk(value) if isinstance(one, ast.Constant)}
+        if numbers & {int, float}:
+            names = [one for target in targets if target for one in ast.walk(target)]
+            yield from (n.id for n in names if isinstance(n, ast.Name) and n.id.isupper())
+
+
+@pytest.mark.parametrize("room", MOST_NUMBERS)
+def test_no_more_numbers_are_set_by_hand_than_before(room):
+    found = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in sorted((SOURCE / "planner" / room).rglob("*.py"))
+        for name in named_numbers(tree_of(path))
+    ]
+    assert len(found) <= MOST_NUMBERS[room], found
+
+
+def test_tests_import_no_benchmarks():
+    """Benchmarks may use the oracles of tests; what both need lies with the tests."""
+    for path in sorted((SOURCE.parents[1] / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "benchmarks" for name in names), path
