@@ -11,8 +11,10 @@ from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search import Limits, search
 from shardwright.planner.search.candidates import to_strategy
-from shardwright.planner.search.exploration import Exploration
-from shardwright.planner.search.frontier import MOST, refine_frontier
+from shardwright.planner.search.loop import run
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.additive import on_all
+from shardwright.planner.search.proposers.gaps import MOST, filled
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)
@@ -35,19 +37,19 @@ def widest(points: list[Objective]) -> float:
 
 def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
     context = Context(GRAPH, MACHINE, CostTable(), Training())
-    exploration = Exploration(context, 1e12, 1, None, None)
-    exploration.explore((4,))
-    exploration.evaluate_candidates()
-    smallest = min(exploration.candidates, key=lambda c: c.bytes)
-    exploration.evaluations.append(evaluate(context, to_strategy(context, smallest)))
+    pool = Pool(context, 1e12, 1)
+    run(pool, on_all)
+    smallest = min(pool.candidates, key=lambda c: c.bytes)
+    pool.evaluations.append(evaluate(context, to_strategy(context, smallest)))
     before, count = (
-        widest([one.objective for one in exploration.fitting]),
-        len(exploration.evaluations),
+        widest([one.objective for one in pool.fitting]),
+        len(pool.evaluations),
     )
     assert before > 0.5  # the fastest and the smallest are far apart
-    refine_frontier(exploration)
-    assert count < len(exploration.evaluations) <= count + MOST
-    assert widest([one.objective for one in exploration.fitting]) < before
+    run(pool, filled)
+    # Each may be simulated again, with its gradients merged.
+    assert count < len(pool.evaluations) <= count + 2 * MOST
+    assert widest([one.objective for one in pool.fitting]) < before
 
 
 def test_a_narrower_spacing_leaves_narrower_holes() -> None:

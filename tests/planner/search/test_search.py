@@ -25,13 +25,13 @@ from shardwright.planner.search import (
     Limits,
     Progress,
     Training,
-    exploration,
     search,
     survey,
     surveyed,
 )
 from shardwright.planner.search.candidates import explore, to_strategy
 from shardwright.planner.search.named import named_strategies
+from shardwright.planner.search.proposers import shortlist
 from shardwright.planner.simulate import simulate
 from tests.planner.search.models import cluster, mlp, residual
 
@@ -218,7 +218,7 @@ def test_a_second_free_axis_is_searched_and_finds_what_one_does_not(monkeypatch)
     where = cluster(2, 4, flops=1e11, near=20e9, far=1e9)
     best = search(graph, where, CostTable(), limits=FEW).best
     assert best.strategy.meshes[0].axes[0] == "outer"
-    for module in (arrangements, exploration):
+    for module in (arrangements, shortlist):
         monkeypatch.setattr(module, "FEW", 0)
     less = search(graph, where, CostTable(), limits=FEW).best
     assert best.predicted.step_seconds < less.predicted.step_seconds

@@ -6,6 +6,7 @@ What the user leaves open is searched; what is named is kept, however bad.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
@@ -13,8 +14,12 @@ from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Shape, microbatch_counts
 from shardwright.planner.search.answer import fitting, make_plan
-from shardwright.planner.search.exploration import Exploration
-from shardwright.planner.search.merging import merge_fastest
+from shardwright.planner.search.loop import run
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.additive import of_shape
+from shardwright.planner.search.proposers.gradients import merged
+from shardwright.planner.search.proposers.known import asked, seeded
+from shardwright.planner.search.proposers.shortlist import shortlist
 from shardwright.planner.space import Seed
 
 
@@ -49,28 +54,28 @@ class Wish:
             raise InputError("name an alternative, such as --tp 8 or --seed-plan cube")
 
 
-def alternative(exploration: Exploration, wish: Wish) -> Plan:
+def alternative(pool: Pool, wish: Wish) -> Plan:
     """Return the fastest plan of a wish that fits into memory, or the smallest where none does.
 
     Raises InputError where there is no such plan.
     """
     if wish.seed_plan:
-        exploration.evaluate_asked_for(wish.seed_plan)
+        run(pool, partial(asked, wish.seed_plan))
     else:
-        _judge_degrees(exploration, wish)
-    merge_fastest(exploration)
-    if not exploration.evaluations:
-        why = "; ".join(exploration.refused[:3]) or "the global batch does not divide so"
+        _judge_degrees(pool, wish)
+    run(pool, merged)
+    if not pool.evaluations:
+        why = "; ".join(pool.refused[:3]) or "the global batch does not divide so"
         raise InputError(f"this alternative is impossible here: {why}")
-    meant = [one for one in exploration.evaluations if wish.seed_plan or _uses_tensor(one.strategy)]
+    meant = [one for one in pool.evaluations if wish.seed_plan or _uses_tensor(one.strategy)]
     if not meant:
         raise InputError(
             f"tp {wish.tensor} splits operators over so many devices, but of this model none can be "
             "split so, except by samples; choose a smaller tp, or dp"
         )
     smallest = min(meant, key=lambda one: one.bytes)
-    chosen: Evaluation = next(iter(fitting(meant, exploration.limit)), smallest)
-    return make_plan(exploration.findings(), chosen, 0)
+    chosen: Evaluation = next(iter(fitting(meant, pool.limit)), smallest)
+    return make_plan(pool.findings(), chosen, 0)
 
 
 def _uses_tensor(strategy: Strategy) -> bool:
@@ -81,8 +86,8 @@ def _uses_tensor(strategy: Strategy) -> bool:
     return any(config.dims[axes.index("tensor")] for config in strategy.configs)
 
 
-def _judge_degrees(exploration: Exploration, wish: Wish) -> None:
-    context = exploration.context
+def _judge_degrees(pool: Pool, wish: Wish) -> None:
+    context = pool.context
     context.is_strict = True
     stages, tensor = wish.stages or 1, wish.tensor or 1
     data = wish.data or max(1, context.num_devices // (stages * tensor))
@@ -101,13 +106,13 @@ def _judge_degrees(exploration: Exploration, wish: Wish) -> None:
             raise InputError(
                 f"pp {stages} needs as many blocks, but the model has {len(context.ties.ranges)}"
             )
-        exploration.explore_shape(shape)
-        exploration.evaluate_candidates()
-    for count in counts:
-        seed = Seed(
+        run(pool, partial(of_shape, shape))
+        run(pool, shortlist)
+    seeds = [
+        Seed(
             data=data, tensor=tensor, stages=stages, zero=wish.zero or 0,
             num_microbatches=count, recompute=bool(wish.recompute),
-        )  # fmt: skip
-        evaluation = exploration.evaluate_seed(seed)
-        if evaluation is not None and evaluation.bytes <= exploration.limit:
-            return
+        )
+        for count in counts
+    ]  # fmt: skip
+    run(pool, partial(seeded, seeds))

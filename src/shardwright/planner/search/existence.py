@@ -17,12 +17,12 @@ from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.answer import make_plan
-from shardwright.planner.search.exploration import Exploration
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
-from shardwright.planner.search.named import named_strategies
+from shardwright.planner.search.loop import run
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.progress import Progress
-from shardwright.planner.search.rescue import descend
+from shardwright.planner.search.proposers.smallest import descended
 from shardwright.planner.search.search import search
 
 
@@ -36,14 +36,9 @@ def small_plan(
     stop: Callable[[], bool] | None = None,
 ) -> Plan | None:
     """Return the first plan found within ``limit`` bytes per device, None where none was."""
-    exploration = Exploration(Context(graph, cluster, table, training), limit, 1, None, stop)
-    if not descend(exploration) and not exploration.stopped():  # too wide for the exact search
-        exploration.evaluate_named(named_strategies(exploration.context))
-    return (
-        make_plan(exploration.findings(), exploration.fitting[0], 0)
-        if exploration.fitting
-        else None
-    )
+    pool = Pool(Context(graph, cluster, table, training), limit, 1, stop=stop)
+    run(pool, descended)
+    return make_plan(pool.findings(), pool.fitting[0], 0) if pool.fitting else None
 
 
 def some_plan(

@@ -1,38 +1,51 @@
 """The search: from graph, cluster and costs to the frontier of plans.
 
-An exploration looks among plans of all devices and fewer; goals other than the fastest plan take one exploration
-for every number of devices. Frontiers are made of simulated objectives only.
+One loop over proposers (``loop``) looks among plans of all devices and fewer; goals other than the fastest
+plan take one loop for every number of devices. Frontiers are made of simulated objectives only.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
-from shardwright.planner.model.arrangements import device_counts
 from shardwright.planner.model.context import Context, Training
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
-from shardwright.planner.search.exploration import Exploration
-from shardwright.planner.search.frontier import refine_frontier
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
-from shardwright.planner.search.merging import merge_fastest, send_earlier
-from shardwright.planner.search.named import named_strategies
+from shardwright.planner.search.loop import Proposer, run
+from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.progress import Progress
-from shardwright.planner.search.rescue import rescue
+from shardwright.planner.search.proposers.additive import on_all, on_fewer
+from shardwright.planner.search.proposers.gaps import filled
+from shardwright.planner.search.proposers.gradients import merged, sent_earlier
+from shardwright.planner.search.proposers.known import asked, grids, known
+from shardwright.planner.search.proposers.refine import refined
+from shardwright.planner.search.proposers.schedules import schedules
+from shardwright.planner.search.proposers.smallest import smallest
 from shardwright.planner.search.survey import Survey
 from shardwright.planner.space import Placement
 
 AS_USUAL = Training()
+# Who proposes, in rounds: plans that differ in where things lie; of the best of them when gradients
+# travel, and which together; then single decisions. A round begins when the one before has nothing
+# left that could be faster.
+LATER: tuple[tuple[Proposer, ...], ...] = (
+    (schedules,),
+    (merged,),
+    (sent_earlier,),
+    (refined,),
+    (smallest,),
+)
 
 
 def search(
@@ -78,18 +91,17 @@ def survey(
     """Search, and return besides the frontier all that was looked at; arguments as for ``search``."""
     session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
     if seed_plan:
-        exploration = session.explored(cluster.num_devices)
-        exploration.evaluate_asked_for(seed_plan)
-        merge_fastest(exploration)
+        pool = session.pool(cluster.num_devices)
+        run(pool, partial(asked, seed_plan))
+        run(pool, merged)
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
-        found = exploration.findings()
+        found = pool.findings()
         return Survey(named_answer(found, seed, name), found, goal, seed)
     if goal.mode == "min-time":
-        exploration = session.explored(cluster.num_devices)
-        if not explore(exploration).fitting:
-            rescue(exploration)
-        refine_frontier(exploration, limits.spacing)
-        found = exploration.findings()
+        pool = session.pool(cluster.num_devices)
+        explore(pool, on_fewer)
+        run(pool, partial(filled, spacing=limits.spacing))
+        found = pool.findings()
         return Survey(answer(found, seed, goal), found, goal, seed)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)
@@ -152,7 +164,7 @@ def why_not(
 ) -> Plan:
     """Return the best plan that does what a user has in mind, whether it fits or not."""
     session = _Session(Context(graph, cluster, table, training), limits, None, None)
-    return alternative(session.explored(cluster.num_devices), wish)
+    return alternative(session.pool(cluster.num_devices), wish)
 
 
 def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
@@ -173,7 +185,7 @@ def best_of(plans: tuple[Plan, ...], goal: Goal = FASTEST) -> Frontier:
 
 
 class _Session:
-    """Hunts over one context, for one number of devices each."""
+    """Loops over one context, for one number of devices each."""
 
     def __init__(
         self,
@@ -186,8 +198,8 @@ class _Session:
         self.limit = room(context.cluster, limits)
         self._progress, self._stop = progress, stop
 
-    def explored(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Exploration:
-        """Return an exploration on so many devices: number ``share[0]`` of ``share[1]``."""
+    def pool(self, num_devices: int, share: tuple[int, int] = (0, 1)) -> Pool:
+        """Return an empty pool for so many devices: number ``share[0]`` of ``share[1]``."""
         number, count = share
 
         def tell(one: Progress) -> None:
@@ -196,12 +208,12 @@ class _Session:
                 part = (number + one.fraction) / count
                 self._progress(replace(one, fraction=part, text=text))
 
-        return Exploration(
+        return Pool(
             self.context.on(num_devices), self.limit, self.limits.max_candidates, tell, self._stop
         )
 
     def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
-        """Exploration on every number of devices in turn, fewest first, but for those that would miss the
+        """Search on every number of devices in turn, fewest first, but for those that would miss the
         deadline even if all work divided evenly."""
         cluster, least = self.context.cluster, self.context.serial_seconds / deadline
         numbers = [
@@ -212,25 +224,15 @@ class _Session:
         for place, number in enumerate(numbers):
             if place and self._stop is not None and self._stop():
                 return
-            exploration = self.explored(number, (place, len(numbers)))
-            if not explore(exploration, only=True).fitting:
-                rescue(exploration)
-            yield number, exploration.findings()
+            pool = self.pool(number, (place, len(numbers)))
+            explore(pool, on_all)
+            yield number, pool.findings()
 
 
-def explore(exploration: Exploration, *, only: bool = False) -> Findings:
-    """Exploration to the end, or until stopped. ``only``: not on fewer devices than all."""
-    context = exploration.context
-    named = named_strategies(context)
-    exploration.evaluate_named(itertools.islice(named, 1))
-    exploration.explore((context.num_devices,) if only else device_counts(context))
-    exploration.evaluate_candidates()
-    exploration.evaluate_named(named)
-    exploration.evaluate_grids()
-    merge_fastest(exploration)
-    send_earlier(exploration)
-    exploration.refine()
-    return exploration.findings()
+def explore(pool: Pool, arrangements: Proposer) -> None:
+    """Fill a pool, until nothing is left to try or the caller stops."""
+    for proposers in ((known, arrangements, grids), *LATER):
+        run(pool, *proposers)
 
 
 def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:

@@ -1,19 +1,21 @@
 """The last resort where nothing fits: the plans that use as little memory as the additive model can.
 
-``rescue`` solves every shape. ``descend`` answers many questions of the kind "and with twice the
+``smallest`` solves every shape. ``descended`` answers many questions of the kind "and with twice the
 devices?": it walks from the corners of the shapes to less memory, and simulates only what may fit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from functools import partial
 
 from shardwright.errors import InputError
 from shardwright.planner.model.arrangements import Arrangement, shapes
-from shardwright.planner.search.candidates import Candidate, explore, to_strategy
-from shardwright.planner.search.exploration import Exploration
+from shardwright.planner.search.candidates import Candidate, explore
+from shardwright.planner.search.loop import Proposal, Proposals
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.known import known as known_ones
 
 # So many of the smallest plans of the additive model are simulated.
 SMALLEST, FEW = 6, 3
@@ -25,57 +27,48 @@ LIKELY, FAR = 0.85, 1.5
 Place = tuple[int, int]  # stages and width of the tensor axis
 
 
-def rescue(exploration: Exploration) -> None:
-    """Simulate the smallest plans on all devices until one fits.
+def smallest(pool: Pool) -> Proposals:
+    """Where nothing fits, propose the smallest plans on all devices until one does.
 
     Of every shape the one with the most microbatches, and of its hull the ends only.
     """
-    context = exploration.context
     found: list[Candidate] = []
-    for shape in shapes(context, context.num_devices):
-        if exploration.stopped():
+    for shape in shapes(pool.context, pool.context.num_devices):
+        if pool.fitting or pool.stopped():
             return
-        found += _ends(exploration, shape.arrangements[-1])
-    _judge(sorted(found, key=lambda c: (c.bytes, c.seconds))[:SMALLEST], exploration)
+        found += _ends(pool, shape.arrangements[-1])
+    yield from _until_one_fits(pool, found, SMALLEST)
 
 
-def descend(exploration: Exploration) -> bool:
-    """Look for a plan that fits where the additive model finds the least memory; return whether it
-    found any plan at all, fitting or not.
+def descended(pool: Pool) -> Proposals:
+    """Propose plans where the additive model finds the least memory, until one fits; strategies people
+    know where it finds none.
 
     From the shape of one stage and of the widest tensor axis to ever smaller neighbours, then from
     other corners, unless the first descent ended far above the limit, or below it. A minimum that no
     descent reaches is missed.
     """
-    known = {
-        (s.stages, s.tensor): s
-        for s in shapes(exploration.context, exploration.context.num_devices)
-    }
+    known = {(s.stages, s.tensor): s for s in shapes(pool.context, pool.context.num_devices)}
     found: dict[Place, tuple[Candidate, ...]] = {}
 
     def least(place: Place) -> float:
         if place not in found:
-            found[place] = _ends(exploration, known[place].arrangements[-1])
+            found[place] = _ends(pool, known[place].arrangements[-1])
         return min((c.bytes for c in found[place]), default=math.inf)
 
     for start in dict.fromkeys(_corners(known)):
         size = min(map(least, found), default=math.inf)
-        if (
-            exploration.stopped()
-            or size <= exploration.room
-            or FAR * exploration.room < size < math.inf
-        ):
+        if pool.stopped() or size <= pool.room or FAR * pool.room < size < math.inf:
             break
         place, size = start, least(start)
-        while size > exploration.room and not exploration.stopped():
+        while size > pool.room and not pool.stopped():
             smaller = min(_neighbours(place, known), key=least, default=place)
             if least(smaller) >= size:
                 break
             place, size = smaller, least(smaller)
     every = [candidate for candidates in found.values() for candidate in candidates]
-    likely = [c for c in every if LIKELY * c.bytes <= exploration.room]
-    _judge(sorted(likely, key=lambda c: (c.bytes, c.seconds))[:FEW], exploration)
-    return bool(every)
+    likely = [c for c in every if LIKELY * c.bytes <= pool.room]
+    yield from _until_one_fits(pool, likely, FEW) if every else known_ones(pool)
 
 
 def _corners(known: Collection[Place]) -> list[Place]:
@@ -101,20 +94,16 @@ def _neighbours(place: Place, known: Collection[Place]) -> list[Place]:
     return found
 
 
-def _judge(candidates: Sequence[Candidate], exploration: Exploration) -> None:
-    """Simulate one after the other until one fits."""
-    for candidate in candidates:
-        if exploration.fitting or exploration.stopped():
+def _until_one_fits(pool: Pool, found: list[Candidate], count: int) -> Proposals:
+    for candidate in sorted(found, key=lambda c: (c.bytes, c.seconds))[:count]:
+        if pool.fitting:
             return
-        with contextlib.suppress(ValueError):  # illegal after all
-            exploration.evaluations.append(
-                exploration.evaluate(to_strategy(exploration.context, candidate))
-            )
+        yield Proposal(0.0, partial(pool.try_candidate, candidate))
 
 
-def _ends(exploration: Exploration, arrangement: Arrangement) -> tuple[Candidate, ...]:
+def _ends(pool: Pool, arrangement: Arrangement) -> tuple[Candidate, ...]:
     """Return both ends of a hull: nothing is fast enough to be worth more."""
     try:
-        return explore(exploration.context, arrangement, exploration.room, 0.0, 0.0).candidates
+        return explore(pool.context, arrangement, pool.room, 0.0, 0.0).candidates
     except (InputError, ValueError):  # too wide for the exact search, or illegal
         return ()

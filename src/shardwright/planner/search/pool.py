@@ -1,0 +1,134 @@
+"""What a search knows: the plans simulated, candidates of the additive model, and the bound.
+
+The additive model proposes (``candidates``), the simulator disposes (``judge.evaluate``). What is exact and
+what is not: per arrangement the additive optimum and all supported time/memory points are exact and
+proved; which of them are simulated is a selection.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from shardwright.core.strategy import Strategy
+from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate
+from shardwright.planner.judge.incremental import Incremental
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.context import Context
+from shardwright.planner.search.answer import Findings, fitting
+from shardwright.planner.search.candidates import Candidate, to_strategy
+from shardwright.planner.search.progress import Progress
+
+# Graphs of so few operators are solved and simulated so fast that the whole frontier is looked at.
+SMALL = 1000
+# A plan that takes so much longer than promised is tried with the gradients of a block merged, if
+# starting messages is felt.
+SLOW, FELT = 1.1, 0.02
+
+
+class Pool:
+    """What proposers share and learn from."""
+
+    def __init__(
+        self,
+        context: Context,
+        limit: float,
+        max_candidates: int,
+        progress: Callable[[Progress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.context, self.limit, self.max_candidates = context, limit, max_candidates
+        self.evaluator = Incremental(context)
+        self._progress, self._stop = progress, stop
+        fixed = context.table.overhead_map.get("process_bytes", 0.0)
+        self.room = max(limit - fixed, 0.0)
+        self.candidates: list[Candidate] = []
+        self.evaluations: list[Evaluation] = []
+        self.refused: list[str] = []
+        self.tried: dict[object, tuple[Candidate, Evaluation | None]] = {}
+        self.bound = math.inf
+        self.complete = True
+        self.is_small = len(context.graph.operators) <= SMALL
+        self._done = 0.0
+
+    @property
+    def fitting(self) -> list[Evaluation]:
+        """Evaluations within the memory limit, fastest first."""
+        return fitting(self.evaluations, self.limit)
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest simulated plan that fits; infinity before the first."""
+        return min(
+            (one.seconds for one in self.evaluations if one.bytes <= self.limit), default=math.inf
+        )
+
+    def findings(self) -> Findings:
+        """Return what was found so far."""
+        return Findings(
+            context=self.context,
+            limit=self.limit,
+            evaluations=tuple(self.evaluations),
+            refused=tuple(self.refused),
+            bound=self.bound,
+            is_complete=self.complete,
+        )
+
+    def even_split(self, devices: float) -> float:
+        """Return the seconds if all work divided evenly: no plan on so many devices is faster."""
+        return self.context.serial_seconds / devices
+
+    def judged(self, strategy: Strategy, least_seconds: float = math.nan) -> Evaluation | None:
+        """Simulate a strategy; None where it is illegal."""
+        try:
+            return evaluate(self.context, strategy, least_seconds, self.evaluator.run)
+        except ValueError as error:
+            self.refused.append(f"{strategy.label}: {error}")
+            return None
+
+    def try_out(self, strategy: Strategy, least_seconds: float = math.nan) -> Evaluation | None:
+        """Simulate a strategy and keep the evaluation; None where it is illegal."""
+        evaluation = self.judged(strategy, least_seconds)
+        if evaluation is not None:
+            self.evaluations.append(evaluation)
+        return evaluation
+
+    def try_candidate(self, candidate: Candidate) -> Evaluation | None:
+        """Simulate a candidate unless that was done."""
+        if candidate.identity in self.tried:
+            return self.tried[candidate.identity][1]
+        strategy = to_strategy(self.context, candidate)
+        evaluation = self.try_out(strategy, candidate.least_seconds)
+        starts = self.context.starting * len(self.context.graph.parameters)
+        late = 0.0 if evaluation is None else evaluation.seconds - SLOW * candidate.seconds
+        if evaluation is not None and late > 0 and starts > FELT * evaluation.seconds:
+            # Starting so many messages may be what it did not promise.
+            merged = by_blocks(self.context, strategy)
+            again = self.try_out(merged, candidate.least_seconds)
+            if again is not None and again.seconds < evaluation.seconds:
+                evaluation = again
+        self.tried[candidate.identity] = candidate, evaluation
+        return evaluation
+
+    def errors(self) -> dict[Arrangement, list[tuple[Candidate, Evaluation]]]:
+        """Return what was tried of each arrangement: as the additive model and the simulator see it."""
+        found: dict[Arrangement, list[tuple[Candidate, Evaluation]]] = {}
+        for candidate, evaluation in self.tried.values():
+            if evaluation is not None:
+                found.setdefault(candidate.arrangement, []).append((candidate, evaluation))
+        return found
+
+    def stopped(self) -> bool:
+        """Whether the caller wants an answer now."""
+        return self._stop is not None and self._stop()
+
+    def tell(self, fraction: float, text: str) -> None:
+        """Tell the caller how far the search is, and what it does."""
+        if self._progress is not None:
+            bound = 0.0 if math.isinf(self.bound) else self.bound
+            self._done = max(self._done, fraction)
+            self._progress(
+                Progress(
+                    fraction=self._done, best_seconds=self.fastest, bound_seconds=bound, text=text
+                )
+            )

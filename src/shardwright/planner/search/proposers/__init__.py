@@ -1,0 +1,1 @@
+"""What to try next: each module proposes plans of one kind (``loop``)."""

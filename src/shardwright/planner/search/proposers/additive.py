@@ -1,0 +1,196 @@
+"""The arrangements, solved by the additive model: best first, those that could still win."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from shardwright.errors import InputError
+from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.model.arrangements import (
+    Arrangement,
+    Shape,
+    device_counts,
+    free_axes,
+    shapes,
+)
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.search.candidates import (
+    HOPELESS,
+    is_outdone,
+    least_rounds,
+    least_work,
+    solve,
+)
+from shardwright.planner.search.loop import Proposal, Proposals
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.proposers.shortlist import shortlist
+
+# A plan of the additive model is simulated at once if it promises so much less than any before.
+MATTERS = 0.998
+# Plans that need little memory are looked for up to so many operators times microbatches.
+BEARABLE = 100_000
+# Where more of the fastest step is no work of operators, each may split what it likes over all
+# devices.
+WASTED = 1.1
+# More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
+# memory.
+WORTHWHILE = 0.9
+
+
+def on_all(pool: Pool) -> Proposals:
+    """Propose what is best in the arrangements of all devices."""
+    return _arrangements(pool, (pool.context.num_devices,))
+
+
+def on_fewer(pool: Pool) -> Proposals:
+    """Propose what is best in the arrangements of all devices, then in those of fewer that could still
+    win."""
+    return _arrangements(pool, device_counts(pool.context))
+
+
+def _arrangements(pool: Pool, counts: tuple[int, ...]) -> Proposals:
+    context, solver = pool.context, Solver(pool)
+    pool.complete = False
+    for order, count in enumerate(counts):
+        part = (order, len(counts))
+        plans = list(shapes(context, count))
+        if count < counts[0] and pool.even_split(count) >= pool.fastest:
+            plans = _cheaper(pool, plans)
+        yield from solver.best_first((one for one in plans if one.stages == 1), part)
+        if pool.fastest > WASTED * _least_flat(pool, count):
+            yield from solver.best_first(free_axes(context, count), part)
+        yield from solver.best_first((one for one in plans if one.stages > 1), part)
+    pool.complete = not solver.is_beaten
+    yield from solver.lean()
+    yield from shortlist(pool)
+
+
+def of_shape(shape: Shape, pool: Pool) -> Proposals:
+    """Solve one shape, whatever is known of others."""
+    solver = Solver(pool)
+    for arrangement in shape.arrangements:
+        yield Proposal(0.0, partial(solver.solve, arrangement))
+    pool.complete = not solver.is_beaten
+
+
+class Solver:
+    """Solves arrangements, and remembers of which shapes more microbatches are pointless."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        # Whether an arrangement was too wide for the exact search.
+        self.is_beaten = False
+        self._promised = math.inf
+        self._smallest: dict[Arrangement, float] = {}
+
+    def best_first(self, plans: Iterable[Shape], part: tuple[int, int]) -> Proposals:
+        """Propose to solve shapes, the promising and simple ones first."""
+        pool = self.pool
+        every = [(self._rough(one), one) for plan in plans for one in plan.arrangements]
+        every.sort(key=lambda entry: (_log_bucket(entry[0]), entry[1].tensor, entry[1]))
+        # In small graphs the whole frontier is looked at.
+        slack = HOPELESS if pool.is_small else 1.0
+        for number, (rough, arrangement) in enumerate(every):
+            if self._smallest.get(replace(arrangement, microbatches=1)) == math.inf:
+                continue
+            yield Proposal(rough / slack, partial(self._solve_unless, arrangement, slack))
+            share = (part[0] + (number + 1) / len(every)) / part[1]
+            text = f"{arrangement.num_devices} devices, {arrangement.stages} stages"
+            pool.tell(0.1 + 0.6 * share, text)
+
+    def lean(self) -> Proposals:
+        """Propose to solve the arrangements with the most microbatches too, for plans that need
+        little."""
+        context = self.pool.context
+        self._smallest.clear()
+        plans = [each for each in shapes(context, context.num_devices) if each.stages == 1]
+        for plan in plans[:1] + plans[1:][-1:]:
+            count = len(context.graph.operators)
+            bearable = [a for a in plan.arrangements if a.microbatches * count <= BEARABLE]
+            arrangement = (bearable or plan.arrangements[:1])[-1]
+            if all(c.arrangement != arrangement for c in self.pool.candidates):
+                yield Proposal(0.0, partial(self.solve, arrangement))
+
+    def _rough(self, arrangement: Arrangement) -> float:
+        """Return the seconds of an arrangement if all work divided evenly."""
+        rounds, _ = least_rounds(arrangement.stages, arrangement.microbatches)
+        share = rounds * arrangement.stages / arrangement.microbatches
+        return self.pool.even_split(arrangement.num_devices) * share
+
+    def _solve_unless(self, arrangement: Arrangement, slack: float) -> Evaluation | None:
+        """Solve an arrangement unless the operators' seconds alone make it too slow."""
+        pool = self.pool
+        if is_outdone(pool.context, arrangement, slack * pool.fastest):
+            if arrangement.stages == 1:  # more microbatches are no less work
+                self._smallest[replace(arrangement, microbatches=1)] = math.inf
+            return None
+        return self.solve(arrangement)
+
+    def solve(self, arrangement: Arrangement) -> Evaluation | None:
+        """Solve an arrangement and simulate its best plan if it promises more than any before.
+
+        Once more microbatches are pointless, this notes that: without a pipeline they only cost time,
+        and here they no longer save memory, or the fastest plan does not need it.
+        """
+        pool, shape = self.pool, replace(arrangement, microbatches=1)
+        before = self._smallest.get(shape, 0.0)
+        if before == math.inf:
+            return None
+        problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
+        known = (pool.fastest, self._promised)
+        try:
+            found = solve(problem, arrangement, pool.room, known, pool.bound)
+        except InputError as error:
+            pool.refused.append(f"{arrangement}: {error}")
+            self.is_beaten = True
+            self._smallest[shape] = math.inf
+            return None
+        pool.candidates += found.candidates
+        pool.bound = found.bound
+        evaluation = None
+        fits = [c for c in found.candidates if c.bytes <= pool.room]
+        best = min(fits, key=lambda c: (c.seconds, c.bytes), default=None)
+        if best and best.seconds < self._promised * MATTERS and best.least_seconds < pool.fastest:
+            self._promised = best.seconds
+            evaluation = pool.try_candidate(best)
+        if arrangement.stages == 1:
+            least = min((c.bytes for c in found.candidates), default=math.inf)
+            is_idle = 0 < before * WORTHWHILE < least or found.fastest > HOPELESS * pool.fastest
+            is_done = is_idle or (found.is_free and not pool.is_small)
+            self._smallest[shape] = math.inf if is_done else least
+        return evaluation
+
+
+def _cheaper(pool: Pool, plans: list[Shape]) -> list[Shape]:
+    """Keep of too few devices only what may save money: the best shape, on fewer hosts."""
+    fits = [c for c in pool.candidates if c.bytes <= pool.room]
+    if not fits or not plans:
+        return []
+    best = min(fits, key=lambda c: (c.seconds, c.bytes)).arrangement
+    count = plans[0].stages * plans[0].data * plans[0].tensor
+    rate = pool.context.cluster.dollars_per_second
+    if rate(tuple(range(2 * count))) <= rate(tuple(range(count))):
+        return []
+    return [
+        replace(plan, microbatches=plan.microbatches[-2:])
+        for plan in plans
+        if (plan.stages, plan.tensor) == (best.stages, best.tensor)
+    ]
+
+
+def _least_flat(pool: Pool, count: int) -> float:
+    """Return the seconds of the operators alone in the best arrangement of so many devices without
+    stages, those of an even split where there is none."""
+    flat = (c for c in pool.candidates if c.arrangement.stages == 1)
+    works = (
+        least_work(c.problem, c.arrangement) for c in flat if c.arrangement.num_devices == count
+    )
+    return min(works, default=pool.even_split(count))
+
+
+def _log_bucket(seconds: float) -> int:
+    """Take seconds within a tenth of each other as alike."""
+    return round(math.log(seconds) / math.log(1.1)) if seconds > 0 else 0

@@ -1,0 +1,165 @@
+"""Filling the gaps of the simulated frontier.
+
+The pool simulates a selection, so between two neighbouring plans of the frontier others may lie that
+nobody looked at. Where neighbours are far apart in time and in memory, candidates of the additive model
+between them are simulated: those that the pool left aside, and on demand points of the
+arrangements' wgap frontiers between the corners of their hulls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from shardwright.errors import InputError
+from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.problem import Problem
+from shardwright.planner.search.candidates import (
+    MAX_POINTS,
+    Candidate,
+    from_points,
+    likely_weights,
+)
+from shardwright.planner.search.loop import Proposal, Proposals
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.solve.elimination import Elimination
+from shardwright.planner.solve.frontier import Point, hull
+from shardwright.planner.solve.nonsupported import NonSupported
+
+# Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
+SPACING = 0.15
+# So many plans are simulated at most, or if a spacing was asked for; so many in vain for one gap;
+# and so many rows of partial assignments are kept per gap.
+MOST, MOST_ASKED, MISSES, MAX_ROWS = 6, 60, 2, 2**14
+# An arrangement's wgap frontier is found within this factor, less 1, or what was asked for.
+EPSILON = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """Between two neighbours of the frontier, the faster and the smaller."""
+
+    fast: Evaluation
+    small: Evaluation
+
+    @property
+    def width(self) -> float:
+        """The logarithm of the smaller of the two ratios."""
+        return min(
+            math.log(self.small.seconds / self.fast.seconds),
+            math.log(self.fast.bytes / self.small.bytes),
+        )
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """What makes it this gap."""
+        return self.fast.bytes, self.small.bytes
+
+    def holds(self, evaluation: Evaluation) -> bool:
+        """Whether a plan narrows the gap."""
+        return evaluation.seconds < self.small.seconds and evaluation.bytes < self.fast.bytes
+
+
+def filled(pool: Pool, spacing: float | None = None) -> Proposals:
+    """Propose candidates in the widest gaps of the frontier, one after another.
+
+    A gap is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
+    by ``SPACING``, from known candidates only, and in large graphs nothing). One that candidates miss
+    ``MISSES`` times is left as it is.
+    """
+    if spacing is None and not pool.is_small:
+        return
+    most = MOST if spacing is None else MOST_ASKED
+    wide = math.log1p(SPACING if spacing is None else spacing)
+    shift = _shifts(pool)
+    misses: Counter[tuple[float, float]] = Counter()
+    solved: set[Arrangement] = set()
+    for turn in range(most):
+        pool.tell(turn / most, "filling the frontier")
+        gaps = [gap for gap in _gaps(pool, wide) if misses[gap.ends] < MISSES]
+        if not gaps:
+            return
+        widest = max(gaps, key=lambda gap: gap.width)
+        candidate = _between(pool, widest, shift, wide)
+        if candidate is None and spacing is not None:
+            for arrangement in sorted(_arrangements(pool, widest) - solved):
+                solved.add(arrangement)
+                pool.candidates += _more(pool, arrangement, min(EPSILON, math.expm1(wide)))
+            candidate = _between(pool, widest, shift, wide)
+        if candidate is None:
+            misses[widest.ends] = MISSES
+            continue
+        found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
+        if found is None or not widest.holds(found):
+            misses[widest.ends] += 1
+
+
+def _gaps(pool: Pool, wide: float) -> list[_Gap]:
+    edge: list[Evaluation] = []
+    for evaluation in pool.fitting:
+        if not edge or evaluation.bytes < edge[-1].bytes:
+            edge.append(evaluation)
+    gaps = [_Gap(fast=a, small=b) for a, b in itertools.pairwise(edge)]
+    return [gap for gap in gaps if gap.width > wide]
+
+
+def _shifts(pool: Pool) -> dict[Arrangement, tuple[float, float]]:
+    """Return, per arrangement, simulated over modelled seconds and bytes of what was tried."""
+    return {
+        arrangement: (
+            float(np.median([found.seconds / candidate.seconds for candidate, found in tried])),
+            float(np.median([found.bytes / candidate.bytes for candidate, found in tried])),
+        )
+        for arrangement, tried in pool.errors().items()
+    }
+
+
+def _between(
+    pool: Pool, gap: _Gap, shift: dict[Arrangement, tuple[float, float]], wide: float
+) -> Candidate | None:
+    """Return the untried candidate that should lie deepest in a gap."""
+    best: tuple[float, Candidate] | None = None
+    for candidate in pool.candidates:
+        if candidate.identity in pool.tried:
+            continue
+        slower, larger = shift.get(candidate.arrangement, (1.0, 1.0))
+        seconds, size = slower * candidate.seconds, larger * candidate.bytes
+        depth = min(
+            math.log(gap.small.seconds / seconds), math.log(gap.fast.bytes / size),
+            math.log(size / gap.small.bytes) + wide / 2,
+        )  # fmt: skip
+        if depth > wide / 4 and (best is None or depth > best[0]):
+            best = depth, candidate
+    return best[1] if best is not None else None
+
+
+def _arrangements(pool: Pool, gap: _Gap) -> set[Arrangement]:
+    """Return the arrangements of the candidates whose plans are a gap's ends."""
+    return {
+        candidate.arrangement
+        for candidate, evaluation in pool.tried.values()
+        if evaluation is gap.fast or evaluation is gap.small
+    }
+
+
+def _more(pool: Pool, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
+    """Return candidates from the wgap frontier of an arrangement."""
+    problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
+    graph = problem.factor_graph(likely_weights(problem, arrangement))
+    points: list[Point] = []
+    try:
+        corners = hull(Elimination.of(graph), 4 * MAX_POINTS).points
+        gaps = NonSupported(graph, MAX_ROWS)
+        for fast, small in itertools.pairwise(corners):
+            points += gaps.fill(fast, small, epsilon) or []
+    except InputError:  # too wide for the exact search
+        return []
+    found = list(from_points(problem, arrangement, [*corners, *points], pool.room))
+    problem.forget_terms()
+    return found

@@ -1,0 +1,73 @@
+"""Strategies people know, so that none of them beats the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from shardwright.core.strategy import Strategy
+from shardwright.planner.search.loop import Proposal, Proposals
+from shardwright.planner.search.named import (
+    Named,
+    as_strategy,
+    asked_for,
+    grid_strategies,
+    least_seconds,
+    named_strategies,
+)
+from shardwright.planner.search.pool import Pool
+from shardwright.planner.space import Placement, Seed
+
+# Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
+# too.
+FAR = 2.0
+
+
+def known(pool: Pool) -> Proposals:
+    """Propose the named strategies, plain data parallelism first, whatever it promises."""
+    return _first_that_fit(pool, named_strategies(pool.context), is_first=True)
+
+
+def grids(pool: Pool) -> Proposals:
+    """Propose tensor parallelism in two and three dimensions."""
+    return _first_that_fit(pool, grid_strategies(pool.context), is_first=False)
+
+
+def asked(wanted: str | Placement, pool: Pool) -> Proposals:
+    """Propose the one strategy that was asked for."""
+    return _first_that_fit(pool, iter([asked_for(pool.context, wanted)]), is_first=True)
+
+
+def seeded(seeds: list[Seed], pool: Pool) -> Proposals:
+    """Propose named strategies until one fits, whatever they promise."""
+    for seed in seeds:
+        try:
+            strategy = as_strategy(pool.context, seed)
+        except ValueError as error:
+            pool.refused.append(f"{seed.label}: {error}")
+            continue
+        found = yield Proposal(0.0, partial(pool.try_out, strategy))
+        if found is not None and found.bytes <= pool.limit:
+            return
+
+
+def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Proposals:
+    """Propose each with few microbatches, and where that does not fit with many; at once where one
+    with few was already far too large. ``is_first``: before all else."""
+    is_far = False
+    for named in every:
+        for strategy in (named.many,) if is_far else named:
+            bound = 0.0 if is_first else least(pool, strategy)
+            is_first = False
+            found = yield Proposal(bound, partial(pool.try_out, strategy))
+            pool.tell(0.0, strategy.label)
+            if found is None or found.bytes <= pool.limit:
+                break  # more microbatches are no less work
+            is_far |= found.bytes > FAR * pool.limit
+
+
+def least(pool: Pool, strategy: Strategy) -> float:
+    """Bound a named strategy's seconds from below."""
+    if len(strategy.meshes) > 1:
+        return pool.even_split(len(strategy.devices))
+    return least_seconds(pool.context, strategy)

@@ -1,0 +1,121 @@
+"""Which candidates of the additive model are worth a simulation."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.model.arrangements import FEW, Arrangement
+from shardwright.planner.search.candidates import Candidate, explore
+from shardwright.planner.search.loop import Proposal, Proposals
+from shardwright.planner.search.pool import Pool
+
+# Where two free axes make many alike, so many times as many candidates are simulated.
+MORE = 3
+# So many arrangements are solved again with corrected memory, where it was too little or so much.
+CORRECTED, PRECISE = 2, 0.05
+# Candidates so near in seconds and bytes are taken for the same plan on another mesh.
+ALIKE, WIDE = 0.01, 0.1
+
+
+def shortlist(pool: Pool) -> Proposals:
+    """Propose the fastest candidates that fit, and a few along the frontier of time and memory; then
+    the fastest of what the simulator's memory leaves, and while nothing fits the smallest."""
+    count = pool.max_candidates if pool.is_small else max(2, pool.max_candidates // 3)
+    count *= MORE if len(pool.context.graph.operators) <= FEW else 1
+    promising = fastest_unlike(pool.candidates, count, pool.room)
+    fits = [c for c in pool.candidates if c.bytes <= pool.room]
+    most = max(2, count if pool.is_small else count // 2)
+    lean = pareto_front(fits or pool.candidates, most)[1:]
+    for number, candidate in enumerate([*promising, *lean]):
+        bound = candidate.least_seconds if number < len(promising) else 0.0
+        yield Proposal(bound, partial(pool.try_candidate, candidate))
+        part = (number + 1) / (len(promising) + len(lean))
+        pool.tell(0.7 + 0.2 * part, "simulating")
+    yield from _corrected(pool)
+    for candidate in sorted(pool.candidates, key=lambda c: c.bytes)[: pool.max_candidates]:
+        if pool.fitting:
+            return
+        yield Proposal(0.0, partial(pool.try_candidate, candidate))
+
+
+def fastest_unlike(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
+    """Choose the fastest candidates that fit, one per arrangement and per number of devices first.
+
+    Of those which differ in nothing but how wide tensors are split, and hardly in costs, one does.
+    """
+    fitting: list[Candidate] = []
+    for candidate in sorted(
+        (c for c in candidates if c.bytes <= limit),
+        key=lambda c: (float(f"{c.seconds:.9g}"), c.arrangement.num_devices, c.bytes),
+    ):
+        if not any(_is_alike(candidate, known) for known in fitting[-count:]):
+            fitting.append(candidate)
+    chosen: dict[tuple[object, ...], Candidate] = {}
+    arrangements: dict[Arrangement, Candidate] = {}
+    widths: dict[int, Candidate] = {}
+    for candidate in fitting:
+        arrangements.setdefault(candidate.arrangement, candidate)
+        widths.setdefault(candidate.arrangement.num_devices, candidate)
+    for group, upto in ((arrangements, (count + 1) // 2), (widths, count)):
+        for candidate in group.values():
+            if len(chosen) < upto:
+                chosen.setdefault(candidate.identity, candidate)
+    for candidate in fitting[:count]:
+        if len(chosen) < count:
+            chosen.setdefault(candidate.identity, candidate)
+    return list(chosen.values())
+
+
+def _is_alike(one: Candidate, other: Candidate) -> bool:
+    here, there = one.arrangement, other.arrangement
+    return (
+        here != there
+        and (here.stages, here.microbatches) == (there.stages, there.microbatches)
+        and abs(one.seconds - other.seconds) <= ALIKE * other.seconds
+        and abs(one.bytes - other.bytes) <= WIDE * other.bytes
+    )
+
+
+def pareto_front(candidates: list[Candidate], count: int) -> list[Candidate]:
+    """Choose so many along the frontier of time and memory, evenly."""
+    kept: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (c.seconds, c.bytes)):
+        if not kept or candidate.bytes < kept[-1].bytes:
+            kept.append(candidate)
+    steps = np.linspace(0, len(kept) - 1, min(count, len(kept))) if kept else np.zeros(0)
+    return [kept[round(float(step))] for step in steps]
+
+
+def _corrected(pool: Pool) -> Proposals:
+    """Solve the most promising arrangements again, with the memory the simulator found missing or
+    left over.
+
+    The additive model does not know when tensors are alive, so plans made to just fit may not.
+    """
+    fixed = pool.limit - pool.room
+    missing = {
+        arrangement: max(found.bytes - fixed - candidate.bytes for candidate, found in tried)
+        for arrangement, tried in pool.errors().items()
+    }
+    fastest: dict[Arrangement, float] = {}
+    for candidate in pool.candidates:
+        if candidate.arrangement in missing and candidate.bytes <= pool.room:
+            known = fastest.get(candidate.arrangement, math.inf)
+            fastest[candidate.arrangement] = min(known, candidate.seconds)
+    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[:CORRECTED]:
+        if not -PRECISE * pool.room < missing[arrangement] <= 0:
+            room = pool.room - missing[arrangement]
+            yield Proposal(0.0, partial(_solved_again, pool, arrangement, room))
+            pool.tell(0.95, "correcting memory")
+
+
+def _solved_again(pool: Pool, arrangement: Arrangement, room: float) -> Evaluation | None:
+    again = explore(pool.context, arrangement, room, math.inf, 0.0).candidates
+    fits = sorted((c for c in again if c.bytes <= room), key=lambda c: (c.seconds, c.bytes))
+    if fits and fits[0].least_seconds < pool.fastest:
+        return pool.try_candidate(fits[0])
+    return None
