@@ -54,7 +54,8 @@ PRELOADED = (
 # a rank, so the fork server imports it once for all; with GPUs it imports as little as it can,
 # since what it forks can only use CUDA as long as the fork server itself never did.
 CAPTURING = (
-    "torch._dynamo", "torch.export._trace", "shardwright.runtime.capture", "shardwright.planner.lower",
+    "torch._dynamo", "torch.export._trace", "shardwright.runtime.capture",
+    "shardwright.planner.lower.kernels",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,10 +13,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy, SyncEvery
 from shardwright.planner.lower import check, lower
-from shardwright.planner.lower.builder import ProgramBuilder
-from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from tests.laws.columns import columns
 from tests.laws.moves import redrawn
@@ -55,19 +52,6 @@ def built(build: Callable[..., OperatorGraph], seed: Seed) -> OperatorGraph:
     return replace(graph, tensors=tuple(tensors))
 
 
-class CompiledDraft(ProgramBuilder):
-    """Lowered once, but by compiled loops."""
-
-    compiled = True
-
-
-def compiled(graph: OperatorGraph, strategy: Strategy) -> Program:
-    samples = find_samples(graph)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    placed = place(graph, strategy, samples, iterations)
-    return Lowering(CompiledDraft(graph, strategy, samples, iterations), placed).run()
-
-
 def test_a_draft_that_lasts_is_not_asked_for_sums_in_another_dtype() -> None:
     seed = SEEDS[-1]
     graph = built(residual, seed)
@@ -104,7 +88,6 @@ def test_gradients_cross_a_free_second_axis_while_the_backward_runs(build, count
     ]
     last = int(np.flatnonzero(program.kind == Kind.BACKWARD)[-1])
     assert len([index for index in across if index < last]) >= len(across) // 2 > 0
-    assert columns(compiled(graph, strategy)) == columns(program)
     assert columns(IncrementalLowering(graph, find_samples(graph)).lower(strategy)) == columns(
         program
     )
@@ -143,22 +126,3 @@ def test_a_program_joined_from_pieces_is_the_program(build, seed) -> None:
         lowered += 1
         strategy = strategy if number % 4 == 3 else other
     assert lowered >= 4
-
-
-@pytest.mark.parametrize("build", [tied, residual, images])
-@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
-def test_compiled_loops_find_the_waits_and_lifetimes_that_numpy_finds(build, seed) -> None:
-    graph = built(build, seed)
-    samples, random = find_samples(graph), Random(5)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    strategy = seed_strategy(graph, seed, samples)
-    for _ in range(6):
-        try:
-            one, other = lower(graph, strategy, samples), compiled(graph, strategy)
-        except ValueError:
-            continue
-        for field in fields(Program):
-            mine, theirs = getattr(one, field.name), getattr(other, field.name)
-            same = np.array_equal(mine, theirs) if isinstance(mine, np.ndarray) else mine == theirs
-            assert same, field.name
-        strategy = redrawn(graph, samples, iterations, strategy, random)

@@ -1,7 +1,7 @@
-"""Lay templates out for every microbatch in the schedule's order: the columns of the Program.
+"""Lay phases out for every microbatch in the schedule's order: the columns of the Program.
 
-A template is compiled once per stage; each microbatch is then a shifted copy, made with NumPy, so
-that a Program of 100,000 instructions costs little more than its distinct templates.
+A phase is compiled once per stage; each microbatch is then a shifted copy, made with NumPy, so
+that a Program of 100,000 instructions costs little more than its distinct phases.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program, resource_classes
 from shardwright.planner.lower.builder import ProgramBuilder
-from shardwright.planner.lower.compile import (
-    INSTANCES,
-    PREVIOUS_COMPUTE,
-    Compiled,
-    Compiler,
-    Templates,
-)
-from shardwright.planner.lower.lifetimes import Lifetimes, base_bytes
+from shardwright.planner.lower.compile import Compiled, Compiler, Phases
+from shardwright.planner.lower.phases import PREVIOUS, Phase
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
 from shardwright.planner.schedule.program import program_order, shares_devices
 
 
 class _Part(NamedTuple):
-    """Some steps of a template, which stand apart from the others: at ``rows`` of it."""
+    """Some steps of a phase, which stand apart from the others: at ``rows`` of it."""
 
     compiled: Compiled
     rows: Ints
@@ -36,27 +30,22 @@ class _Part(NamedTuple):
 
 
 def _parted(compiled: Compiled) -> tuple[_Part, _Part]:
-    """Part a template into what receives from other meshes, which may be posted ahead, and the rest."""
+    """Part a phase into what receives from other meshes, which may be posted ahead, and the rest."""
     receives = compiled.kind == Kind.RECEIVE
     return _part(compiled, receives), _part(compiled, ~receives)
 
 
 def _part(compiled: Compiled, chosen: Flags) -> _Part:
-    rows, known, needed = np.flatnonzero(chosen), compiled.lifetimes, compiled.needed
+    rows, needed, frees = np.flatnonzero(chosen), compiled.needed, compiled.frees
     place = np.cumsum(chosen) - 1
-    frees, waits = chosen[known.free_place], chosen[needed.place]
-    lifetimes = Lifetimes(
-        known.allocated[rows], known.freed[rows], known.temporary[rows],
-        place[known.free_place[frees]], known.free_value[frees],
-        *[column[rows] if len(column) else column
-          for column in (known.first, known.second, known.onward)],
-    )  # fmt: skip
+    waits, freed = chosen[needed.place], frees[:, chosen[frees[0]]]
     part = replace(
         compiled,
         kind=compiled.kind[rows],
         item=compiled.item[rows],
         resource=compiled.resource[rows],
-        lifetimes=lifetimes,
+        sizes=compiled.sizes[:, rows],
+        frees=np.array([place[freed[0]], freed[1]]),
         needed=needed._replace(
             place=place[needed.place[waits]], writer=needed.writer[waits],
             target=needed.target[waits],
@@ -66,111 +55,94 @@ def _part(compiled: Compiled, chosen: Flags) -> _Part:
 
 
 class _Layout:
-    """Appends instances of templates and remembers where each began."""
+    """Appends instances of phases and remembers where each began."""
 
     def __init__(self, builder: ProgramBuilder) -> None:
         self.builder = builder
         self.resources: dict[str, int] = {}
         self.size = 0
-        # Of every instance where it begins or, where its steps stand apart, the place of each.
-        self.begin: dict[tuple[str, int, int], int | Ints] = {}
+        # Of every instance (phase, stage and microbatch) where it begins or, where its steps stand
+        # apart, the place of each.
+        self.begin: dict[tuple[int, int, int], int | Ints] = {}
         self.turns: dict[int, dict[int, int]] = {}  # per stage and microbatch, its backward's turn
         self.previous = [-1] * len(builder.strategy.meshes)
         self.parts: list[tuple[Compiled, int, Ints, Ints]] = []
         self.predecessors: list[tuple[Ints, Ints]] = []
 
     def append(
-        self,
-        name: str,
-        compiled: Compiled,
-        microbatch: int,
-        *,
-        before: int = 0,
-        apart: _Part | None = None,
+        self, compiled: Compiled, microbatch: int, *, before: int = 0, apart: _Part | None = None
     ) -> None:
         """Append an instance, which adds to the gradients of so many microbatches ``before``; it is
         a part of the instance where some steps stand ``apart``."""
-        base, stage, lifetimes = self.size, compiled.stage, compiled.lifetimes
-        needed = compiled.needed
-        key = (name, stage, microbatch)
+        base, stage, sizes, needed = self.size, compiled.stage, compiled.sizes, compiled.needed
+        key = (compiled.phase.instance, stage, microbatch)
         if apart is None:
             self.begin[key] = base
         else:
             places = self.begin.setdefault(key, np.full(apart.length, -1, dtype=np.int64))
             assert not isinstance(places, int)
             places[apart.rows] = base + np.arange(len(apart.rows))
-        bases = np.zeros(len(INSTANCES) + len(compiled.references), dtype=np.int64)
+        most = max([number for number, _, _ in compiled.references], default=0)
+        bases = np.zeros(most + 1, dtype=np.int64)
         targets = needed.target.copy()
-        for number, instance, other in compiled.references:
-            begin = self._begin(instance, other, microbatch, key)
+        for number, phase, other in compiled.references:
+            begin = self._begin(phase, other, microbatch)
             if isinstance(begin, int):
                 bases[number] = begin
             else:
                 mine = needed.writer == number
                 targets[mine] = begin[targets[mine]]
         targets += bases[needed.writer]
-        allocated = lifetimes.allocated
-        temporary = lifetimes.temporary
-        if before:
-            temporary = lifetimes.second if before == 1 else lifetimes.onward
-        elif len(lifetimes.first):
-            allocated = allocated + lifetimes.first
         keep = targets >= 0
         self.predecessors.append((needed.place[keep] + base, targets[keep]))
-        self.parts.append((compiled, microbatch, allocated, temporary))
+        allocated = sizes[0] if before else sizes[0] + sizes[3]
+        self.parts.append((compiled, microbatch, allocated, sizes[(2, 4, 5)[min(before, 2)]]))
         self.size += len(compiled.kind)
         if needed.last_compute >= 0 and (apart is None or COMPUTES[compiled.kind].any()):
             begin = self.begin[key]
             last = needed.last_compute
             self.previous[stage] = begin + last if isinstance(begin, int) else int(begin[last])
 
-    def post(self, name: str, part: _Part, microbatch: int, before: int, crew: list[int]) -> None:
+    def post(self, part: _Part, microbatch: int, before: int, crew: list[int]) -> None:
         """Append the receives of an instance, ahead of the others. The host comes to them when it has
         done what it computed before, on any mesh of the ``crew``."""
         base = self.size
-        self.append(name, part.compiled, microbatch, before=before, apart=part)
+        self.append(part.compiled, microbatch, before=before, apart=part)
         done = max(self.previous[mesh] for mesh in crew)
         if done >= 0:
             places = np.arange(base, self.size)
             self.predecessors.append((places, np.full(len(places), done)))
 
-    def _begin(
-        self, instance: str, other: int, microbatch: int, own: tuple[str, int, int]
-    ) -> int | Ints:
-        if instance == "self":
-            return self.begin[own]
-        if instance == PREVIOUS_COMPUTE:
-            return self.previous[own[1]]
-        if instance == "last":
-            return self.begin["backward", other, self._last_microbatch(other)]
-        if instance in ("prologue", "exchange"):
-            return self.begin[instance, other, -1]
-        return self.begin[instance, other, microbatch]
+    def _begin(self, phase: int, stage: int, microbatch: int) -> int | Ints:
+        if phase == PREVIOUS:
+            return self.previous[stage]
+        if phase == Phase.LAST:
+            return self.begin[Phase.BACKWARD, stage, self._last_microbatch(stage)]
+        return self.begin[phase, stage, microbatch if Phase(phase).is_each else -1]
 
     def _last_microbatch(self, stage: int) -> int:
         return max(self.turns[stage], key=self.turns[stage].__getitem__)
 
 
 def assemble(
-    builder: ProgramBuilder, templates: Sequence[Templates], loss: int, facts: Facts | None = None
+    builder: ProgramBuilder, stages: Sequence[Phases], loss: int, facts: Facts | None = None
 ) -> Program:
-    """Return the Program of every stage's templates; instruction order is topological and each stage's own order.
+    """Return the Program of every stage's phases; instruction order is topological and each stage's own order.
 
     ``facts`` of the values, where these are not all in the builder.
     """
-    count = len(builder.strategy.meshes)
     layout = _Layout(builder)
-    compiled = Compiler(builder, layout.resources, facts).stages(templates)
-    for stage in range(count):
-        layout.append("prologue", compiled[stage]["prologue"], -1)
+    compiled = Compiler(builder, layout.resources, facts).stages(stages)
+    for own in compiled:
+        layout.append(own[Phase.PROLOGUE], -1)
     _lay_out_microbatches(layout, compiled)
-    for name in ("send", "receive", "epilogue"):
-        for stage in range(count):
-            layout.append("exchange" if name == "send" else name, compiled[stage][name], -1)
+    for phase in (Phase.SEND, Phase.RECEIVE, Phase.EPILOGUE):
+        for own in compiled:
+            layout.append(own[phase], -1)
     return _program(builder, layout, loss)
 
 
-def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled]]) -> None:
+def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]]) -> None:
     """Append the instances of every microbatch in the schedule's order."""
     strategy = layout.builder.strategy
     most = strategy.pipeline.num_microbatches
@@ -180,27 +152,27 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[dict[str, Compiled
     if shares_devices(strategy.meshes):
         devices = [set(mesh.devices) for mesh in strategy.meshes]
         crews = [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
-    for (stage, phase, microbatch), _ in order:
-        if phase == "B":
+    for (stage, letter, microbatch), _ in order:
+        if letter == "B":
             turns = layout.turns.setdefault(stage, {})
             turns.setdefault(microbatch, len(turns))
-    parted: dict[tuple[int, str], tuple[_Part, _Part]] = {}
-    for (stage, phase, microbatch), ahead in order:
-        name, template, before = "forward", "forward", 0
-        if phase == "B":
+    parted: dict[tuple[int, Phase], tuple[_Part, _Part]] = {}
+    for (stage, letter, microbatch), ahead in order:
+        phase, before = Phase.FORWARD, 0
+        if letter == "B":
             before = layout.turns[stage][microbatch]
-            name, template = "backward", "last backward" if before == most - 1 else "backward"
-        whole, crew = compiled[stage][template], crews[stage]
+            phase = Phase.LAST if before == most - 1 else Phase.BACKWARD
+        whole, crew = compiled[stage][phase], crews[stage]
         if not posts:
-            layout.append(name, whole, microbatch, before=before)
+            layout.append(whole, microbatch, before=before)
             continue
-        if (stage, template) not in parted:
-            parted[stage, template] = _parted(whole)
-        receives, rest = parted[stage, template]
+        if (stage, phase) not in parted:
+            parted[stage, phase] = _parted(whole)
+        receives, rest = parted[stage, phase]
         if ahead:
-            layout.post(name, receives, microbatch, before, crew)
+            layout.post(receives, microbatch, before, crew)
         else:
-            layout.append(name, rest.compiled, microbatch, before=before, apart=rest)
+            layout.append(rest.compiled, microbatch, before=before, apart=rest)
 
 
 def _turns(
@@ -263,9 +235,9 @@ def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
         free_offset=free_offset,
         free_value=free_value.astype(np.int32),
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
-        freed=np.concatenate([part.lifetimes.freed for part, _, _, _ in parts]),
+        freed=np.concatenate([part.sizes[1] for part, _, _, _ in parts]),
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
-        base_bytes=tuple(base_bytes(builder, mesh) for mesh in range(len(builder.strategy.meshes))),
+        base_bytes=tuple(map(builder.base_bytes, range(len(builder.strategy.meshes)))),
     )
 
 
@@ -286,15 +258,15 @@ def _by_row(rows: Ints, columns: Ints, size: int) -> tuple[Ints, Ints]:
 
 def _frees(layout: _Layout) -> tuple[Ints, Ints]:
     """Return where what each instruction frees begins, and what all of them free."""
-    found = [part.lifetimes for part, _, _, _ in layout.parts]
+    found = [part.frees for part, _, _, _ in layout.parts]
     lengths = np.array([len(part.kind) for part, _, _, _ in layout.parts], dtype=np.int64)
-    counts = np.array([len(one.free_place) for one in found], dtype=np.int64)
-    places = np.concatenate([one.free_place for one in found])
-    places += np.repeat(np.cumsum(lengths) - lengths, counts)
+    counts = np.array([frees.shape[1] for frees in found], dtype=np.int64)
+    places, values = np.concatenate(found, axis=1)
+    places = places + np.repeat(np.cumsum(lengths) - lengths, counts)
     order = np.argsort(places, kind="stable")
     offset = np.zeros(layout.size + 1, dtype=np.int64)
     np.cumsum(np.bincount(places, minlength=layout.size), out=offset[1:])
-    return offset, np.concatenate([one.free_value for one in found])[order]
+    return offset, values[order]
 
 
 def _repeat(

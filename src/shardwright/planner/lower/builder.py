@@ -77,12 +77,7 @@ class Finished:
 
 
 class ProgramBuilder:
-    """Values, segments and messages of the Program being made, and the facts they are made from.
-
-    ``compiled``: so much is lowered that compiling kernels for it pays.
-    """
-
-    compiled = False
+    """Values, segments and messages of the Program being made, and the facts they are made from."""
 
     def __init__(
         self,
@@ -284,6 +279,10 @@ class ProgramBuilder:
             reduced.layout == entry.layout and reduced.dtype == entry.dtype
         )
         return own * (1 + self.strategy.optimizer_states) if is_master else own
+
+    def base_bytes(self, mesh: int) -> int:
+        """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
+        return sum([self.base_of(value) for value in self.lasting if self.meshes[value] == mesh])
 
     def segment_order(self) -> list[int]:
         """Return the segments of this lowering in the order in which they were made."""

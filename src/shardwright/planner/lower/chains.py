@@ -89,7 +89,7 @@ class Chains:
 
         Raises Irregular where the blocks around those differ in them.
         """
-        columns = (facts.bytes, facts.mesh, facts.marks)
+        columns = (facts.bytes, facts.mesh, facts.marks, facts.reported)
         for link in (facts.root, facts.storage):
             fixed = self.chain[link] < 0
             columns += (self.chain[link], np.where(fixed, link, self.block[link] - self.block))
@@ -101,6 +101,7 @@ class Chains:
             storage=self._links(facts.storage),
             mesh=self._column(facts.mesh),
             marks=self._column(facts.marks),
+            reported=self._column(facts.reported),
         )
 
     def _column(self, values: NDArray[Element]) -> NDArray[Element]:

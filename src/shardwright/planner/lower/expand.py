@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +20,13 @@ from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import gradients
 from shardwright.planner.lower.assemble import assemble
-from shardwright.planner.lower.builder import ProgramBuilder, Step
+from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.chains import Chains, Irregular
-from shardwright.planner.lower.compile import Steps, Templates
+from shardwright.planner.lower.compile import Phases
 from shardwright.planner.lower.fold import KEPT, Folded, Run, Short
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import (
+    LAST_ONLY,
     MOVES,
     RUNS_SEGMENT,
     TAKES_ALL,
@@ -62,15 +62,14 @@ def expand(folded: Folded, whole: Strategy) -> Expanded:
     builder = ProgramBuilder(short.graph, folded.strategy, short.samples, short.iterations)
     lowering = Lowering(builder, placed)
     loss = lowering.lower_blocks()
-    steps = lowering.steps()
+    phases = lowering.phases()
     chains = Chains(builder, short, folded.runs)
     facts = chains.facts(Facts.of(builder))
     roll = _Roll(builder, short, chains)
-    templates = [roll.templates(one) for one in steps]
     shown = copy.copy(builder)
     shown.strategy = whole
     shown.lasting = chains.repeated(builder.lasting)
-    program = assemble(shown, templates, loss, facts)
+    program = assemble(shown, [roll.phases(one) for one in phases], loss, facts)
     return Expanded(program, short.graph, _masters(builder, lowering, chains))
 
 
@@ -121,25 +120,22 @@ class _Roll:
         homes = [max((int(blocks[value]) for value in values), default=-1) for values in touched]
         return np.array(homes, dtype=np.int64)
 
-    def templates(self, steps: Steps) -> Templates:
-        """Return the templates of one stage of the whole graph."""
-        builder = self.builder
-        backward = self.expanded(steps.backward)
-        last, often = [backward], backward.rows[:, 3] == 0
-        several = builder.strategy.pipeline.num_microbatches > 1
-        return Templates(
-            prologue=[self.expanded(steps.prologue)],
-            forward=[self.expanded(steps.forward)],
-            middle=[backward.chosen(often)] if several else (),
-            last=last,
-            sends=[Rows.of(builder, [s for s in steps.exchange if s.kind is Kind.SEND])],
-            receives=[Rows.of(builder, [s for s in steps.exchange if s.kind is not Kind.SEND])],
-            epilogue=[self.expanded(steps.epilogue)],
+    def phases(self, short: Phases) -> Phases:
+        """Return the phases of one stage of the whole graph."""
+        prologue, forward, middle, last, sends, others, epilogue = short
+        backward = [self.expanded(part) for part in last]
+        return (
+            [self.expanded(part) for part in prologue],
+            [self.expanded(part) for part in forward],
+            [part.chosen(part.rows[:, LAST_ONLY] == 0) for part in backward] if middle else (),
+            backward,
+            sends,
+            others,
+            [self.expanded(part) for part in epilogue],
         )
 
-    def expanded(self, steps: Sequence[Step]) -> Rows:
-        """Return the rows of some steps with those of the missing blocks."""
-        rows = Rows.of(self.builder, steps)
+    def expanded(self, rows: Rows) -> Rows:
+        """Return some steps with those of the missing blocks."""
         runs = RUNS_SEGMENT[rows.rows[:, 0]]
         last = int(np.flatnonzero(runs)[-1]) + 1 if runs.any() else 0
         before, behind = rows.split(last)

@@ -20,9 +20,9 @@ from itertools import islice
 from typing import TypeVar
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.lower.compile import Templates
+from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
@@ -171,31 +171,29 @@ class _Replay(Lowering):
             self._repeat_or(records.of_parts[number][place], part, act)
         self.close()
 
-    def templates(self) -> list[Templates]:
+    def phases(self) -> list[Phases]:
         """Join what blocks became, as far as nothing reaches from one into another."""
         builder, stages = self.builder, range(len(self.stages))
         pending = sum(len(block.pending) for block in self.blocks)
         reaches = builder.makes_again and (builder.strategy.reshard_again or len(stages) > 1)
         if reaches or len(self.parameters.pending) != pending:
-            return super().templates()
+            return super().phases()
         blocks = stages_of(builder, self.blocks, self.records.shared, self.finish)
         several = builder.strategy.pipeline.num_microbatches > 1
-        found: list[Templates] = []
+        found: list[Phases] = []
         for stage in stages:
             entered = sum(len(block.entries[stage][0]) for block in self.blocks)
             more = forward_piece(builder, self.stages[stage].prologue[entered:])
             own = [block[stage] for block in blocks]
-            last = joined([share.last for share in reversed(own)])
-            exchange = self.exchange[stage]
             found.append(
-                Templates(
+                phases_of(
+                    builder,
+                    self.exchange[stage],
                     prologue=joined([*[share.prologue for share in own], more]),
                     forward=joined([share.forward for share in own]),
-                    middle=joined([share.middle for share in reversed(own)]) if several else (),
-                    last=last,
-                    sends=[Rows.of(builder, [s for s in exchange if s.kind is Kind.SEND])],
-                    receives=[Rows.of(builder, [s for s in exchange if s.kind is not Kind.SEND])],
+                    last=joined([share.last for share in reversed(own)]),
                     epilogue=[self._epilogue_rows(stage)],
+                    middle=joined([share.middle for share in reversed(own)]) if several else (),
                 )
             )
         return found

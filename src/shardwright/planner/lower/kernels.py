@@ -1,7 +1,14 @@
-"""A stage's waits and lifetimes step by step, compiled: what ``waits`` and ``lifetimes`` say with NumPy.
+"""What the steps of a stage wait for, and when its values appear and disappear, compiled.
 
-For whoever lowers thousands of strategies (``incremental``); the results are equal. Import this
-module late: importing Numba takes longer than lowering one.
+A step waits for what wrote what it reads: for all terms of what adds up (a gradient), else for the last
+write, in its own phase or in the one before that wrote it. Whatever sends waits for the compute before it too.
+
+A microbatch's forward and backward are looked at together. A value that backward reads before it
+writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
+Data lives as long as the last alias or view of it.
+
+Importing this module compiles it, or loads what was compiled (a fifth of a second): a server that
+processes are forked from does it once for all. So import it late.
 """
 
 # NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
@@ -12,36 +19,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.core.program import Kind
 from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.lower.builder import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
-from shardwright.planner.lower.template import COMPUTES, SENDS
-from shardwright.planner.lower.waits import NAMES, PREVIOUS
+from shardwright.planner.lower.phases import (
+    ADDS,
+    ASIDE,
+    BEFORE,
+    BEHIND,
+    EACH,
+    FLAGS,
+    PREVIOUS,
+    STASHES,
+    UPDATES,
+)
+from shardwright.planner.lower.template import COMPUTES, NUM_COLUMNS, SENDS, Facts, Flags, Ints
 
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-PROLOGUE, FORWARD, BACKWARD, LAST_BACKWARD, SEND, RECEIVE, EPILOGUE = range(len(NAMES))
 UPDATE, RUNS_BACKWARD = int(Kind.UPDATE), int(Kind.BACKWARD)
 
 
-class Values(NamedTuple):
-    """Columns of all values: see ``template.Facts``; ``marks`` as in ``builder``. ``reported`` live until
-    the end of the step."""
-
-    bytes: Ints
-    root: Ints
-    storage: Ints
-    mesh: Ints
-    marks: Ints
-    reported: Flags
-
-
 class Steps(NamedTuple):
-    """The steps of a stage's templates, one template of ``waits.NAMES`` behind the other: see
-    ``template.Rows``. Template n ends before step ``stops[n]``. Of every step, its first touch, its
-    first write and its first read."""
+    """The steps of a stage, one phase behind the other: see ``template.Rows``. Phase n ends before
+    step ``stops[n]``. Of every step, its first touch, its first write and its first read."""
 
     rows: Ints
     value: Ints
@@ -55,10 +55,12 @@ class Steps(NamedTuple):
 class Found(NamedTuple):
     """What there is to say of the steps of a stage.
 
-    ``sizes``: rows allocated, freed, temporary, first, second and onward of ``Lifetimes``. ``frees``:
-    rows place and value; ``needed``: rows of ``waits.Needed``; both go on beyond what there is.
-    ``ends``: per template where it ends in these two, its last compute, and in bits which templates it
-    waits for.
+    ``sizes``: bytes of every step in rows: what it allocates, frees and needs for a while; what it also
+    allocates with the first microbatch only (gradients that accumulate), and needs for a while with
+    the second and with later ones, which add to those (0 but in phases that add).
+    ``frees``: rows place and value; ``needed``: rows place, phase and place there; both go on beyond
+    what there is. ``ends``: per phase where it ends in these two, its last compute (-1), and in bits
+    which phases it waits for.
     """
 
     sizes: Ints
@@ -68,8 +70,8 @@ class Found(NamedTuple):
 
 
 class Sets(NamedTuple):
-    """The values that die in a template, those that are made there, and those alive, which is kept up
-    to date."""
+    """The values that die in a phase, those that are made there, and those alive, which is kept up to
+    date."""
 
     dying: Flags
     returning: Flags
@@ -78,10 +80,10 @@ class Sets(NamedTuple):
 
 @compiled
 def look_over(
-    rows: Ints, touched: tuple[Ints, Ints], stops: Ints, values: Values, mesh: int, many: int
+    rows: Ints, touched: tuple[Ints, Ints], stops: Ints, values: Facts, mesh: int, many: int
 ) -> Found:
-    """Find waits and lifetimes of all templates of one mesh; ``touched`` are values held and written,
-    and values read, ``many`` the number of microbatches."""
+    """Find waits and lifetimes of all phases of one mesh; ``touched`` are values held and written, and
+    values read, ``many`` the number of microbatches."""
     steps = _steps(rows, touched, stops)
     count = len(rows)
     sizes = np.zeros((6, count), dtype=np.int64)
@@ -100,13 +102,14 @@ def look_over(
             continue
         sets = _sets(steps, values, number, written, alive)
         size = _walk(steps, values, number, sets, (sizes, frees, size))
-        if number == FORWARD:
+        if FLAGS[number] & STASHES:
             alive = sets.alive
-        if number in (BACKWARD, LAST_BACKWARD):
+        if FLAGS[number] & ADDS:
             _add_up(steps, values, number, sizes)
             _let_go(steps, values, number, sizes)
-        if number == EPILOGUE:
-            size = _free_at_update(steps, values, written, (mesh, many), (sizes, frees, size))
+        if FLAGS[number] & UPDATES:
+            frame = number, mesh, many
+            size = _free_at_update(steps, values, written, frame, (sizes, frees, size))
         ends[number, 0] = size
     needed = _wait(steps, values, ends)
     return Found(sizes, frees, needed, ends)
@@ -130,8 +133,8 @@ def _span(steps: Steps, number: int) -> tuple[int, int]:
 
 
 @inner
-def _written_by(steps: Steps, values: Values) -> Flags:
-    """Return, per template, the set of values that it writes."""
+def _written_by(steps: Steps, values: Facts) -> Flags:
+    """Return, per phase, the set of values that it writes."""
     written = np.zeros((len(steps.stops), len(values.bytes)), dtype=np.bool_)
     for number in range(len(steps.stops)):
         begin, stop = _span(steps, number)
@@ -142,8 +145,8 @@ def _written_by(steps: Steps, values: Values) -> Flags:
 
 
 @inner
-def _read_where(steps: Steps, values: Values, number: int, column: int) -> Flags:
-    """Return what the steps of a template read that are flagged in a column of ``rows``."""
+def _read_where(steps: Steps, values: Facts, number: int, column: int) -> Flags:
+    """Return what the steps of a phase read that are flagged in a column of ``rows``."""
     found = np.zeros(len(values.bytes), dtype=np.bool_)
     begin, stop = _span(steps, number)
     for step in range(begin, stop):
@@ -154,18 +157,24 @@ def _read_where(steps: Steps, values: Values, number: int, column: int) -> Flags
 
 
 @inner
-def _sets(steps: Steps, values: Values, number: int, written: Flags, alive: Flags) -> Sets:
-    """Return a template's sets: see ``lifetimes``. ``alive`` is what forward left."""
+def _sets(steps: Steps, values: Facts, number: int, written: Flags, alive: Flags) -> Sets:
+    """Return a phase's sets. ``alive`` is what forward left.
+
+    What is made once per step lives until its end, except temporaries behind the microbatches; sums
+    that phases before wrote are there and only accumulate. Every microbatch makes anew what is its own,
+    and gathered parameters.
+    """
     count = len(values.bytes)
     dying, returning = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
     lives = np.zeros(count, dtype=np.bool_)
-    if number == PROLOGUE or number > LAST_BACKWARD:
+    if not FLAGS[number] & EACH:
         for value in range(count):
             returning[value] = written[number, value]
-            if number != PROLOGUE:
+            if FLAGS[number] & BEHIND:
                 dying[value] = returning[value] and values.marks[value] & ACTIVATION
-                lives[value] = written[LAST_BACKWARD, value]
-                lives[value] |= number == EPILOGUE and written[RECEIVE, value]
+                for before in range(number):
+                    if FLAGS[before] & (ADDS | BEHIND):
+                        lives[value] |= written[before, value]
         return Sets(dying, returning, lives)
     for value in range(count):
         lives[value] = alive[value]
@@ -175,16 +184,26 @@ def _sets(steps: Steps, values: Values, number: int, written: Flags, alive: Flag
     synced = _read_where(steps, values, number, 4)
     for value in range(count):
         dying[value] = (returning[value] or synced[value]) and not values.reported[value]
-    if number == FORWARD:
+    if FLAGS[number] & STASHES:
         _survive(steps, values, dying)
     return Sets(dying, returning, lives)
 
 
 @inner
-def _survive(steps: Steps, values: Values, dying: Flags) -> None:
+def _last() -> int:
+    """Return the phase of the last microbatch's backward."""
+    last = 0
+    for number in range(len(FLAGS)):
+        if FLAGS[number] & ADDS and not FLAGS[number] & ASIDE:
+            last = number
+    return last
+
+
+@inner
+def _survive(steps: Steps, values: Facts, dying: Flags) -> None:
     """Spare what the last backward holds before it writes it."""
     seen = np.zeros(len(values.bytes), dtype=np.bool_)
-    begin, stop = _span(steps, LAST_BACKWARD)
+    begin, stop = _span(steps, _last())
     for step in range(begin, stop):
         for touch in range(steps.touch[step], steps.touch[step + 1]):
             stored = values.storage[steps.value[touch]]
@@ -195,10 +214,10 @@ def _survive(steps: Steps, values: Values, dying: Flags) -> None:
 
 @inner
 def _walk(
-    steps: Steps, values: Values, number: int, sets: Sets, found: tuple[Ints, Ints, int]
+    steps: Steps, values: Facts, number: int, sets: Sets, found: tuple[Ints, Ints, int]
 ) -> int:
-    """Play the steps of a template: add to the bytes that they allocate and free, and list what is
-    freed; return how long that list is. See ``lifetimes._walk``."""
+    """Play the steps of a phase: allocate at a first write, free what dies after its last touch, or
+    after the last before it is made anew. List what is freed; return how long that list is."""
     sizes, frees, size = found
     begin, stop = _span(steps, number)
     most = steps.touch[stop] - steps.touch[begin]
@@ -241,8 +260,14 @@ def _walk(
 
 
 @inner
-def _add_up(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
-    """Count gradients that are written more than once: see ``lifetimes._add_up``."""
+def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
+    """Count gradients that are written more than once, in a microbatch or over all of them.
+
+    All terms of a backward are there before the first is added, and a sum is first taken out of
+    place; by then what autograd saved is gone. Later the sums are the store's alone, and are added to
+    in place. What is added to a wider sum is another tensor even the first time, of half its bytes. A
+    new sum that a message makes comes when what has arrived goes.
+    """
     seen = np.zeros(len(values.bytes), dtype=np.bool_)
     begin, stop = _span(steps, number)
     for step in range(begin, stop):
@@ -293,7 +318,7 @@ def _add_up(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
 
 
 @inner
-def _let_go(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
+def _let_go(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
     """Free gradients kept over microbatches where they are synchronised at last."""
     synced = _read_where(steps, values, number, 4)
     done = np.full(len(values.bytes), -1, dtype=np.int64)
@@ -309,23 +334,25 @@ def _let_go(steps: Steps, values: Values, number: int, sizes: Ints) -> None:
 
 @inner
 def _free_at_update(
-    steps: Steps, values: Values, written: Flags, frame: tuple[int, int],
+    steps: Steps, values: Facts, written: Flags, frame: tuple[int, int, int],
     found: tuple[Ints, Ints, int],
 ) -> int:  # fmt: skip
-    """Give back what lived for the whole step: see ``lifetimes.free_at_update``."""
+    """Give back what lived for the whole step: what was made before all microbatches, reduced
+    gradients, what is reported. ``frame``: the phase, the mesh, the number of microbatches."""
     sizes, frees, size = found
-    mesh, many = frame
-    update = begin = steps.stops[EPILOGUE - 1]
+    number, mesh, many = frame
+    update = begin = _span(steps, number)[0]
     while steps.rows[update, 0] != UPDATE:
         update += 1
-    synced = _read_where(steps, values, LAST_BACKWARD, 3)
+    synced = _read_where(steps, values, _last(), 3)
     for asked in (True, False):
         for value in range(len(values.bytes)):
             marks = values.marks[value]
-            ends = written[PROLOGUE, value]
-            if marks & GRADIENT and not marks & BY_MICROBATCH and not synced[value]:
-                for number in range(LAST_BACKWARD, EPILOGUE + 1):
-                    ends |= written[number, value]
+            is_sum = marks & GRADIENT and not marks & BY_MICROBATCH and not synced[value]
+            ends = False
+            for phase in range(len(FLAGS)):
+                if FLAGS[phase] & BEFORE or (is_sum and FLAGS[phase] & (ADDS | BEHIND)):
+                    ends |= written[phase, value]
             if values.mesh[value] != mesh or ends == asked:
                 continue
             if ends or values.reported[value]:
@@ -337,14 +364,14 @@ def _free_at_update(
 
 
 @inner
-def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
-    """Return what all steps wait for, template by template: see ``waits.Waits``; note in ``ends``.
+def _wait(steps: Steps, values: Facts, ends: Ints) -> Ints:
+    """Return what all steps wait for, phase by phase; note in ``ends``.
 
-    Of every write is known: the one before of the same value in the same template (-1), its template
-    and its step. No step waits for one twice, so for fewer than there are.
+    Of every write is known: the one before of the same value in the same phase (-1), its phase and
+    its step. No step waits for one twice, so for fewer than there are.
     """
     most = len(steps.value)
-    before, template = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    before, phase = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
     place = np.empty(most, dtype=np.int64)
     seen = np.full(len(steps.rows), -1, dtype=np.int64)  # by whom a step was waited for last
     newest = np.full(len(values.bytes), -1, dtype=np.int64)
@@ -352,7 +379,7 @@ def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
     size = 0
     for number in range(len(steps.stops)):
         begin, stop = _span(steps, number)
-        known = newest.copy() if number == BACKWARD else newest
+        known = newest.copy() if FLAGS[number] & ASIDE else newest
         computed, writers = -1, 0
         for step in range(begin, stop):
             if size + len(steps.rows) >= needed.shape[1]:
@@ -361,7 +388,7 @@ def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
                 value = values.root[steps.read[read]]
                 one = known[value]
                 while one >= 0:
-                    writer, maker = template[one], place[one]
+                    writer, maker = phase[one], place[one]
                     if seen[maker] != step:
                         seen[maker] = step
                         needed[0, size], needed[1, size] = step - begin, writer
@@ -379,7 +406,7 @@ def _wait(steps: Steps, values: Values, ends: Ints) -> Ints:
                 value = steps.value[touch]
                 is_here = known[value] >= steps.touch[begin]
                 before[touch] = known[value] if is_here else -1
-                template[touch], place[touch] = number, step
+                phase[touch], place[touch] = number, step
                 known[value] = touch
         ends[number, 1], ends[number, 2], ends[number, 3] = size, computed, writers
     return needed
@@ -393,3 +420,13 @@ def _wider(needed: Ints) -> Ints:
         for row in range(3):
             wider[row, column] = needed[row, column]
     return wider
+
+
+def _load() -> None:
+    """Compile for the types that there are, or load that."""
+    none, empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
+    rows, stops = np.zeros((0, NUM_COLUMNS), dtype=np.int64), np.zeros(len(FLAGS), dtype=np.int64)
+    look_over(rows, (none, none), stops, Facts(none, none, none, none, none, empty), 0, 1)
+
+
+_load()

@@ -1,7 +1,7 @@
 """From graph and strategy to Program.
 
 The order of work: find where gradients lie; lower every operator forward on its mesh; derive each
-mesh's backward; add gradient synchronisation, update and the way back to rest; lay the templates
+mesh's backward; add gradient synchronisation, update and the way back to rest; lay the phases
 out for all microbatches in the schedule's order.
 """
 
@@ -26,10 +26,11 @@ from shardwright.planner.lower.backward import (
     insert_syncs,
 )
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
-from shardwright.planner.lower.compile import Steps, Templates
+from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.wire import other_dtype, synchronise
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.legal import (
@@ -77,7 +78,7 @@ class Lowering:
     def run(self) -> Program:
         """Lower everything."""
         loss = self.lower_blocks()
-        return assemble(self.builder, self.templates(), loss)
+        return assemble(self.builder, self.phases(), loss)
 
     def lower_blocks(self) -> int:
         """Lower all blocks forward; return the value of the loss."""
@@ -241,29 +242,24 @@ class Lowering:
 
     # -- backward and update -------------------------------------------------------------------
 
-    def templates(self) -> list[Templates]:
-        """Return every stage's templates, with all segments finished."""
-        return [Templates.of(self.builder, steps) for steps in self.steps()]
-
-    def steps(self) -> list[Steps]:
+    def phases(self) -> list[Phases]:
         """Return every stage's steps, with all segments finished."""
-        every = self._steps()
-        self._finish_segments()
-        return every
-
-    def _steps(self) -> list[Steps]:
         builder = self.builder
         transfers: Transfers = {}
-        backward = [self._backward(stage, transfers) for stage in reversed(self.stages)][::-1]
-        return [
-            Steps(
-                prologue=forward_steps(builder, stage.prologue),
-                forward=forward_steps(builder, stage.forward),
-                backward=backward[stage.index],
-                exchange=self.exchange[stage.index],
-                epilogue=self.epilogue(stage.index),
+        backward = [self._backward(stage, transfers) for stage in reversed(self.stages)]
+        steps = [
+            (
+                forward_steps(builder, stage.prologue),
+                forward_steps(builder, stage.forward),
+                last,
+                self.epilogue(stage.index),
             )
-            for stage in self.stages
+            for stage, last in zip(self.stages, reversed(backward), strict=True)
+        ]
+        self._finish_segments()
+        return [
+            phases_of(builder, exchange, *[[Rows.of(builder, one)] for one in own])
+            for exchange, own in zip(self.exchange, steps, strict=True)
         ]
 
     def _backward(self, stage: Stage, transfers: Transfers) -> list[Step]:

@@ -36,8 +36,6 @@ class LastingBuilder(ProgramBuilder):
     """A builder that outlives one lowering: equal values get equal numbers, equal things are made
     once."""
 
-    compiled = True
-
     def __init__(
         self,
         graph: OperatorGraph,

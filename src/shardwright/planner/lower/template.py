@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,19 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Message
-from shardwright.planner.lower.builder import (
-    ACTIVATION,
-    BY_MICROBATCH,
-    GATHERED,
-    GRADIENT,
-    WIDE,
-    ProgramBuilder,
-    Step,
-)
+from shardwright.planner.lower.builder import WIDE, ProgramBuilder, Step
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 NUM_COLUMNS = 11
+LAST_ONLY = 3  # the column of what runs with the last microbatch only
 FORWARDS, BACKWARD = (Kind.FORWARD, Kind.RECOMPUTE), Kind.BACKWARD
 
 
@@ -43,12 +34,12 @@ SENDS = _table(Kind.MESSAGE, Kind.SEND)
 TAKES_ALL = _table(Kind.CLIP, Kind.UPDATE)
 
 
-@dataclass(frozen=True, eq=False)
-class Facts:
+class Facts(NamedTuple):
     """Of every value of a builder: what one device allocates for it, and what it is (``marks``).
 
     ``root`` is the value whose data it has under another name, ``storage`` the one in whose memory
-    it lies (``ProgramBuilder.storage``); itself where it has its own.
+    it lies (``ProgramBuilder.storage``); itself where it has its own. ``reported`` live until the end of
+    the step, because somebody may ask for them.
     """
 
     bytes: Ints
@@ -56,6 +47,7 @@ class Facts:
     storage: Ints
     mesh: Ints
     marks: Ints
+    reported: Flags
 
     @classmethod
     def of(cls, builder: ProgramBuilder) -> Facts:
@@ -65,48 +57,16 @@ class Facts:
         views = list(builder.views)
         lying[views] = [builder.storage(value) for value in views]
         sizes[views] = 0
+        reported = np.zeros(len(sizes), dtype=np.bool_)
+        reported[[builder.storage(output.value) for output in builder.outputs]] = True
         return cls(
             bytes=sizes,
             root=roots,
             storage=lying[roots],
             mesh=np.array(builder.meshes),
             marks=np.array(builder.marks),
+            reported=reported,
         )
-
-    @cached_property
-    def by_microbatch(self) -> Flags:
-        """Those that are made anew for every microbatch."""
-        return (self.marks & BY_MICROBATCH) > 0
-
-    @cached_property
-    def is_gradient(self) -> Flags:
-        """Those that add up."""
-        return (self.marks & GRADIENT) > 0
-
-    @cached_property
-    def is_wide(self) -> Flags:
-        """Gradients in twice the bytes of what is added to them."""
-        return (self.marks & WIDE) > 0
-
-    @cached_property
-    def is_activation(self) -> Flags:
-        """Those that are activations."""
-        return (self.marks & ACTIVATION) > 0
-
-    @cached_property
-    def is_gathered(self) -> Flags:
-        """Parameters that are filled by a message."""
-        return (self.marks & GATHERED) > 0
-
-    def none(self) -> Flags:
-        """Return the empty set of values."""
-        return np.zeros(len(self.bytes), dtype=np.bool_)
-
-    def set_of(self, values: Ints | Sequence[int]) -> Flags:
-        """Return a set of values."""
-        chosen = self.none()
-        chosen[np.asarray(values, dtype=np.int64)] = True
-        return chosen
 
 
 class Rows(NamedTuple):
@@ -164,42 +124,6 @@ class Rows(NamedTuple):
         )
 
 
-class Template:
-    """A list of steps as columns.
-
-    ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
-    what it writes. A segment writes its outputs; of these its backward holds only what was saved.
-    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
-    and transforms that synchronise gradients.
-    """
-
-    def __init__(self, parts: Sequence[Rows]) -> None:
-        """Take the steps of several parts, one behind the other."""
-        rows, self.value, self.read = parts[0]
-        if len(parts) > 1:
-            rows = np.concatenate([part.rows for part in parts])
-            self.value = np.concatenate([part.value for part in parts])
-            self.read = np.concatenate([part.read for part in parts])
-        columns = np.ascontiguousarray(rows.T)
-        self.kind = columns[0].astype(np.int8)
-        self.item, self.resource = columns[1], columns[2]
-        self.last_only, self.syncs = columns[3] > 0, columns[4] > 0
-        self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
-        turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
-        self.place, self.writes = turn >> 1, (turn & 1) == 1
-        self.written = self.value[self.writes]
-        self.written_at = self.place[self.writes]
-        self.read_at = np.repeat(np.arange(len(rows)), columns[10])
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    def chosen(self, flags: Flags) -> tuple[Ints, Ints]:
-        """Return what the steps so flagged read: columns (place, value)."""
-        mine = flags[self.read_at]
-        return self.read_at[mine], self.read[mine]
-
-
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
     segment = builder.segments[step.item]
     dropped = set(segment.outputs).difference(builder.saved[step.item])
@@ -242,7 +166,7 @@ def _buffers(builder: ProgramBuilder, message: Message) -> int:
     What is split is packed rank by rank first, unless it lies so, in the dtype that it travels in. All other buffers become the
     results, or stand where results will: see ``Message.is_unpacked`` for what is copied out at the
     end. Packed pieces to gather are left out: they are copied into the output at once. What is added
-    to a wider sum is taken for half of it (``lifetimes``); what travelled as wide as the sum is more.
+    to a wider sum is taken for half of it (``kernels``); what travelled as wide as the sum is more.
     """
     source, result = (builder.values[ends[0]] for ends in (message.sources, message.results))
     is_cast = message.scatters_gradients and source.dtype != (message.dtype or result.dtype)

@@ -1,4 +1,4 @@
-"""When values of one stage appear and disappear: bytes allocated and freed by each template step.
+"""A second way to what ``planner.lower.kernels`` says of lifetimes: NumPy, on all steps of a phase at once.
 
 A microbatch's forward and backward are looked at together. A value that backward reads before it
 writes survives from forward; one that backward writes first (recomputed, or gathered again) does not.
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.core.program import Kind
-from shardwright.planner.lower.builder import ProgramBuilder
-from shardwright.planner.lower.template import Facts, Flags, Ints, Template
+from shardwright.planner.lower.builder import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
+from shardwright.planner.lower.template import Facts, Flags, Ints
+from tests.planner.lower.numpy_waits import Template
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -46,17 +47,24 @@ class Lifetimes:
         self.free_value = np.append(self.free_value, values)
 
 
+def marked(facts: Facts, mark: int) -> Flags:
+    """Return the set of values with a mark."""
+    return (facts.marks & mark) > 0
+
+
+def set_of(facts: Facts, values: Ints | Sequence[int]) -> Flags:
+    """Return a set of values."""
+    chosen = np.zeros(len(facts.bytes), dtype=np.bool_)
+    chosen[np.asarray(values, dtype=np.int64)] = True
+    return chosen
+
+
 def _returns(facts: Facts, template: Template) -> Flags:
     """Values that every microbatch makes anew: per-microbatch ones and gathered parameters."""
-    found = facts.set_of(facts.storage[template.value]) & facts.by_microbatch
-    gathered = template.written[facts.is_gathered[template.written]]
+    found = set_of(facts, facts.storage[template.value]) & marked(facts, BY_MICROBATCH)
+    gathered = template.written[marked(facts, GATHERED)[template.written]]
     found[facts.storage[gathered]] = True
     return found
-
-
-def find_reported(builder: ProgramBuilder, facts: Facts) -> Flags:
-    """Values that live until the end of the step because somebody may ask for them."""
-    return facts.set_of([builder.storage(output.value) for output in builder.outputs])
 
 
 def forward_lifetimes(
@@ -70,7 +78,7 @@ def forward_lifetimes(
         order = 2 * backward.place + backward.writes
         np.minimum.at(moment, facts.storage[backward.value], order)
     dying = returning & ((moment & 1) == 1) & ~reported
-    return _walk(facts, forward, (dying, returning, facts.none()))
+    return _walk(facts, forward, (dying, returning, set_of(facts, [])))
 
 
 def backward_lifetimes(
@@ -78,12 +86,12 @@ def backward_lifetimes(
 ) -> Lifetimes:
     """Return a backward template's lifetimes, given what forward left alive."""
     returning = _returns(facts, backward) | alive
-    synced = facts.set_of(backward.chosen(backward.syncs)[1])
+    synced = set_of(facts, backward.chosen(backward.syncs)[1])
     dying = (returning | synced) & ~reported
     lifetimes, _ = _walk(facts, backward, (dying, returning, alive))
     _add_up(facts, backward, lifetimes)
     places, values = backward.chosen(backward.last_only)
-    done = synced[values] & ~facts.by_microbatch[values]
+    done = synced[values] & ~marked(facts, BY_MICROBATCH)[values]
     pairs = np.unique(places[done] * len(facts.bytes) + values[done])
     places, values = np.divmod(pairs, len(facts.bytes))
     np.add.at(lifetimes.freed, places, facts.bytes[values])
@@ -99,9 +107,9 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     places, values = backward.written_at, backward.written
     once = np.zeros(len(values), dtype=np.bool_)
     once[np.unique(values, return_index=True)[1]] = True
-    is_sum = facts.is_gradient[values]
+    is_sum = marked(facts, GRADIENT)[values]
     last_only = backward.last_only
-    kept = is_sum & once & ~facts.by_microbatch[values]
+    kept = is_sum & once & ~marked(facts, BY_MICROBATCH)[values]
     new = kept & ~last_only[places]
     late = kept & last_only[places]
     np.add.at(lifetimes.allocated, places[late], facts.bytes[values[late]])
@@ -109,7 +117,7 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     np.add.at(lifetimes.first, places[new], facts.bytes[values[new]])
     computes = backward.kind == Kind.BACKWARD
     saved, alone = backward.freed, lifetimes.temporary
-    wide = is_sum & facts.is_wide[values]
+    wide = is_sum & marked(facts, WIDE)[values]
     again = is_sum & ~once & ~wide
     for chosen in (again, again | (new & ~wide)):
         sizes, mine = facts.bytes[values[chosen]], places[chosen]
@@ -159,9 +167,9 @@ def once_lifetimes(facts: Facts, template: Template, before: Ints, *, ends_step:
     """
     if not len(template):
         return Lifetimes(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
-    made = facts.set_of(template.written)
-    between = made & facts.is_activation if ends_step else facts.none()
-    return _walk(facts, template, (between, made, facts.set_of(before)))[0]
+    made = set_of(facts, template.written)
+    between = made & marked(facts, ACTIVATION) if ends_step else set_of(facts, [])
+    return _walk(facts, template, (between, made, set_of(facts, before)))[0]
 
 
 def _walk(
@@ -222,7 +230,7 @@ class _Uses:
             return np.bincount(inverse[chosen], minlength=len(pairs)) > 0
 
         self.is_own = any_of(writes & (template.value == storage))
-        made = any_of(writes & ~facts.is_gradient[template.value]) & ~any_of(~writes)
+        made = any_of(writes & ~marked(facts, GRADIENT)[template.value]) & ~any_of(~writes)
         self.is_last = np.ones(len(pairs), dtype=np.bool_)
         self.is_last[:-1] = (self.value[1:] != self.value[:-1]) | made[1:]
 
@@ -241,20 +249,14 @@ def free_at_update(
     """
     mesh, num_microbatches = frame
     prologue, backward, others = templates
-    synced = facts.set_of(backward.chosen(backward.last_only)[1])
-    written = facts.set_of(np.concatenate([t.written for t in (backward, *others)]))
-    values = written & facts.is_gradient & ~facts.by_microbatch & ~synced
-    values |= facts.set_of(prologue.written)
+    synced = set_of(facts, backward.chosen(backward.last_only)[1])
+    written = set_of(facts, np.concatenate([t.written for t in (backward, *others)]))
+    values = written & marked(facts, GRADIENT) & ~marked(facts, BY_MICROBATCH) & ~synced
+    values |= set_of(facts, prologue.written)
     place = int(np.flatnonzero(others[-1].kind == Kind.UPDATE)[0])
     here = facts.mesh == mesh
     asked = np.flatnonzero(reported & ~values & here)
-    lives = np.where(facts.by_microbatch[asked], num_microbatches, 1)
+    lives = np.where(marked(facts, BY_MICROBATCH)[asked], num_microbatches, 1)
     mine = np.flatnonzero(values & here)
     lifetimes.free(place, np.concatenate([asked, mine]))
     lifetimes.freed[place] += int((lives * facts.bytes[asked]).sum() + facts.bytes[mine].sum())
-
-
-def base_bytes(builder: ProgramBuilder, mesh: int) -> int:
-    """Bytes of one device that are there all the time: parameters, masters, states, buffers."""
-    meshes = builder.meshes
-    return sum([builder.base_of(value) for value in builder.lasting if meshes[value] == mesh])

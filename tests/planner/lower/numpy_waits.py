@@ -1,27 +1,59 @@
-"""What the steps of a template wait for: those which wrote what they read, here or before."""
+"""A second way to what ``planner.lower.kernels`` says of waits: NumPy, on all steps of a phase at once."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.planner.lower.template import COMPUTES, SENDS, Facts, Ints, Template
+from shardwright.planner.lower.builder import GRADIENT
+from shardwright.planner.lower.compile import Needed
+from shardwright.planner.lower.phases import PREVIOUS, Phase
+from shardwright.planner.lower.template import (
+    COMPUTES,
+    LAST_ONLY,
+    SENDS,
+    Facts,
+    Flags,
+    Ints,
+    Rows,
+)
 
-# Templates in the order in which they are looked at; a reference names one by its number.
-NAMES = ("prologue", "forward", "backward", "last backward", "send", "receive", "epilogue")
-# Stands for the number of a template where the last compute before this template is waited for.
-PREVIOUS = len(NAMES)
 
+class Template:
+    """A list of steps as columns.
 
-class Needed(NamedTuple):
-    """What the steps at ``place`` wait for: the number of a template, and the place there. Also the
-    place of the last compute (-1)."""
+    ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
+    what it writes. A segment writes its outputs; of these its backward holds only what was saved.
+    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
+    and transforms that synchronise gradients.
+    """
 
-    place: Ints
-    writer: Ints
-    target: Ints
-    last_compute: int
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        """Take the steps of several parts, one behind the other."""
+        rows, self.value, self.read = parts[0]
+        if len(parts) > 1:
+            rows = np.concatenate([part.rows for part in parts])
+            self.value = np.concatenate([part.value for part in parts])
+            self.read = np.concatenate([part.read for part in parts])
+        columns = np.ascontiguousarray(rows.T)
+        self.kind = columns[0].astype(np.int8)
+        self.item, self.resource = columns[1], columns[2]
+        self.last_only, self.syncs = columns[LAST_ONLY] > 0, columns[4] > 0
+        self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
+        turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
+        self.place, self.writes = turn >> 1, (turn & 1) == 1
+        self.written = self.value[self.writes]
+        self.written_at = self.place[self.writes]
+        self.read_at = np.repeat(np.arange(len(rows)), columns[10])
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def chosen(self, flags: Flags) -> tuple[Ints, Ints]:
+        """Return what the steps so flagged read: columns (place, value)."""
+        mine = flags[self.read_at]
+        return self.read_at[mine], self.read[mine]
 
 
 class Waits:
@@ -44,10 +76,10 @@ class Waits:
         other.lengths = dict(self.lengths)
         return other
 
-    def of(self, name: str, template: Template) -> Needed:
+    def of(self, number: int, template: Template) -> Needed:
         """Return what each step waits for, once each: for what it reads and, where it sends something,
         for the compute before it."""
-        number, count = NAMES.index(name), len(template)
+        count = len(template)
         keys = np.sort(template.written * count + template.written_at)
         places, values = template.read_at, template.read
         values = self.facts.root[values]
@@ -69,9 +101,9 @@ class Waits:
         self.last[template.written] = number
         places, writers, targets = np.concatenate(found, axis=1)
         most = max(self.lengths.values()) + 1
-        once = np.unique((places * len(NAMES) + writers) * most + targets)
+        once = np.unique((places * len(Phase) + writers) * most + targets)
         rest, targets = np.divmod(once, most)
-        places, writers = np.divmod(rest, len(NAMES))
+        places, writers = np.divmod(rest, len(Phase))
         computed = np.where(COMPUTES[template.kind], np.arange(count), -1)
         computed = np.maximum.accumulate(computed)
         sending = np.flatnonzero(SENDS[template.kind])
@@ -92,7 +124,7 @@ class Waits:
     def _columns(self, number: int, values: Ints, places: Ints, writes: Ints) -> Ints:
         """Return the columns of waiting for writes: all where the value adds up, else the last."""
         stop: Ints = writes[1]
-        first: Ints = np.where(self.facts.is_gradient[values], writes[0], stop - 1)
+        first: Ints = np.where((self.facts.marks[values] & GRADIENT) > 0, writes[0], stop - 1)
         counts: Ints = stop - first
         rows = np.repeat(np.arange(len(values)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
