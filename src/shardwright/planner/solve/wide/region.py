@@ -57,6 +57,7 @@ class Room(NamedTuple):
     bench: Ints  # of the factors being summed: number, own stride, place, strides by digit
     row: Floats
     ends: Ints  # number of factors, list entries, cells, heap entries
+    work: Ints  # cells looked at so far, which whoever counts sets to 0
 
 
 def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
@@ -86,6 +87,7 @@ def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
         bench=np.zeros((MOST_FACTORS, 3 + MOST_SCOPE), dtype=np.int64),
         row=np.zeros(most_strategies),
         ends=np.zeros(4, dtype=np.int64),
+        work=np.zeros(1, dtype=np.int64),
     )
 
 
@@ -180,6 +182,7 @@ def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
         room.head[v] = -1
     for v in range(count):
         node = room.node[v]
+        room.work[0] += _size(net, room, v) * (1 + net.start[node + 1] - net.start[node])
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
             other = net.ends[edge, 1]
@@ -308,6 +311,7 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
         total *= _size(net, room, room.near[v, place])
     begin = room.ends[2]
     _sum_out(net, room, values, v, total, begin)
+    room.work[0] += total * _size(net, room, v)
     room.ends[2] += total
     factor = room.ends[0]
     room.ends[0] += 1
