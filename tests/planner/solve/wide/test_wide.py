@@ -107,6 +107,15 @@ def test_a_region_is_solved_exactly_whatever_the_rest_is():
         assert cost(problem, room.answer[:count]) == optimum(problem), seed
 
 
+def test_nodes_of_a_region_without_edges_take_their_cheapest_strategies():
+    net = net_of(random_problem(2, num_nodes=4, num_edges=0, most=4))
+    room = room_of(16, 4096, 8)
+    room.node[:4] = np.arange(4)
+    solve_region(net, room, 4, np.arange(4), net.cost.copy(), np.zeros(4, np.int64), 4096)
+    cheapest = [net.cost[a:b].argmin() for a, b in itertools.pairwise(net.first)]
+    assert room.answer[:4].tolist() == cheapest
+
+
 def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
     problem = compact(random_problem(3, num_nodes=12, num_edges=40, most=4)).problem
     net, count = net_of(problem), problem.num_nodes
