@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from shardwright.errors import InputError
 from shardwright.planner.solve.buckets import Floats, Scope, plan
+from shardwright.planner.solve.tables import Entry, eliminate
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import Descent, capped_cost
 from shardwright.planner.solve.wide.dual import Dual
@@ -32,18 +33,9 @@ HUB, MOST_VALUES = 64, 16
 MAX_CELLS, MAX_OTHERS = 2**18, 2
 # Turns of bounding and searching, the sweeps and rounds in each, and the gap that is good enough.
 TURNS, SWEEPS, SETTLE, ROUNDS, ENOUGH = 8, 60, 10, 1, 1e-5
-REGION_NODES, REGION_CELLS = 500, 20_000
+REGION_NODES = 500
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Eliminate ``variable``: sum ``tables``, which mention it and ``others`` only."""
-
-    variable: int
-    tables: tuple[int, ...]
-    others: Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +53,28 @@ class Core:
         self._sizes, self._whole = sizes, list(scopes)
         self._hubs = _hubs(sizes, scopes)
         self._scopes = [tuple(v for v in scope if v not in self._hubs) for scope in scopes]
-        self._steps: list[_Step] = []
-        mentions: list[set[int]] = [set() for _ in sizes]
-        for number, scope in enumerate(self._scopes):
+        self._order: list[int] = []
+        near: list[set[int]] = [set() for _ in sizes]
+        for scope in self._scopes:
             for variable in scope:
-                mentions[variable].add(number)
-        pending = {variable for variable, found in enumerate(mentions) if found}
-        while simple := [v for v in sorted(pending) if self._is_simple(v, mentions[v])]:
+                near[variable].update(scope)
+        for variable, others in enumerate(near):
+            others.discard(variable)
+        mentioned = {variable for scope in self._scopes for variable in scope}
+        pending = set(mentioned)
+        while simple := [v for v in sorted(pending) if self._is_simple(v, near[v])]:
             for variable in simple:
-                if self._is_simple(variable, mentions[variable]):
+                if self._is_simple(variable, near[variable]):
                     pending.discard(variable)
-                    self._eliminate(variable, mentions)
+                    self._order.append(variable)
+                    for other in near[variable]:
+                        near[other] |= near[variable]
+                        near[other] -= {variable, other}
         self._left = sorted(pending)
-        self._tables = sorted({number for v in pending for number in mentions[v]})
 
-    def _others(self, variable: int, mentions: set[int]) -> Scope:
-        return tuple(sorted({v for number in mentions for v in self._scopes[number]} - {variable}))
-
-    def _is_simple(self, variable: int, mentions: set[int]) -> bool:
-        others = self._others(variable, mentions)
+    def _is_simple(self, variable: int, others: set[int]) -> bool:
         cells = self._sizes[variable] * math.prod(self._sizes[v] for v in others)
         return len(others) <= MAX_OTHERS and cells <= MAX_CELLS
-
-    def _eliminate(self, variable: int, mentions: list[set[int]]) -> None:
-        tables, others = (
-            tuple(sorted(mentions[variable])),
-            self._others(variable, mentions[variable]),
-        )
-        self._steps.append(_Step(variable, tables, others))
-        for other in others:
-            mentions[other] -= set(tables)
-            mentions[other].add(len(self._scopes))
-        self._scopes.append(others)
 
     def minimise(self, tables: Sequence[Floats]) -> Bracketed:
         """Choose cheaply, given the tables' costs (shaped by their scopes, infinite: forbidden).
@@ -123,34 +105,25 @@ class Core:
 
     def _with_hubs(self, tables: list[Floats], upper: float) -> Bracketed:
         """Choose for all but the hubs; ``bound`` is none for what costs ``upper`` or more."""
-        known, best = list(tables), list[NDArray[np.intp]]()
-        for step in self._steps:
-            joint = self._sum(known, step.tables, (*step.others, step.variable))
-            best.append(joint.argmin(axis=-1))
-            known.append(joint.min(axis=-1))
-        constant = sum(
-            float(table) for table, scope in zip(known, self._scopes, strict=True) if not scope
-        )
+        scoped = zip(self._scopes, tables, strict=True)
+        buckets, left = eliminate(self._sizes, scoped, self._order)
+        constant = sum(float(entry.table) for entry in left if not entry.scope)
         picks = np.zeros(len(self._sizes), np.int64)
-        bound = constant + self._choose_rest(known, upper - constant, picks)
-        for step, choice in zip(reversed(self._steps), reversed(best), strict=True):
-            picks[step.variable] = choice[tuple(picks[v] for v in step.others)]
+        bound = constant + self._choose_rest(left, upper - constant, picks)
+        for bucket in reversed(buckets):
+            place = [slice(None) if v == bucket.variable else picks[v] for v in bucket.scope]
+            picks[bucket.variable] = bucket.table[tuple(place)].argmin()
         return Bracketed(picks, bound)
 
-    def _sum(self, known: Sequence[Floats], numbers: Sequence[int], scope: Scope) -> Floats:
-        total = np.zeros([self._sizes[v] for v in scope])
-        for number in numbers:
-            total += _laid(known[number], self._scopes[number], scope)
-        return total
-
-    def _choose_rest(self, known: Sequence[Floats], upper: float, picks: Ints) -> float:
+    def _choose_rest(self, left: Sequence[Entry], upper: float, picks: Ints) -> float:
         """Choose for the variables that are left; return the bound of their tables' cost."""
         if not self._left:
             return 0.0
-        groups: dict[Scope, list[int]] = {}
-        for number in self._tables:
-            groups.setdefault(self._scopes[number], []).append(number)
-        tables = {scope: self._sum(known, group, scope) for scope, group in groups.items()}
+        tables: dict[Scope, Floats] = {}
+        for entry in left:
+            if entry.scope:
+                known = tables.get(entry.scope)
+                tables[entry.scope] = entry.table if known is None else known + entry.table
         if not all(np.isfinite(table).any() for table in tables.values()):
             return math.inf
         # The dual decomposition takes costs not to be negative.
@@ -184,14 +157,6 @@ def _least(table: Floats) -> float:
     return float(finite.min()) if len(finite) else 0.0
 
 
-def _laid(table: Floats, own: Scope, scope: Scope) -> Floats:
-    """Return a table with its axes where ``scope`` has them, the others of length 1."""
-    order = sorted(range(len(own)), key=lambda axis: scope.index(own[axis]))
-    turned = table.transpose(order)
-    sizes = dict(zip((own[axis] for axis in order), turned.shape, strict=True))
-    return turned.reshape([sizes.get(v, 1) for v in scope])
-
-
 def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
     """Choose cheaply in a problem whose memory does not matter; return the choice and a bound.
 
@@ -209,9 +174,9 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
         for _ in range(SWEEPS):
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
         *_, proposal = dual.propose(SETTLE)  # the one on which the messages have settled
-        descent = Descent(own, net, room, proposal, dual.prices(), turn)
+        descent = Descent(own, net, room, proposal, turn)
         for _ in range(ROUNDS):
-            descent.round(0.0, REGION_NODES, REGION_CELLS)
+            descent.round(0.0, REGION_NODES)
         cost = capped_cost(own, descent.choice)
         if cost < best:
             best, choice = cost, descent.choice.copy()

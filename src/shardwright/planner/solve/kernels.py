@@ -15,6 +15,7 @@ from shardwright.planner.compiled import compiled, inner
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Picks = NDArray[np.int16]
 
 
 @inner
@@ -105,10 +106,58 @@ def prune(
                     pending[near[d]] = True
 
 
+@inner
+def sum_out(
+    pools: tuple[Floats, Floats], tables: tuple[Ints, Ints, Ints, Ints], num_tables: int,
+    own: Floats, sizes: Ints, found: tuple[Floats, Picks], scratch: tuple[Floats, Ints],
+) -> None:  # fmt: skip
+    """Eliminate a variable whose choices cost ``own``: for all choices of the others, which have
+    ``sizes``, in row-major order, find the least sum of its tables, and its choice, of equals the
+    lowest.
+
+    Table ``t`` is in ``pools[pool[t]]`` from ``place[t]`` on (which moves), a choice further is
+    ``step[t]`` cells and one of the other ``d`` is ``moves[t * rank + d]``.
+    """
+    given, made = pools
+    pool, place, step, moves = tables
+    least, picks = found
+    row, digits = scratch
+    rank, size = len(sizes), len(own)
+    for d in range(rank):
+        digits[d] = 0
+    if num_tables == 0:
+        for s in range(size):
+            row[s] = own[s]
+    for index in range(len(least)):
+        best, pick = np.inf, 0
+        for t in range(num_tables):
+            cells = made if pool[t] else given
+            cell, far = place[t], step[t]
+            if t == 0:
+                for s in range(size):
+                    row[s] = own[s] + cells[cell + s * far]
+            else:
+                for s in range(size):
+                    row[s] += cells[cell + s * far]
+        for s in range(size):
+            if row[s] < best:
+                best, pick = row[s], s
+        least[index], picks[index] = best, pick
+        for d in range(rank - 1, -1, -1):
+            digits[d] += 1
+            wraps = digits[d] == sizes[d]
+            moved = 1 - sizes[d] if wraps else 1
+            for t in range(num_tables):
+                place[t] += moved * moves[t * rank + d]
+            if not wraps:
+                break
+            digits[d] = 0
+
+
 @compiled
 def eliminate(
     cells: Floats, steps: tuple[Ints, ...], tables: tuple[Ints, Ints], dims: tuple[Ints, ...],
-    picks: NDArray[np.int32], choices: NDArray[np.int16],
+    picks: NDArray[np.int32], choices: Picks,
 ) -> float:  # fmt: skip
     """Minimise one sum of tables; write each variable's choice into ``picks``.
 
@@ -120,35 +169,23 @@ def eliminate(
     base, step = tables
     dim_variable, dim_size, stride = dims
     total = 0.0
-    offset, place = np.empty(len(base) + 1, np.int64), np.empty(len(dim_size) + 1, np.int64)
+    most = 1
+    for i in range(len(variable)):
+        most = max(most, size[i])
+    own, row = np.zeros(most), np.empty(most)
+    digits, pool = np.empty(len(dim_size) + 1, np.int64), np.zeros(len(base) + 1, np.int64)
+    place = base.copy()
     for i in range(len(variable)):
         low, high = first_table[i], first_table[i + 1]
-        d_low, rank = first_dim[i], first_dim[i + 1] - first_dim[i]
-        for t in range(high - low):
-            offset[t] = base[low + t]
-        for d in range(rank):
-            place[d] = 0
-        for cell in range(count[i]):
-            least, best = np.inf, 0
-            for choice in range(size[i]):
-                cost = 0.0
-                for t in range(high - low):
-                    cost += cells[offset[t] + choice * step[low + t]]
-                if cost < least:
-                    least, best = cost, choice
-            cells[out[i] + cell] = least
-            choices[kept_at[i] + cell] = best
-            for d in range(rank - 1, -1, -1):
-                place[d] += 1
-                wraps = place[d] == dim_size[d_low + d]
-                moved = 1 - dim_size[d_low + d] if wraps else 1
-                for t in range(high - low):
-                    offset[t] += moved * stride[first_stride[i] + t * rank + d]
-                if not wraps:
-                    break
-                place[d] = 0
-        if rank == 0:
-            total += cells[out[i]]
+        near = dim_size[first_dim[i] : first_dim[i + 1]]
+        begin, kept = out[i], kept_at[i]
+        sum_out(
+            (cells, cells), (pool, place[low:high], step[low:high], stride[first_stride[i] :]),
+            high - low, own[: size[i]], near,
+            (cells[begin : begin + count[i]], choices[kept : kept + count[i]]), (row, digits),
+        )  # fmt: skip
+        if len(near) == 0:
+            total += cells[begin]
     for i in range(len(variable) - 1, -1, -1):
         cell = 0
         for d in range(first_dim[i], first_dim[i + 1]):

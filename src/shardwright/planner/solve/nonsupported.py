@@ -29,6 +29,7 @@ from shardwright.planner.solve.frontier import (
 )
 from shardwright.planner.solve.network import Table as Columns
 from shardwright.planner.solve.network import undominated
+from shardwright.planner.solve.tables import eliminate
 
 # Rows of one step; beyond them a gap stays open and the answer says so.
 MAX_ROWS = 2**20
@@ -177,25 +178,16 @@ class NonSupported:
     def _eliminate(self, first: float, second: float) -> tuple[list[Table], float]:
         """Return each variable's table less its minimum, in the order of assignment, and the
         optimum: how much a choice adds to the best of the rest."""
+        sizes = self._graph.sizes
         costs = [(factor.scope, _weigh(factor, first, second)) for factor in self._graph.factors]
-        found: dict[int, Table] = {}
-        by_variable = {step.variable: step for step in self._steps}
-        for variable in self._order:
-            step = by_variable[variable]
-            total = np.zeros([self._graph.sizes[v] for v in step.scope])
-            for scope, table in costs:
-                if variable in scope:
-                    total = total + table.reshape(
-                        [self._graph.sizes[v] if v in scope else 1 for v in step.scope]
-                    )
-            costs = [(scope, table) for scope, table in costs if variable not in scope]
-            least = total.min(axis=step.axis)
+        buckets, left = eliminate(sizes, costs, self._order)
+        found: list[Table] = []
+        for bucket in reversed(buckets):
+            least = np.expand_dims(bucket.message.table, bucket.scope.index(bucket.variable))
             with np.errstate(invalid="ignore"):
-                found[variable] = np.nan_to_num(
-                    total - np.expand_dims(least, step.axis), nan=np.inf, posinf=np.inf
-                )
-            costs.append((tuple(v for v in step.scope if v != variable), least))
-        return [found[step.variable] for step in self._steps], sum(float(t) for _, t in costs)
+                more = np.nan_to_num(bucket.table - least, nan=np.inf, posinf=np.inf)
+            found.append(more)
+        return found, sum(float(entry.table) for entry in left)
 
     def _points(
         self, rows: _Rows, trail: list[tuple[NDArray[np.intp], NDArray[np.intp]]]

@@ -1,5 +1,6 @@
 """Wide problems: exact parts against trying everything, the whole against HiGHS."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -7,11 +8,10 @@ import pytest
 
 from shardwright.planner.solve.wide import solve
 from shardwright.planner.solve.wide.compact import compact
+from shardwright.planner.solve.wide.descent import Descent
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import BIG, net_of
 from shardwright.planner.solve.wide.region import room_of, solve_region
-from shardwright.planner.solve.wide.usage import add, peak_time, usage_of
-from shardwright.planner.solve.wide.usage import peak as peak_of
 from tests.planner.solve.wide.problems import (
     cost,
     highs_optimum,
@@ -107,6 +107,15 @@ def test_a_region_is_solved_exactly_whatever_the_rest_is():
         assert cost(problem, room.answer[:count]) == optimum(problem), seed
 
 
+def test_nodes_of_a_region_without_edges_take_their_cheapest_strategies():
+    net = net_of(random_problem(2, num_nodes=4, num_edges=0, most=4))
+    room = room_of(16, 4096, 8)
+    room.node[:4] = np.arange(4)
+    solve_region(net, room, 4, np.arange(4), net.cost.copy(), np.zeros(4, np.int64), 4096)
+    cheapest = [net.cost[a:b].argmin() for a, b in itertools.pairwise(net.first)]
+    assert room.answer[:4].tolist() == cheapest
+
+
 def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
     problem = compact(random_problem(3, num_nodes=12, num_edges=40, most=4)).problem
     net, count = net_of(problem), problem.num_nodes
@@ -119,18 +128,30 @@ def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
     assert capped <= np.minimum(problem.costs(before), BIG).sum()
 
 
-def test_usage_over_time_is_what_adding_up_says():
-    rng = np.random.default_rng(0)
-    plain = rng.integers(0, 50, 300).astype(float)
-    usage = usage_of(plain)
-    for _ in range(300):
-        begin, end = sorted(rng.integers(0, 301, 2))
-        change = float(rng.integers(-20, 20))
-        plain[begin:end] += change
-        add(usage, begin, end, change)
-        padded = np.concatenate([plain, np.zeros(20)])  # the last block is filled up with zeros
-        assert peak_of(usage) == padded.max()
-        assert peak_time(usage) == padded.argmax()
+def test_a_descent_comes_to_fit_goes_on_fitting_and_may_be_over_the_limit_for_a_while():
+    for seed in range(12):
+        problem = random_problem(seed, num_nodes=30, num_edges=60, most=5, num_times=12)
+        problem = compact(replace(problem, cells=np.minimum(problem.cells, 40.0))).problem
+        largest = [
+            a + int(problem.usage[a:b].argmax()) for a, b in itertools.pairwise(problem.first)
+        ]
+        room = room_of(64, 100_000, 5)
+        descent = Descent(problem, net_of(problem), room, largest - problem.first[:-1], seed)
+        assert not descent.fits
+        for _ in range(60):
+            descent.round(0.0, 10)
+        assert descent.fits
+        before = descent.cost
+        for _ in range(10):
+            descent.round(0.0, 10)
+            assert peak(problem, descent.choice) <= problem.limit
+            assert cost(problem, descent.choice) == descent.cost <= before
+            before = descent.cost
+        descent.loosen()
+        for _ in range(60):
+            descent.round(0.0, 10)
+        assert descent.fits
+        assert peak(problem, descent.choice) <= problem.limit
 
 
 def test_equal_seeds_and_rounds_give_equal_answers():

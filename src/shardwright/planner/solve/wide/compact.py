@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.solve.tables import joined
 from shardwright.planner.solve.wide.net import net_of
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.solve.wide.prune import prune
@@ -172,18 +173,19 @@ class _Work:
             if not self._can_go(node):
                 continue
             near = tuple(self.near[node])
-            sizes = [len(self.cost[other]) for other in near]
-            total = self.cost[node].reshape(1, 1, -1)
-            for axis, other in enumerate(near):
-                shape = [1, 1, -1]
-                shape[axis] = sizes[axis]
-                total = total + self.near[node][other].T.reshape(shape)
-            least, best = total.min(axis=2), self.kept[node][total.argmin(axis=2)]
+            last = len(
+                near
+            )  # near nodes are the variables 0, 1 of the tables, this one is the last
+            sizes = [len(self.cost[other]) for other in (*near, node)]
+            parts = [((last,), self.cost[node])]
+            parts += [((axis, last), self.near[other][node]) for axis, other in enumerate(near)]
+            total = joined(sizes, parts, tuple(range(last + 1)))
+            least, best = total.min(axis=-1), self.kept[node][total.argmin(axis=-1)]
             self._forget(node, near, best)
             if not near:
-                self.constant += float(least[0, 0])
+                self.constant += float(least)
             elif len(near) == 1:
-                self.cost[near[0]] = self.cost[near[0]] + least.ravel()
+                self.cost[near[0]] = self.cost[near[0]] + least
             else:
                 one, two = near
                 table = self.near[one].get(two)
@@ -200,11 +202,7 @@ class _Work:
     def _forget(self, node: int, near: tuple[int, ...], best: NDArray[np.intp]) -> None:
         """Remove a node, noting its best strategy by its neighbours' original strategies."""
         full = np.zeros([int(self.problem.sizes[other]) for other in near], dtype=np.intp)
-        if near:
-            shape = [len(self.kept[other]) for other in near]
-            full[np.ix_(*(self.kept[other] for other in near))] = best.reshape(shape)
-        else:
-            full[()] = best[0, 0]
+        full[np.ix_(*(self.kept[other] for other in near))] = best
         self.steps.append(Step(node, near, full))
         self.gone[node] = True
         for other in near:

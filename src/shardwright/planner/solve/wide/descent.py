@@ -1,4 +1,4 @@
-"""From a proposed choice to a good one that fits: repair, then neighbourhood search in rounds."""
+"""From a choice to a good one that fits: rounds of moves, in which what is broken weighs ever more."""
 
 from __future__ import annotations
 
@@ -8,31 +8,45 @@ from shardwright.planner.solve.wide.neighbourhood import Manner, improve, search
 from shardwright.planner.solve.wide.net import BIG, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.solve.wide.region import Room
-from shardwright.planner.solve.wide.usage import usage_of
 
-MOVE_NODES = 12_500  # of all regions of a round together, at most
-MOST_PRICE = 1e100
-MOST_ROOTS = 100  # of the nodes that use the most memory where it is over the limit
+WORK = 2_000_000  # cells of a round at most: some milliseconds
+REGION_CELLS = (
+    20_000  # of a table in a region at most; of at least two edges' tables as they are on average
+)
+# What is broken weighs more, up to a ceiling, where a round does not take half of its penalty away.
+MORE, MOST_WEIGHT = 2.0, 1e100
+LOOSE = 8.0  # by what these weights fall where a choice that fits gets no better
 
 
 class Descent:
-    """One start of the neighbourhood search; ``round`` makes some moves.
+    """A choice on its way to a better one; ``round`` makes some moves.
 
-    Where the choice is over the limit, moves may not make it worse, and the price of memory there
-    doubles from round to round.
+    ``prices`` are those of memory within the limit. Two ``penalties`` are for what is broken: what a
+    unit over the limit costs at first, and from which cost on a pair counts as forbidden. The first
+    grows where moves take little of it away; so does the second, unless it is ``BIG``, in tables
+    that every edge of ``net`` has for itself. A choice that fits goes on fitting.
     """
 
     def __init__(
-        self, problem: WideProblem, net: Net, room: Room, choice: Ints, prices: Floats, seed: int
-    ) -> None:
-        self.problem, self.net, self.room, self.prices = problem, net, room, prices
-        self._search = search_of(net, choice, usage_of(self._held(choice)), seed)
+        self, problem: WideProblem, net: Net, room: Room, choice: Ints, seed: int,
+        prices: Floats | None = None, penalties: tuple[float, float] = (0.0, BIG),
+    ) -> None:  # fmt: skip
+        self.problem, self._net, self._room = problem, net, room
+        weight, self._forbidden = penalties
+        used = problem.profile(choice)
+        self._prices = np.zeros(len(used) + 1) if prices is None else prices
+        self.fits = bool((used <= problem.limit).all())
+        weight = max(
+            weight, float(np.diff(self._prices).max(initial=0.0)), 1 / max(problem.limit, 1.0)
+        )
+        self._weights = np.full(len(used), weight)
+        self._search = search_of(net, choice, used, self._weights.copy(), seed)
+        self._harden()
         self._everywhere = np.flatnonzero(problem.sizes > 1)
-        self._extra = np.zeros(len(problem.base))
-        self._next = 1
-        self._num_rounds = 0
         self._least = np.minimum.reduceat(problem.usage, problem.first[:-1])
-        self.excess = self._over()
+        edges = problem.sizes[problem.ends].prod(axis=1)
+        least = 2 * int(edges.mean()) if len(edges) else 1
+        self._cells = least, max(REGION_CELLS, least)
         self.cost = capped_cost(problem, choice)
 
     @property
@@ -40,64 +54,79 @@ class Descent:
         """Return the current choice; it changes with every round."""
         return self._search.choice
 
-    @property
-    def fits(self) -> bool:
-        """Whether the current choice keeps the limit."""
-        return not self.excess.any()
-
-    def round(self, scale: float, most_nodes: int, most_cells: int) -> float:
+    def round(self, scale: float, most_nodes: int) -> float:
         """Make a round of moves; return what was gained.
 
         ``scale`` is for the prices of memory while it fits; with 0 the cost never rises.
         """
-        prices = self.prices
-        is_over = not self.fits
-        if is_over:
-            self._raise_prices()
-            prices = prices + np.concatenate([[0.0], np.cumsum(self._extra)])
-            scale = 1.0
-        manner = Manner(prices, scale, self.problem.limit, most_nodes, most_cells)
-        numbers = (self._next, self._next + max(1, MOVE_NODES // most_nodes))
         roots = self._trouble()
-        self._num_rounds += 1
-        if not len(roots) or self._num_rounds % 2:
-            roots = self._everywhere
-        gained = improve(self.net, self._search, self.room, manner, roots, numbers)
-        self._next = numbers[1]
-        if is_over:
-            self.excess = self._over()
-            self._search = self._search._replace(usage=usage_of(self._held(self.choice)))
+        roots = roots if len(roots) else self._everywhere
+        if not len(roots):
+            return 0.0
+        scale = scale if self.fits else 1.0
+        manner = Manner(self._prices, scale, self.problem.limit, most_nodes, self._cells)
+        before = 0.0 if roots is self._everywhere and self.fits else self._penalty()
+        gained = improve(self._net, self._search, self._room, manner, roots, WORK)
+        if before or not self.fits:
+            self._weigh(before)
         self.cost = capped_cost(self.problem, self.choice)
         return gained
 
-    def _over(self) -> Floats:
-        used = self.problem.profile(self.choice)
-        return np.maximum(used - self.problem.limit, 0.0)
+    def _penalty(self) -> float:
+        """Return what is broken costs."""
+        cells = self._net.cells[self._places()]
+        penalty = float(cells[cells >= self._forbidden].sum())
+        if not self.fits:
+            over = np.maximum(self._search.used - self.problem.limit, 0.0)
+            penalty += float(over @ self._search.weight)
+        return penalty
 
-    def _held(self, choice: Ints) -> Floats:
-        """Return the profile with what is over the limit cut off: moves cannot make it worse."""
-        return np.minimum(self.problem.profile(choice), self.problem.limit)
+    def _weigh(self, before: float) -> None:
+        """Let what is broken cost more if much is left of it; what has come to fit stays so."""
+        search = self._search
+        if not self.fits:
+            search.used[:] = self.problem.profile(self.choice)  # without rounding errors
+        if self._penalty() > 0.5 * before:
+            if self._forbidden < BIG:
+                bad = self._places()
+                bad = bad[self._net.cells[bad] >= self._forbidden]
+                self._net.cells[bad] = np.minimum(self._net.cells[bad] * MORE, MOST_WEIGHT)
+            if not self.fits:
+                over = search.used > self.problem.limit
+                search.weight[over] = np.minimum(search.weight[over] * MORE, MOST_WEIGHT)
+        if not self.fits and (search.used <= self.problem.limit).all():
+            self.fits = True
+            self._weights[:] = search.weight
+            self._harden()
 
-    def _raise_prices(self) -> None:
-        over = self.excess > 0
-        first = max(float(self.prices[-1]), 1.0 / max(self.problem.limit, 1.0)) / len(over)
-        # Where nothing fits they would grow for ever.
-        self._extra[over] = np.clip(2.0 * self._extra[over], first, MOST_PRICE)
+    def _harden(self) -> None:
+        if self.fits:
+            self._search.weight[:], self._search.slope[:] = np.inf, 0.0
+
+    def loosen(self) -> None:
+        """Let memory be over the limit again for a while, at less than it cost last."""
+        self._search.weight[:] = self._weights / LOOSE
+        self.fits = False
+
+    def _places(self) -> Ints:
+        """Return where every edge's cost is."""
+        problem, choice = self.problem, self.choice
+        one, two = problem.ends[:, 0], problem.ends[:, 1]
+        return self._net.table + choice[one] * problem.sizes[two] + choice[two]
 
     def _trouble(self) -> Ints:
-        """Return nodes at forbidden edges, or using much memory where it is over the limit."""
+        """Return nodes at forbidden edges, and about as often nodes that could use less where memory
+        is over the limit."""
         problem = self.problem
-        costs = problem.costs(self.choice)
-        bad = np.flatnonzero(costs[problem.num_nodes :] >= BIG)
-        if len(bad):
-            return problem.ends[bad].ravel()
-        if self.fits:
-            return bad
-        before = np.concatenate([[0.0], np.cumsum(self.excess > 0)])
-        spare = problem.usage[problem.first[:-1] + self.choice] - self._least
-        spare *= before[problem.end] - before[problem.begin]
-        most = np.argsort(-spare, kind="stable")[:MOST_ROOTS]
-        return most[spare[most] > 0]
+        broken = problem.ends[self._net.cells[self._places()] >= self._forbidden].ravel()
+        heavy = broken[:0]
+        if not self.fits:
+            over = self._search.used > problem.limit
+            before = np.concatenate([[0], np.cumsum(over)])
+            spare = problem.usage[problem.first[:-1] + self.choice] > self._least
+            heavy = np.flatnonzero((before[problem.end] > before[problem.begin]) & spare)
+        roots = np.concatenate([heavy, np.repeat(broken, 1 + len(heavy) // max(1, len(broken)))])
+        return roots[problem.sizes[roots] > 1]
 
 
 def capped_cost(problem: WideProblem, choice: Ints) -> float:

@@ -3,8 +3,8 @@
 Costs do not matter here, only which pairs are allowed and how much memory is used, so what remains
 after compaction is far smaller. Three ways, cheapest first: compaction alone may decide; multiplicative
 weights price the time points (Arora, Hazan and Kale, 2012) while messages bound what every allowed
-choice must pay, which proposes choices and may prove that none fits; weighted repair (``mend``) goes on
-from the best proposal.
+choice must pay, which proposes choices and may prove that none fits; a descent in which what is broken
+has a weight goes on from the best proposal.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.planner.solve.wide.compact import compact
-from shardwright.planner.solve.wide.descent import fits
+from shardwright.planner.solve.wide.descent import Descent, fits
 from shardwright.planner.solve.wide.dual import sweep
 from shardwright.planner.solve.wide.net import Net, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
-from shardwright.planner.solve.wide.repair import MOST_NODES, Repair
 
+MOST_NODES = 2_000  # of a region
 CEILING = 1e4  # what a forbidden pair costs, in limits, while prices of memory add up to 1
 SPEED = 4.0, 0.05  # of multiplicative weights, at first and at last
 NOISE = 1e-4  # of the limit, over all nodes: breaks ties, which rounding by messages cannot
@@ -49,7 +49,7 @@ class Feasibility:
             self.is_impossible = not self.is_found
             return
         self._prices = Prices(self.inner, seed)
-        self._repair: Repair | None = None
+        self._descent: Descent | None = None
 
     def round(self) -> None:
         """Move the prices some times, then repair the best that they proposed, by turns."""
@@ -63,22 +63,23 @@ class Feasibility:
             if prices.bound > EPSILON:
                 self.is_impossible = True
                 return
-        if self._repair is None or self._num_rounds % 32 == 0:
-            self._repair = self._new_repair()
-        self._repair.round()
-        self._offer(self._repair.choice)
+        if self._descent is None or self._num_rounds % 32 == 0:
+            self._descent = self._new_descent()
+        self._descent.round(0.0, MOST_NODES)
+        self._offer(self._descent.choice)
 
-    def _new_repair(self) -> Repair:
-        """Return a repair from the best proposal; tables are its own, so each pair has a weight."""
+    def _new_descent(self) -> Descent:
+        """Return a descent from the best proposal."""
         problem = self.inner
         most = np.maximum.reduceat(problem.usage, problem.first[:-1])
         least = np.minimum.reduceat(problem.usage, problem.first[:-1])
-        # A time point's weight is such that what nodes can spare compares with a broken pair.
+        # A unit of memory weighs such that what nodes can spare compares with a broken pair.
         typical = float(np.mean((most - least) * np.maximum(problem.end - problem.begin, 1)))
-        weight = np.full(len(problem.base), 1.0 / max(typical, 1.0))
         room = room_of(MOST_NODES + 2, 4_000_000, int(problem.sizes.max(initial=1)))
-        seed = self.seed + self._num_rounds
-        return Repair(problem, own_tables(problem), room, self._prices.choice, weight, seed)
+        return Descent(
+            problem, own_tables(problem), room, self._prices.choice, self.seed + self._num_rounds,
+            penalties=(1.0 / max(typical, 1.0), 1.0),
+        )  # fmt: skip
 
     def _offer(self, choice: Ints) -> None:
         if self.is_found:

@@ -1,8 +1,11 @@
-"""Large-neighbourhood search: trees of nodes are solved exactly, the rest held fixed.
+"""Large-neighbourhood search: regions of nodes are solved exactly, the rest held fixed.
 
-A random subgraph without cycles is grown from a random node; dynamic programming finds its best
-choices given the neighbours', with the memory priced. A result that breaks the limit is priced again
-at its worst time point, a few times. Memory is within the limit after every move.
+A random subgraph is grown from a random node and solved by bounded elimination, given the choices
+around it, with the memory priced. What memory over the limit costs is its weight at that time, so
+there is one loop for two ends. With infinite weights a choice that keeps the limit goes on keeping
+it; with finite ones memory may rise here to fall there, until everything fits (weighted repair, or
+breakout: Morris, AAAI 1993). A result that costs more in all is priced again at its worst time, a
+few times.
 """
 
 # NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
@@ -19,51 +22,64 @@ from shardwright.planner.compiled import compiled, inner
 from shardwright.planner.solve.wide.net import Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
 from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region
-from shardwright.planner.solve.wide.usage import Usage, add, peak, peak_time
 
 MOST_BUMPS = 8
+BUMP = 2.0  # by what a price grows that was too low
+MOVES = 32  # of a round
+REFRESH = 16  # moves before prices follow what is used
+SOFT = 0.01  # of the limit: how far below it memory begins to have a price, while some is over it
 MOST_EDGES = 4  # of a region, times the nodes it may have
 
 
 class Search(NamedTuple):
-    """What moves change (``choice``, ``usage``), and their scratch space.
+    """What moves change (``choice``, ``used``: the memory at every time), and their scratch space.
 
-    ``stamp[i]`` is the number of the last move whose tree node ``i`` was in, ``-number`` where it
-    was looked at and left out. ``up[i]`` is the edge to its parent in the tree.
+    ``weight`` is what a unit over the limit costs at every time, ``slope`` has the prefix sums of the
+    prices that follow from it. ``stamp[i]`` is the number of the last move whose region node ``i``
+    was looked at for; ``number`` is that of the last move of all.
     """
 
     choice: Ints
-    usage: Usage
+    used: Floats
+    weight: Floats
+    slope: Floats
     random: NDArray[np.uint64]
+    number: Ints
     stamp: Ints
     local: Ints
     frontier: Ints
     values: Floats
+    change: Floats
     bumps: Floats
 
 
 class Manner(NamedTuple):
-    """How moves are made: what memory costs (``prices`` are prefix sums over time, times
-    ``scale``), the limit, and how large regions and their tables may get."""
+    """How moves are made: what memory within the limit costs (``prices`` are prefix sums over time,
+    times ``scale``), the limit, how large regions may get, and their tables: the ceiling is drawn
+    between two, as small tables make many moves and large ones find what those do not."""
 
     prices: Floats
     scale: float
     limit: float
     most_nodes: int
-    most_cells: int
+    cells: tuple[int, int]
 
 
-def search_of(net: Net, choice: Ints, usage: Usage, seed: int) -> Search:
-    """Return a search that starts at ``choice``."""
-    count = len(net.begin)
+def search_of(net: Net, choice: Ints, used: Floats, weight: Floats, seed: int) -> Search:
+    """Return a search that starts at ``choice``, which uses ``used``."""
+    count, times = len(net.begin), len(used)
     return Search(
         choice=choice.copy(),
-        usage=usage,
+        used=used,
+        weight=weight,
+        slope=np.zeros(times + 1),
         random=np.array([seed * 2654435769 + 88172645463325252], dtype=np.uint64),
+        number=np.zeros(1, dtype=np.int64),
         stamp=np.zeros(count, dtype=np.int64),
         local=np.full(count, -1, dtype=np.int64),
         frontier=np.zeros(count, dtype=np.int64),
         values=np.zeros(len(net.cost)),
+        change=np.zeros(times + 1),
         bumps=np.zeros((MOST_BUMPS, 2)),
     )
 
@@ -77,6 +93,12 @@ def draw(random: NDArray[np.uint64], below: int) -> int:
     x ^= x << np.uint64(17)
     random[0] = x
     return int((x >> np.uint64(11)) % np.uint64(below))
+
+
+@inner
+def _between(random: NDArray[np.uint64], low: int, high: int) -> int:
+    """Return a random integer from low to high, even on a scale of logarithms."""
+    return int(low * np.exp(np.log(high / low) * draw(random, 4096) / 4096.0))
 
 
 @inner
@@ -125,9 +147,11 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, number: int
 @inner
 def _price(net: Net, search: Search, manner: Manner, num_bumps: int, node: int) -> float:
     """Return what a unit of usage of a node costs."""
-    price = manner.scale * (manner.prices[net.end[node]] - manner.prices[net.begin[node]])
+    begin, end = net.begin[node], net.end[node]
+    price = manner.scale * (manner.prices[end] - manner.prices[begin])
+    price += search.slope[end] - search.slope[begin]
     for bump in range(num_bumps):
-        if net.begin[node] <= search.bumps[bump, 0] < net.end[node]:
+        if begin <= search.bumps[bump, 0] < end:
             price += search.bumps[bump, 1]
     return price
 
@@ -187,18 +211,6 @@ def gain(net: Net, search: Search, room: Room, count: int) -> float:
 
 
 @inner
-def _shift(net: Net, search: Search, room: Room, count: int, sign: float) -> None:
-    """Put the answers' usages in the place of the old ones', or (-1) take that back."""
-    for place in range(count):
-        node = room.node[place]
-        old, new = search.choice[node], room.answer[place]
-        if old != new:
-            change = net.usage[net.first[node] + new] - net.usage[net.first[node] + old]
-            if change != 0:
-                add(search.usage, net.begin[node], net.end[node], sign * change)
-
-
-@inner
 def _saved(net: Net, search: Search, room: Room, manner: Manner, count: int) -> float:
     """Return how much less the answers' memory costs at the given prices."""
     saved = 0.0
@@ -206,63 +218,118 @@ def _saved(net: Net, search: Search, room: Room, manner: Manner, count: int) -> 
         node = room.node[place]
         old, new = search.choice[node], room.answer[place]
         if old != new:
-            price = _price(net, search, manner, 0, node)
+            price = manner.prices[net.end[node]] - manner.prices[net.begin[node]]
             saved += price * (net.usage[net.first[node] + old] - net.usage[net.first[node] + new])
-    return saved
+    return manner.scale * saved
 
 
 @inner
-def _move(net: Net, search: Search, room: Room, manner: Manner, count: int) -> float:
-    """Solve one region and take the answer if it is good and fits; return what was gained."""
+def _follow(search: Search, limit: float) -> None:
+    """Set the prices that follow from the weights: the slope of what is over the limit costs,
+    smoothed below it. Where nothing may be over it there are none."""
+    softness = max(SOFT * limit, 1.0)
+    total = 0.0
+    for time in range(len(search.used)):
+        below = (search.used[time] - limit) / softness
+        if below > -20 and search.weight[time] < np.inf:
+            total += search.weight[time] * np.exp(min(0.0, below))
+        search.slope[time + 1] = total
+
+
+@inner
+def _rise(
+    net: Net, search: Search, room: Room, limit: float, count: int
+) -> tuple[float, int, float, int, int]:
+    """Return what the answers' memory over the limit costs more; where most, and how much is over it
+    more there; and the times between which ``search.change`` has the steps of usage."""
+    low, high = len(search.used), 0
+    for place in range(count):
+        node = room.node[place]
+        old, new = search.choice[node], room.answer[place]
+        begin, end = net.begin[node], net.end[node]
+        step = net.usage[net.first[node] + new] - net.usage[net.first[node] + old]
+        if step != 0 and begin < end:
+            search.change[begin] += step
+            search.change[end] -= step
+            low, high = min(low, begin), max(high, end)
+    rise = total = most = excess = 0.0
+    worst = -1
+    for time in range(low, high):
+        total += search.change[time]
+        if total != 0:
+            used = search.used[time]
+            more = max(0.0, used + total - limit) - max(0.0, used - limit)
+            if more != 0:
+                weight = search.weight[time]
+                rise += more * weight
+                weighed = more * weight if weight < np.inf else more
+                if weighed > most:
+                    most, worst, excess = weighed, time, more
+    return rise, worst, excess, low, high
+
+
+@inner
+def _take(search: Search, room: Room, count: int, low: int, high: int) -> None:
+    """Take the answers."""
+    total = 0.0
+    for time in range(low, high):
+        total += search.change[time]
+        search.used[time] += total
+    for place in range(count):
+        search.choice[room.node[place]] = room.answer[place]
+
+
+@inner
+def _move(net: Net, search: Search, room: Room, manner: Manner, count: int, cells: int) -> float:
+    """Solve one region and take the answer if it costs no more in all; return what was gained."""
     num_bumps = 0
     for _ in range(MOST_BUMPS + 1):
         surround(net, search, room, manner, num_bumps, count)
-        solve_region(
-            net, room, count, search.local, search.values, search.choice, manner.most_cells
-        )
+        solve_region(net, room, count, search.local, search.values, search.choice, cells)
         gained = gain(net, search, room, count)
         merit = gained + _saved(net, search, room, manner, count)
-        if merit < 0 or (merit == 0 and gained < 0):
-            return 0.0
-        _shift(net, search, room, count, 1.0)
-        excess = peak(search.usage) - manner.limit
-        if excess <= 0:
-            for place in range(count):
-                search.choice[room.node[place]] = room.answer[place]
-            return gained
-        time = peak_time(search.usage)
-        _shift(net, search, room, count, -1.0)
+        rise, worst, excess, low, high = _rise(net, search, room, manner.limit, count)
+        is_good = merit > rise or (merit == rise and gained >= 0)
+        if is_good:
+            _take(search, room, count, low, high)
+        for time in range(low, high + 1):
+            search.change[time] = 0.0
+        if is_good:
+            return gained - rise
         bump = 0
-        while bump < num_bumps and search.bumps[bump, 0] != time:
+        while bump < num_bumps and search.bumps[bump, 0] != worst:
             bump += 1
-        if merit == 0 or bump == MOST_BUMPS:
+        if merit <= 0 or worst < 0 or bump == MOST_BUMPS:
             return 0.0
         if bump == num_bumps:
-            search.bumps[bump, 0] = time
-            search.bumps[bump, 1] = 0.5 * merit / excess
+            search.bumps[bump, 0] = worst
+            search.bumps[bump, 1] = min(0.5 * merit / excess, search.weight[worst])
             num_bumps += 1
         else:
-            search.bumps[bump, 1] *= 2.0
+            search.bumps[bump, 1] *= BUMP
     return 0.0
 
 
 @compiled
-def improve(
-    net: Net, search: Search, room: Room, manner: Manner, roots: Ints, numbers: tuple[int, int]
-) -> float:
-    """Make the moves ``numbers[0] <= number < numbers[1]``, on regions grown from random ``roots``;
-    return what was gained.
+def improve(net: Net, search: Search, room: Room, manner: Manner, roots: Ints, work: int) -> float:
+    """Make a round of moves on regions grown from random ``roots``, fewer where they have looked at
+    ``work`` cells before; return what was gained.
 
-    A move is taken when cost plus priced memory does not grow. Numbers start at 1 and are never
-    used twice with the same ``search``.
+    A move is taken when cost, priced memory and weighted memory over the limit do not grow in all.
     """
     total = 0.0
-    for number in range(numbers[0], numbers[1]):
-        share = draw(search.random, 4096) / 4096.0
-        wanted = 2 + int(np.exp(np.log(manner.most_nodes) * share))
+    room.work[0] = 0
+    for move in range(MOVES):
+        if move % REFRESH == 0:
+            _follow(search, manner.limit)
+        if room.work[0] >= work:
+            break
+        search.number[0] += 1
+        wanted = 1 + _between(search.random, 1, manner.most_nodes)
+        cells = _between(search.random, manner.cells[0], manner.cells[1])
         root = roots[draw(search.random, len(roots))]
-        count = grow(net, search, room, root, wanted, number)
-        total += _move(net, search, room, manner, count)
+        count = grow(net, search, room, root, wanted, search.number[0])
+        total += _move(net, search, room, manner, count, cells)
         for place in range(count):
             search.local[room.node[place]] = -1
     return total

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardwright.planner.compiled import compiled, inner
+from shardwright.planner.solve.kernels import Picks, sum_out
 from shardwright.planner.solve.wide.net import Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
 
@@ -51,12 +51,14 @@ class Room(NamedTuple):
     after: Ints
     item: Ints
     cells: Floats
-    picks: NDArray[np.int16]
+    picks: Picks
     key: Floats
     holder: Ints
-    bench: Ints  # of the factors being summed: number, own stride, place, strides by digit
+    bench: tuple[Ints, Ints, Ints, Ints]  # the factors being summed, as ``sum_out`` takes them
+    sizes: Ints  # of the neighbours, and a choice of theirs
     row: Floats
     ends: Ints  # number of factors, list entries, cells, heap entries
+    work: Ints  # cells looked at so far, which whoever counts sets to 0
 
 
 def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
@@ -83,9 +85,11 @@ def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
         picks=np.zeros(num_cells, dtype=np.int16),
         key=np.zeros(num_nodes * 64),
         holder=np.zeros(num_nodes * 64, dtype=np.int64),
-        bench=np.zeros((MOST_FACTORS, 3 + MOST_SCOPE), dtype=np.int64),
+        bench=tuple(np.zeros(MOST_FACTORS * size, np.int64) for size in (1, 1, 1, MOST_SCOPE)),
+        sizes=np.zeros((2, MOST_SCOPE), dtype=np.int64),
         row=np.zeros(most_strategies),
         ends=np.zeros(4, dtype=np.int64),
+        work=np.zeros(1, dtype=np.int64),
     )
 
 
@@ -180,6 +184,7 @@ def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
         room.head[v] = -1
     for v in range(count):
         node = room.node[v]
+        room.work[0] += _size(net, room, v) * (1 + net.start[node + 1] - net.start[node])
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
             other = net.ends[edge, 1]
@@ -241,9 +246,8 @@ def _fix(net: Net, room: Room, values: Floats, v: int, choice: int) -> None:
 def _sum_out(net: Net, room: Room, values: Floats, v: int, total: int, begin: int) -> None:
     """Minimise over ``v``: for all choices of its neighbours, in row-major order, the least sum of
     its values and factors into ``cells[begin:]`` and its choice into ``picks[begin:]``."""
-    degree, size = room.degree[v], _size(net, room, v)
-    base = net.first[room.node[v]]
-    bench, row = room.bench, room.row
+    degree, base = room.degree[v], net.first[room.node[v]]
+    pool, place, step, moves = room.bench
     num_used = 0
     entry = room.head[v]
     while entry >= 0:
@@ -251,52 +255,28 @@ def _sum_out(net: Net, room: Room, values: Floats, v: int, total: int, begin: in
         entry = room.after[entry]
         if room.width[factor] == 0:
             continue
-        bench[num_used, 0] = factor
-        bench[num_used, 2] = room.offset[factor]
+        pool[num_used] = room.made[factor]
+        place[num_used] = room.offset[factor]
         for digit in range(degree):
-            bench[num_used, 3 + digit] = 0
-        for place in range(room.width[factor]):
-            w = room.scope[factor, place]
+            moves[num_used * degree + digit] = 0
+        for axis in range(room.width[factor]):
+            w = room.scope[factor, axis]
             if w == v:
-                bench[num_used, 1] = room.stride[factor, place]
+                step[num_used] = room.stride[factor, axis]
             else:
                 for digit in range(degree):
                     if room.near[v, digit] == w:
-                        bench[num_used, 3 + digit] = room.stride[factor, place]
+                        moves[num_used * degree + digit] = room.stride[factor, axis]
         num_used += 1
         room.width[factor] = 0
-    sizes = np.empty(MOST_SCOPE, dtype=np.int64)
-    digits = np.zeros(MOST_SCOPE, dtype=np.int64)
+    sizes, digits = room.sizes[0, :degree], room.sizes[1]
     for digit in range(degree):
         sizes[digit] = _size(net, room, room.near[v, digit])
-    for index in range(total):
-        for s in range(size):
-            row[s] = values[base + s]
-        for place in range(num_used):
-            cell, step = bench[place, 2], bench[place, 1]
-            if room.made[bench[place, 0]]:
-                for s in range(size):
-                    row[s] += room.cells[cell + s * step]
-            else:
-                for s in range(size):
-                    row[s] += net.cells[cell + s * step]
-        pick = 0
-        for s in range(1, size):
-            if row[s] < row[pick]:
-                pick = s
-        room.cells[begin + index] = row[pick]
-        room.picks[begin + index] = pick
-        digit = degree - 1
-        while digit >= 0:
-            digits[digit] += 1
-            for place in range(num_used):
-                bench[place, 2] += bench[place, 3 + digit]
-            if digits[digit] < sizes[digit]:
-                break
-            for place in range(num_used):
-                bench[place, 2] -= bench[place, 3 + digit] * sizes[digit]
-            digits[digit] = 0
-            digit -= 1
+    sum_out(
+        (net.cells, room.cells), room.bench, num_used, values[base : base + _size(net, room, v)],
+        sizes, (room.cells[begin : begin + total], room.picks[begin : begin + total]),
+        (room.row, digits),
+    )  # fmt: skip
 
 
 @inner
@@ -308,6 +288,7 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
         total *= _size(net, room, room.near[v, place])
     begin = room.ends[2]
     _sum_out(net, room, values, v, total, begin)
+    room.work[0] += total * _size(net, room, v)
     room.ends[2] += total
     factor = room.ends[0]
     room.ends[0] += 1

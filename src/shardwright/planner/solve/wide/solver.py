@@ -29,13 +29,13 @@ TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
 OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
 IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
+LOOSENED = 4  # times that memory may be over the limit again, before a search ends
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
 PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
 REPAIR = 0.8  # of a turn's search, after which a proposal that does not fit yet is given up
 REGION_NODES = 500
 MOST_NODES = 4_000
-REGION_CELLS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,23 +227,27 @@ class _Run:
         """Search from a choice until the share of the budget is used up or little is gained; return
         whether it became legal, for which it has a part of that share."""
         self.seed += 1
-        prices = self.dual.prices()
-        descent = Descent(self.problem, self.net, self._room, choice, prices, self.seed)
+        descent = Descent(self.problem, self.net, self._room, choice, self.seed, self.dual.prices())
         patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
         idle = num = 0
+        least = math.inf
         started = self._spent(self.num_rounds)
         while not self.is_over(share, "polishing" if polishing else "searching"):
             priced = num // 60 % 2 == 0 and not polishing
             most_nodes = MOST_NODES if polishing and num % 4 == 0 else REGION_NODES
-            gained = descent.round(1.0 if priced else 0.0, most_nodes, REGION_CELLS)
+            descent.round(1.0 if priced else 0.0, most_nodes)
             num += 1
-            idle = 0 if gained > 0 or not descent.fits else idle + 1
-            if descent.fits and descent.cost < min(self.cost, BIG):
-                self.best, self.cost = descent.choice.copy(), descent.cost
-            if idle > patience and not polishing:
-                break
+            idle += least < math.inf
+            if descent.fits and descent.cost < min(least, BIG):
+                least, idle = descent.cost, 0
+                if least < self.cost:
+                    self.best, self.cost = descent.choice.copy(), least
+            if idle and idle % patience == 0 and descent.fits:
+                if idle >= LOOSENED * patience and not polishing:
+                    break
+                descent.loosen()
             is_late = self._spent(self.num_rounds) > started + REPAIR * (share - started)
-            if is_late and self.cost < BIG and not (descent.fits and descent.cost < BIG):
+            if is_late and self.cost < BIG and least == math.inf:
                 return False
         return True
 
