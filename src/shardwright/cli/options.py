@@ -52,8 +52,20 @@ Schedule = Annotated[
     str,
     typer.Option(
         "--schedule",
-        help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as.",
+        help="With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as, or replayed: "
+        "interleaved, looped-bfs, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min.",
     ),
+]
+Order = Annotated[
+    str,
+    typer.Option(
+        "--order",
+        help="A file with what every worker runs, such as 2F0 1B3: with --profile, or with a parts file.",
+    ),
+]
+Draw = Annotated[
+    str,
+    typer.Option("--draw", help="With --profile: text, or a file such as order.svg: swim lanes."),
 ]
 Shards = Annotated[
     int,

@@ -17,6 +17,7 @@ from shardwright.cli.options import (
     Clip,
     Cluster,
     Deadline,
+    Draw,
     GradientDtype,
     Json,
     LayerProfile,
@@ -26,6 +27,7 @@ from shardwright.cli.options import (
     Microbatches,
     NumProposals,
     Optimizer,
+    Order,
     Outputs,
     Pick,
     PlanPath,
@@ -93,6 +95,8 @@ def plan(
     schedule: Schedule = "auto",
     microbatches: Microbatches = 0,
     shards: Shards = 1,
+    order: Order = "",
+    draw: Draw = "",
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -103,9 +107,9 @@ def plan(
     if is_of_profile(given(context)):
         wanted = PipelineRequest(
             workers=workers, bandwidth=bandwidth, memory_limit=memory_limit, schedule=schedule,
-            microbatches=microbatches, shards=shards,
+            microbatches=microbatches, shards=shards, order=order,
         )  # fmt: skip
-        _plan_profile(terminal, profile, wanted)
+        _plan_profile(terminal, profile, wanted, draw)
         return
     from shardwright import api, console
 
@@ -113,7 +117,7 @@ def plan(
         global_batch=global_batch, seq=seq, memory_limit=memory_limit, optimizer=optimizer,
         precision=precision, seed=seed, measure=measure, batch_norm=batch_norm, clip=clip,
         accumulation=accumulation, gradient_dtype=gradient_dtype, recompute=recompute,
-        outputs=tuple(output or ()), seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
+        outputs=tuple(output or ()), seed_plan=seed_plan, order=order, mode=mode, deadline=deadline, method=method, seconds=seconds,
         proposals=proposals, spacing=spacing, trials=tries, costs=costs,
     )  # fmt: skip
     with terminal.progress(stoppable=True) as watch:
@@ -128,13 +132,18 @@ def _speaker(as_json: bool) -> Terminal:
     return terminal_for(as_json)
 
 
-def _plan_profile(terminal: Terminal, profile: str, wanted: PipelineRequest) -> None:
+def _plan_profile(terminal: Terminal, profile: str, wanted: PipelineRequest, draw: str) -> None:
+    from rich.text import Text
+
     from shardwright.report.pipelines import pipeline_tables, pipeline_values
-    from shardwright.verbs.pipelines import plan_profile
+    from shardwright.verbs.pipelines import draw_plan, plan_profile
 
     with terminal.waiting("planning the pipeline"):
         graph, found = plan_profile(profile, wanted)
+    drawn = draw_plan(found.best, draw) if draw else ""
     terminal.say(pipeline_tables(graph, found))
+    if drawn:
+        terminal.say(Text(drawn, no_wrap=True))
     terminal.emit(**pipeline_values(graph, found))
 
 

@@ -6,22 +6,26 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy
-from shardwright.core.schedules import PLANNED, ScheduleKind
+from shardwright.core.profile import CostFormula, LayerGraph, PipelinePlan, PipelineStudy
+from shardwright.core.schedules import PLANNED, REPLAYED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.units import read_quantity
 from shardwright.files.workers import MOST_WORKERS, read_bandwidths, read_levels, read_workers
 
+if TYPE_CHECKING:
+    from shardwright.layerwise import PipelineProblem
+    from shardwright.planner.schedule import Line
+
 AUTO = "auto"
 FORMULAS = ("code", "paper", "published")
 MOST_NESTED_CUTS = 450
 PROFILE_OPTIONS = frozenset(
-    {"profile", "workers", "bandwidth", "schedule", "microbatches", "shards"}
+    {"profile", "workers", "bandwidth", "schedule", "microbatches", "shards", "draw"}
 )
-SHARED_OPTIONS = frozenset({"memory_limit", "json"})
+SHARED_OPTIONS = frozenset({"memory_limit", "json", "order"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,8 @@ class PipelineRequest:
     microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
     PipeDream's published optimizer (``code``; ``published``: without what the first stage sends, as
     it counts itself) or by its paper. ``shards``: over how many workers a
-    stage may split its layers or its weights; 1 for replicas only.
+    stage may split its layers or its weights; 1 for replicas only. ``order``: a file with the order of
+    the workers, in place of schedule and microbatches.
     """
 
     workers: str
@@ -43,6 +48,7 @@ class PipelineRequest:
     microbatches: int = 0
     formula: str = "code"
     shards: int = 1
+    order: str = ""
 
     def __post_init__(self) -> None:
         if not self.workers or not self.bandwidth:
@@ -63,6 +69,12 @@ class PipelineRequest:
         if not 1 <= self.shards <= MOST_WORKERS:
             raise InputError(
                 f"shards must be 1 to {MOST_WORKERS}, not {self.shards}; leave --shards out, or give fewer"
+            )
+
+        if self.order and (self.schedule != AUTO or self.microbatches):
+            raise InputError(
+                "an order says itself which microbatches run when; leave --schedule and --microbatches "
+                "out, or --order"
             )
 
     @property
@@ -116,26 +128,36 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
             f"workers {request.workers!r} and bandwidth {request.bandwidth!r} must have equally "
             "many levels, outermost first; write for example 2x8 and '1 GB/s,10 GB/s'"
         )
-    if request.schedule not in (AUTO, *PLANNED):
+    known = (*PLANNED, *REPLAYED)
+    if request.schedule not in (AUTO, *known):
         raise InputError(
-            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(PLANNED)}"
+            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(known)}"
         )
+    lines, microbatches = _order(request)
     schedules = (cast(ScheduleKind, request.schedule),)
+    is_replayed = bool(lines) or schedules[0] in REPLAYED
     if request.schedule == AUTO:
-        schedules = EXPLORED if request.microbatches else (PLANNED[0],)
+        schedules = EXPLORED if microbatches else (PLANNED[0],)
+    if is_replayed and (is_nested or not microbatches):
+        raise InputError(
+            f"schedule {request.schedule} has a flush and one level of workers; give --microbatches, "
+            "and --workers as one number"
+        )
     workers = "1" if is_nested else request.workers
     problem = PipelineProblem(
         cuts=find_cuts(graph, MOST_NESTED_CUTS) if is_nested else find_cuts(graph),
         workers=read_workers(workers, request.memory_bytes),
         bandwidth=bandwidths[0],
-        schedule=schedules[0],
-        microbatches=request.microbatches,
+        schedule=EXPLORED[0] if is_replayed else schedules[0],
+        microbatches=microbatches,
         formula=cast(CostFormula, request.formula),
         shards=request.shards,
     )
     if is_nested:
         levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]
         return graph, study_levels(problem, levels[::-1])
+    if is_replayed:
+        return graph, _by_order(problem, "custom" if lines else schedules[0], lines)
     try:
         return graph, study_pipelines(problem, schedules)
     except NoPlan as refused:
@@ -144,3 +166,56 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         found = relaxations(problem, schedules)
         remedy = relaxations_text(found) if found else refused.remedy
         raise NoPlan(refused.problem, remedy=remedy, relaxations=found) from refused
+
+
+def _order(request: PipelineRequest) -> tuple[tuple[Line, ...], int]:
+    """Return the order in the request's file, none where no file is named, and the microbatches."""
+    from shardwright.files.orderfile import read_order
+    from shardwright.planner.schedule import written
+
+    if not request.order:
+        return (), request.microbatches
+    rows, count = read_order(request.order)
+    try:
+        return written(rows), count
+    except ValueError as error:
+        raise InputError(f"{request.order}: {error}") from None
+
+
+def _by_order(
+    problem: PipelineProblem, schedule: ScheduleKind, lines: tuple[Line, ...]
+) -> PipelineStudy:
+    from shardwright.layerwise import study_orders
+
+    if lines and len(lines) != problem.num_workers:
+        raise InputError(
+            f"the order has {len(lines)} rows, one for each worker, but there are "
+            f"{problem.num_workers} workers; give --workers {len(lines)}"
+        )
+    try:
+        return study_orders(problem, schedule, lines)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def draw_plan(plan: PipelinePlan, where: str) -> str:
+    """Return the lanes of a plan as text (``where`` is text), or write their picture and say so.
+
+    Raises InputError where the plan was not replayed, or the file cannot be written.
+    """
+    from shardwright.report.lanes import lanes_svg, lanes_text
+
+    if not plan.timeline:
+        raise InputError(
+            f"schedule {plan.schedule} has no end, so that there is nothing to draw; give "
+            "--microbatches, or leave --draw out"
+        )
+    if where == "text":
+        return lanes_text(plan.timeline)
+    if not where.endswith(".svg"):
+        raise InputError(f"--draw takes text or a file that ends in .svg, not {where[:80]!r}")
+    try:
+        Path(where).write_text(lanes_svg(plan.timeline), "utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {where}: {error.strerror}; name another file") from None
+    return f"Wrote {where}."

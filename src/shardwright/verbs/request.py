@@ -40,7 +40,8 @@ class Request:
     in between devices, ``parameter`` for each parameter's own dtype. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
-    searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
+    searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it;
+    ``order`` a file with the order of its pipeline. ``mode`` is
     what to look for (``min-time``, ``min-devices``, ``min-money``, ``curve``), ``deadline`` the most
     seconds a step may take, or text with a unit. ``method``: the ``exact`` search, which ends by
     itself, or after ``seconds`` with the best so far; or ``mcmc``, Markov chains that draw
@@ -65,6 +66,7 @@ class Request:
     batch_norm: str = "local"
     recompute: str = "auto"
     seed_plan: str = ""
+    order: str = ""
     mode: str = "min-time"
     deadline: str | float | None = None
     method: str = "exact"
@@ -92,6 +94,11 @@ class Request:
         _one_of("mode", self.mode, MODES)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
+        if self.order and not self.seed_plan.endswith(".toml"):
+            raise InputError(
+                "an order is one of the parts that a file names; give --seed-plan parts.toml with it, "
+                "or plan a profile of layers (--profile)"
+            )
         _one_of("recompute", self.recompute, RECOMPUTATIONS)
         self._check_method()
         for name, value in (("global batch", self.global_batch), ("seq", self.seq)):
