@@ -9,7 +9,7 @@ from rich.console import Console
 
 from shardwright.errors import InputError
 from shardwright.report.pipelines import pipeline_tables, pipeline_values
-from shardwright.verbs.pipelines import PipelineRequest, plan_profile
+from shardwright.verbs.pipelines import PipelineRequest, draw_plan, plan_profile
 
 LINE = "{} -- Linear -- forward_compute_time={}, backward_compute_time=0.0, activation_size={}, parameter_size={}"
 
@@ -49,3 +49,51 @@ def test_levels_cannot_be_split(profile: Path) -> None:
         plan_profile(profile, request)
     with pytest.raises(InputError, match="shards must be 1 to"):
         PipelineRequest(workers="2", bandwidth="1e9", shards=0)
+
+
+ORDER = "0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1I0 1F1 1I1 1W0 1W1\n"
+
+
+def test_an_order_in_a_file_is_planned_for_as_many_workers_as_it_has_rows(
+    profile: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "order.txt"
+    path.write_text(ORDER)
+    request = PipelineRequest(workers="2", bandwidth="1e9", order=str(path))
+    graph, study = plan_profile(profile, request)
+    assert study.best.schedule == "custom"
+    assert pipeline_values(graph, study)["plan"]["stages"][1]["worker"] == 1
+    lanes = draw_plan(study.best, "text").splitlines()
+    assert lanes[0].startswith("  0 F0")
+    assert len(lanes) == 3
+    picture = tmp_path / "order.svg"
+    assert "Wrote" in draw_plan(study.best, str(picture))
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ORDER.replace(" 1W1", ""), r"lacks actions: 1W1 \(row 1\); correct it"),
+        (ORDER.replace("1F0 1I0", "1I0 1F0"), r"wait for each other.*1I0 \(row 1\).* reorder them"),
+        (ORDER.replace("0F0", "0Q0"), r"not '0Q0' \(row 0\); correct it"),
+        (ORDER + "2F0 2B0 2F1 2B1\n", r"3 rows.*give --workers 3"),
+    ],
+)
+def test_what_is_no_order_is_told_with_row_action_and_remedy(
+    profile: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "order.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        plan_profile(profile, PipelineRequest(workers="2", bandwidth="1e9", order=str(path)))
+
+
+def test_an_order_and_a_schedule_exclude_each_other(profile: Path) -> None:
+    with pytest.raises(InputError, match="leave --schedule"):
+        PipelineRequest(workers="2", bandwidth="1e9", order="o.txt", microbatches=4)
+    with pytest.raises(InputError, match="give --microbatches"):
+        plan_profile(profile, PipelineRequest(workers="2", bandwidth="1e9", schedule="zb-h1"))
+    _, study = plan_profile(profile, PipelineRequest(workers="2", bandwidth="1e9"))
+    with pytest.raises(InputError, match="nothing to draw"):
+        draw_plan(study.best, "text")

@@ -31,6 +31,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LayerProfile = Annotated[
     str, typer.Option("--profile", help="Plan a pipeline of PipeDream's graph.txt, not a model.")
 ]
+Draw = Annotated[
+    str,
+    typer.Option("--draw", help="With --profile: text, or a file such as order.svg: swim lanes."),
+]
 Steps = Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to train.")]
 
 

@@ -11,6 +11,7 @@ from shardwright.cli.app import app
 from shardwright.cli.options import (
     MODEL_HELP,
     Cluster,
+    Draw,
     Json,
     LayerProfile,
     MaybeModel,
@@ -43,6 +44,7 @@ def plan(
     asked: dict[str, Any],
     profile: LayerProfile = "",
     pipeline: dict[str, Any],
+    draw: Draw = "",
     out: Annotated[str, typer.Option("--out", "-o", help="Where to write the plan.")] = "plan.json",
     json: Json = False,
 ) -> None:
@@ -51,8 +53,9 @@ def plan(
 
     terminal = _speaker(json)
     if is_of_profile(given(context)):
-        limit = asked["memory_limit"] or ""
-        _plan_profile(terminal, profile, PipelineRequest(memory_limit=limit, **pipeline))
+        limit, order = asked["memory_limit"] or "", asked["order"]
+        wanted = PipelineRequest(memory_limit=limit, order=order, **pipeline)
+        _plan_profile(terminal, profile, wanted, draw)
         return
     from shardwright import api, console
 
@@ -69,13 +72,18 @@ def _speaker(as_json: bool) -> Terminal:
     return terminal_for(as_json)
 
 
-def _plan_profile(terminal: Terminal, profile: str, wanted: PipelineRequest) -> None:
+def _plan_profile(terminal: Terminal, profile: str, wanted: PipelineRequest, draw: str) -> None:
+    from rich.text import Text
+
     from shardwright.report.pipelines import pipeline_tables, pipeline_values
-    from shardwright.verbs.pipelines import plan_profile
+    from shardwright.verbs.pipelines import draw_plan, plan_profile
 
     with terminal.waiting("planning the pipeline"):
         graph, found = plan_profile(profile, wanted)
+    drawn = draw_plan(found.best, draw) if draw else ""
     terminal.say(pipeline_tables(graph, found))
+    if drawn:
+        terminal.say(Text(drawn, no_wrap=True))
     terminal.emit(**pipeline_values(graph, found))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardwright.core.schedules import ScheduleKind
 from shardwright.errors import InputError
@@ -133,7 +133,8 @@ class PipelineStage:
     a part of the weights. ``seconds`` is how long the stage is busy per (micro)batch, or per step
     where the schedule has a flush. ``receive_bytes`` cross its input cut per (micro)batch,
     ``forward_seconds`` are part of ``compute_seconds``, ``collective_seconds`` of a (micro)batch
-    come on top, ``in_flight`` is how many (micro)batches a replica holds at most.
+    come on top, ``in_flight`` is how many (micro)batches a replica holds at most. Where workers have
+    several stages, ``worker`` is whose this is (-1: nobody else's).
     """
 
     layers: tuple[int, ...]
@@ -148,6 +149,7 @@ class PipelineStage:
     shards: int = 1
     splits_weights: bool = False
     collective_seconds: float = 0.0
+    worker: int = -1
 
     @property
     def num_workers(self) -> int:
@@ -160,6 +162,16 @@ class PipelineStage:
         return self.num_workers // self.shards
 
 
+class Bar(NamedTuple):
+    """An action of an order and when it runs: the stage, F, B, I or W, and the microbatch."""
+
+    stage: int
+    phase: str
+    microbatch: int
+    start: float
+    end: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
     """Stages in order, and what the pipeline costs.
@@ -168,7 +180,8 @@ class PipelinePlan:
     flush, the seconds of a step. ``bottleneck`` is the busiest stage's seconds. ``bound`` is below
     every pipeline of the model (0: not known). ``simulated_seconds`` is a step with a flush, in
     the event simulation. ``published_seconds`` is the bottleneck as PipeDream's published optimizer
-    counts it (formula ``published``), where that was asked for.
+    counts it (formula ``published``), where that was asked for. ``timeline``: what every worker runs
+    when, where an order was replayed.
     """
 
     planner: str
@@ -182,10 +195,13 @@ class PipelinePlan:
     simulated_seconds: float | None = None
     published_seconds: float | None = None
     note: str = ""
+    timeline: tuple[tuple[Bar, ...], ...] = ()
 
     @property
     def num_workers(self) -> int:
         """How many workers are used."""
+        if self.stages[0].worker >= 0:
+            return len({stage.worker for stage in self.stages})
         return sum(stage.num_workers for stage in self.stages)
 
     @property

@@ -14,7 +14,7 @@ ScheduleName = Literal[NamedSchedule, "custom"]
 SplitName = Literal["zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"]
 ScheduleKind = Literal[
     "pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as", "interleaved", "looped-bfs",
-    SplitName,
+    SplitName, "custom",
 ]  # fmt: skip
 Executes = Literal["overlapped", "exposed", "streaming"]
 
@@ -74,7 +74,7 @@ SCHEDULES: dict[str, Schedule] = {
     "zb-v": Schedule(title="zero bubble on a V", profile=True, chunks=True, splits=True, folds=True),
     "v-half": Schedule(title="V of half the memory", profile=True, chunks=True, splits=True, folds=True),
     "v-min": Schedule(title="V of a third of the memory", profile=True, chunks=True, splits=True, folds=True),
-    "custom": Schedule(title="an order of one's own", program="custom", per_stage=None,
+    "custom": Schedule(title="an order of one's own", program="custom", profile=True, per_stage=None,
                        chunks=True, posts=True),
 }  # fmt: skip
 # What strategies may name; what profiles of layers are planned for by their closed forms, and by a

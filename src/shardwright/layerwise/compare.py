@@ -11,6 +11,7 @@ from shardwright.core.schedules import SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
 from shardwright.layerwise.exact import plan_exact
+from shardwright.layerwise.ordered import bars
 from shardwright.layerwise.pipedream import (
     OURS,
     Habits,
@@ -54,8 +55,8 @@ def replayed(problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan:
         for stage, shards in zip(plan.stages, before, strict=False)
     ]
     replicas = [stage.num_replicas for stage in plan.stages]
-    seconds = step_of(plan.schedule, stages, replicas, problem.microbatches).seconds
-    return dataclasses.replace(plan, simulated_seconds=seconds)
+    found = step_of(plan.schedule, stages, replicas, problem.microbatches)
+    return dataclasses.replace(plan, simulated_seconds=found.seconds, timeline=bars(found))
 
 
 def step_of(

@@ -22,7 +22,7 @@ def pipeline_tables(graph: LayerGraph, study: PipelineStudy) -> Group:
         Text(
             f"{seconds_text(best.seconds)} per {per}, {best.inputs_per_second:.4g} "
             f"{'microbatches' if _has_flush(best) else 'minibatches'}/s on {best.num_workers} "
-            f"workers, schedule {best.schedule}."
+            f"workers, schedule {best.schedule}{', ' + best.note if best.note else ''}."
         )
     )
     if best.simulated_seconds is not None:
@@ -87,6 +87,7 @@ def _values(graph: LayerGraph, plan: PipelinePlan) -> dict[str, Any]:
             {
                 "layers": [graph.layers[i].name for i in stage.layers],
                 "workers": list(stage.workers),
+                "worker": stage.worker if stage.worker >= 0 else None,
                 "num_replicas": stage.num_replicas,
                 "shards": stage.shards,
                 "splits_weights": stage.splits_weights,
@@ -131,6 +132,8 @@ def _stage_table(graph: LayerGraph, plan: PipelinePlan) -> Table:
 
 def _workers_text(stage: PipelineStage) -> str:
     """Write how many workers of each kind, and what they split where they are no mere replicas."""
+    if stage.worker >= 0:
+        return f"worker {stage.worker}"
     text = "+".join(str(n) for n in stage.workers)
     if stage.shards > 1:
         text += f" ({stage.num_replicas} x {stage.shards} shards)"

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from shardwright.core.profile import CostFormula, LayerGraph, PipelineStudy
-from shardwright.core.schedules import PLANNED, ScheduleKind
+from shardwright.core.profile import CostFormula, LayerGraph, PipelinePlan, PipelineStudy
+from shardwright.core.schedules import PLANNED, REPLAYED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.workers import read_bandwidths, read_levels, read_workers
 from shardwright.verbs.options import options_of
 from shardwright.verbs.request import PipelineRequest
 
+if TYPE_CHECKING:
+    from shardwright.layerwise import PipelineProblem
+    from shardwright.planner.schedule import Line
+
 AUTO = "auto"
 MOST_NESTED_CUTS = 450
-PROFILE_OPTIONS = frozenset({"profile", *options_of(PipelineRequest)})
-SHARED_OPTIONS = frozenset({"memory_limit", "json"})
+PROFILE_OPTIONS = frozenset({"profile", "draw", *options_of(PipelineRequest)})
+SHARED_OPTIONS = frozenset({"memory_limit", "json", "order"})
 
 
 def is_of_profile(given: Mapping[str, str]) -> bool:
     """Tell from the options given whether a profile is to be planned, not a model.
 
-    ``given`` is how each is written on the command line, by its name. Raises InputError for both, neither, or options of the other.
+    ``given`` is how each is written on the command line, by its name. Raises InputError for both,
+    neither, or options of the other.
     """
     if ("model" in given) == ("profile" in given):
         both = ", not both" if "model" in given else ""
@@ -62,26 +67,36 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
             f"workers {request.workers!r} and bandwidth {request.bandwidth!r} must have equally "
             "many levels, outermost first; write for example 2x8 and '1 GB/s,10 GB/s'"
         )
-    if request.schedule not in (AUTO, *PLANNED):
+    known = (*PLANNED, *REPLAYED)
+    if request.schedule not in (AUTO, *known):
         raise InputError(
-            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(PLANNED)}"
+            f"schedule {request.schedule[:40]!r} is unknown; choose {AUTO}, {', '.join(known)}"
         )
+    lines, microbatches = _order(request)
     schedules = (cast(ScheduleKind, request.schedule),)
+    is_replayed = bool(lines) or schedules[0] in REPLAYED
     if request.schedule == AUTO:
-        schedules = EXPLORED if request.microbatches else (PLANNED[0],)
+        schedules = EXPLORED if microbatches else (PLANNED[0],)
+    if is_replayed and (is_nested or not microbatches):
+        raise InputError(
+            f"schedule {request.schedule} has a flush and one level of workers; give --microbatches, "
+            "and --workers as one number"
+        )
     workers = "1" if is_nested else request.workers
     problem = PipelineProblem(
         cuts=find_cuts(graph, MOST_NESTED_CUTS) if is_nested else find_cuts(graph),
         workers=read_workers(workers, request.memory_bytes),
         bandwidth=bandwidths[0],
-        schedule=schedules[0],
-        microbatches=request.microbatches,
+        schedule=EXPLORED[0] if is_replayed else schedules[0],
+        microbatches=microbatches,
         formula=cast(CostFormula, request.formula),
         shards=request.shards,
     )
     if is_nested:
         levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]
         return graph, study_levels(problem, levels[::-1])
+    if is_replayed:
+        return graph, _by_order(problem, "custom" if lines else schedules[0], lines)
     try:
         return graph, study_pipelines(problem, schedules)
     except NoPlan as refused:
@@ -90,3 +105,56 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         found = relaxations(problem, schedules)
         remedy = relaxations_text(found) if found else refused.remedy
         raise NoPlan(refused.problem, remedy=remedy, relaxations=found) from refused
+
+
+def _order(request: PipelineRequest) -> tuple[tuple[Line, ...], int]:
+    """Return the order in the request's file, none where no file is named, and the microbatches."""
+    from shardwright.files.orderfile import read_order
+    from shardwright.planner.schedule import written
+
+    if not request.order:
+        return (), request.microbatches
+    rows, count = read_order(request.order)
+    try:
+        return written(rows), count
+    except ValueError as error:
+        raise InputError(f"{request.order}: {error}") from None
+
+
+def _by_order(
+    problem: PipelineProblem, schedule: ScheduleKind, lines: tuple[Line, ...]
+) -> PipelineStudy:
+    from shardwright.layerwise import study_orders
+
+    if lines and len(lines) != problem.num_workers:
+        raise InputError(
+            f"the order has {len(lines)} rows, one for each worker, but there are "
+            f"{problem.num_workers} workers; give --workers {len(lines)}"
+        )
+    try:
+        return study_orders(problem, schedule, lines)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def draw_plan(plan: PipelinePlan, where: str) -> str:
+    """Return the lanes of a plan as text (``where`` is text), or write their picture and say so.
+
+    Raises InputError where the plan was not replayed, or the file cannot be written.
+    """
+    from shardwright.report.lanes import lanes_svg, lanes_text
+
+    if not plan.timeline:
+        raise InputError(
+            f"schedule {plan.schedule} has no end, so that there is nothing to draw; give "
+            "--microbatches, or leave --draw out"
+        )
+    if where == "text":
+        return lanes_text(plan.timeline)
+    if not where.endswith(".svg"):
+        raise InputError(f"--draw takes text or a file that ends in .svg, not {where[:80]!r}")
+    try:
+        Path(where).write_text(lanes_svg(plan.timeline), "utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {where}: {error.strerror}; name another file") from None
+    return f"Wrote {where}."

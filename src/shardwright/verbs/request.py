@@ -43,7 +43,7 @@ class Request:
     ``gradient_dtype``. ``batch_norm``: statistics over each device's samples, or over all.
     ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
     strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
-    describes it. ``method``: the ``exact`` search, which ends by itself, or after ``seconds`` with the
+    describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself, or after ``seconds`` with the
     best so far; or Markov chains that draw ``proposals``, or as many as they can in ``seconds`` (per
     round of measuring). ``spacing``: how far apart, as a share of both time and memory, neighbours on
     the frontier may be before plans between them are looked for (None: 15 %, and in graphs of more
@@ -118,6 +118,10 @@ class Request:
         "Do not search: megatron, megatron-sequence, summa, tesseract, cube[:2x2x2], expert, "
         "spatial, spatial-2d, 1f1b, gpipe, 1f1b-so[:4x8], interleaved[:2x2x8], or a parts file.",
     )
+    order: str = option(
+        "",
+        "A file with what every worker runs, such as 2F0 1B3: with --profile, or with a parts file.",
+    )
     mode: str = option("min-time", "min-time, min-devices, min-money, or curve.", one_of=_modes)
     deadline: str | float | None = option(None, "The most a step may take, such as '200 ms'.")
     method: str = option(
@@ -133,6 +137,11 @@ class Request:
         check_options(self)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
+        if self.order and not self.seed_plan.endswith(".toml"):
+            raise InputError(
+                "an order is one of the parts that a file names; give --seed-plan parts.toml with it, "
+                "or plan a profile of layers (--profile)"
+            )
         self._check_method()
         if self.spacing is not None and not 0.001 <= self.spacing <= 1:
             raise InputError(
@@ -173,13 +182,16 @@ class PipelineRequest:
     microbatches the fastest of those that run on GPUs. ``formula``: what messages cost, by
     PipeDream's published optimizer (``code``; ``published``: without what the first stage sends, as
     it counts itself) or by its paper. ``shards``: over how many workers a
-    stage may split its layers or its weights; 1 for replicas only.
+    stage may split its layers or its weights; 1 for replicas only. ``order``: a file with the order of
+    the workers, in place of schedule and microbatches.
     """
 
     workers: str = option("", "With --profile: 16, 2x8, or kinds: 8,8@0.5@16GiB.")
     bandwidth: str = option("", "With --profile, per worker: 1e9 (bytes/s) or '10 GB/s'.")
     schedule: str = option(
-        "auto", "With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as."
+        "auto",
+        "With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as, or replayed: "
+        "interleaved, looped-bfs, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min.",
     )
     microbatches: int = option(
         0,
@@ -198,6 +210,7 @@ class PipelineRequest:
     )
     memory_limit: str = ""
     formula: str = "code"
+    order: str = ""
 
     def __post_init__(self) -> None:
         if not self.workers or not self.bandwidth:
@@ -209,6 +222,11 @@ class PipelineRequest:
             raise InputError(
                 f"the formula is one of three, not {self.formula[:40]!r}; choose 'code', 'paper' or "
                 "'published'"
+            )
+        if self.order and (self.schedule != "auto" or self.microbatches):
+            raise InputError(
+                "an order says itself which microbatches run when; leave --schedule and --microbatches "
+                "out, or --order"
             )
         check_options(self)
 

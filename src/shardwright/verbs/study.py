@@ -14,7 +14,9 @@ from shardwright.core.costs import CostTable
 from shardwright.core.float8 import FLOAT8
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
+from shardwright.core.schedules import refusal
 from shardwright.errors import InputError, NoPlan
+from shardwright.files.orderfile import read_order
 from shardwright.files.partsfile import read_parts
 from shardwright.files.planfile import Origin
 from shardwright.planner.search import (
@@ -138,7 +140,7 @@ class _Solver:
     ) -> None:
         self.graph, self.machine, self.request = graph, machine, request
         self.goal = Goal(mode=request.mode, deadline=request.deadline_seconds)  # type: ignore[arg-type]
-        self.wanted = _wanted(request.seed_plan)
+        self.wanted = _wanted(request.seed_plan, request.order)
         self.how: dict[str, Any] = {
             "training": training_for(request),
             "limits": limits,
@@ -234,14 +236,20 @@ def _entry(question: Question, solver: _Solver) -> Entry | None:
     )
 
 
-def _wanted(text: str) -> str | Placement:
-    """Return what a parts file (``*.toml``) asks for, or a strategy's name as it is."""
+def _wanted(text: str, order_file: str) -> str | Placement:
+    """Return what a parts file (``*.toml``) asks for, or a strategy's name as it is.
+
+    Raises InputError for a schedule that is known but does not train.
+    """
     if not text.endswith(".toml"):
+        if reason := refusal(text.partition(":")[0]):
+            raise InputError(reason)
         return text
     file = read_parts(text)
-    whole = Seed(
-        num_microbatches=file.num_microbatches, schedule=file.schedule, recompute=file.recompute
-    )
+    order, count = tuple(file.order or ()), file.num_microbatches
+    if order_file:
+        order, count = read_order(order_file)
+    whole = Seed(num_microbatches=count, schedule=file.schedule, recompute=file.recompute)
     parts = tuple(
         ModulePart(
             devices=tuple(part.devices),
@@ -256,7 +264,6 @@ def _wanted(text: str) -> str | Placement:
         )
         for part in file.part
     )
-    order = tuple(file.order or ())
     return Placement(name=Path(text).name, parts=parts, whole=whole, order=order)
 
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.schedule import global_order, pipeline_order
+from shardwright.core.schedules import SCHEDULES
+from shardwright.planner.schedule import (
+    StageTimes,
+    folded,
+    global_order,
+    pipeline_order,
+    replay,
+)
+from shardwright.planner.schedule.generators import GENERATED
 from shardwright.planner.search.candidates import least_rounds
 
 
@@ -49,3 +57,33 @@ def test_the_bound_lies_just_below_equal_stages(stages: int, m: int) -> None:
     rounds, _ = least_rounds(stages, m)
     equal = (m + stages - 1) / stages
     assert 0.8 * equal < rounds <= equal
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(GENERATED), st.integers(2, 4), st.integers(1, 7))
+def test_the_bound_holds_for_every_schedule_of_the_table(data, schedule, devices, m) -> None:
+    """Whatever is cut how: chunks next to empty, backwards that are all W, or none of it."""
+    entry = SCHEDULES[schedule]
+    chunks = 2 if entry.folds else data.draw(st.integers(1, 3)) if entry.chunks else 1
+    count = devices * chunks
+    some = st.sampled_from([0.0, 0.0, 1.0, 2.0]) | st.floats(0.0, 4.0)
+    stages = [
+        StageTimes(forward=data.draw(some), backward=data.draw(some), weight=data.draw(some))
+        for _ in range(count)
+    ]
+    crews = tuple(tuple(range(k, count, devices)) for k in range(devices))
+    lines = pipeline_order(schedule, count, m, folded(count) if entry.folds else crews)
+    rounds, _ = least_rounds(devices, m, schedule)
+    work = sum(stage.forward + stage.backward + stage.weight for stage in stages)
+    found = replay(lines, stages)
+    assert (found.span if entry.splits else found.seconds) >= rounds * work * (1 - 1e-9)
+
+
+def test_what_holds_for_1f1b_does_not_for_chunks_and_split_backwards() -> None:
+    """All of the work in the last chunks: two devices begin at once, where stages would wait."""
+    rounds, _ = least_rounds(2, 1)
+    parts = [StageTimes(forward=t, backward=t) for t in (0.0, 0.0, 1.0, 1.0)]
+    lines = pipeline_order("interleaved", 4, 1, ((0, 2), (1, 3)))
+    assert replay(lines, parts).seconds == rounds * 4.0 == 4.0
+    stages = [StageTimes(forward=0.0, backward=0.0, weight=1.0)] * 2
+    assert replay(pipeline_order("zb-h1", 2, 1), stages).span == 1.0 < rounds * 2.0

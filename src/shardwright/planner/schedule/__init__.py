@@ -4,13 +4,22 @@ from shardwright.planner.schedule.clock import Replay, StageTimes, replay
 from shardwright.planner.schedule.folded import folded
 from shardwright.planner.schedule.generators import pipeline_order, side_by_side
 from shardwright.planner.schedule.merge import finish_time, merge_gradients
-from shardwright.planner.schedule.pipeline import Action, global_order, held, most_bytes
+from shardwright.planner.schedule.pipeline import (
+    Action,
+    Crews,
+    Line,
+    check_order,
+    global_order,
+    held,
+    most_bytes,
+    written,
+)
 from shardwright.planner.schedule.play import Room
 from shardwright.planner.schedule.program import order_of, program_order
 from shardwright.planner.schedule.searched import search_order
 
 __all__ = [
-    "Action", "Replay", "Room", "StageTimes", "finish_time", "folded", "global_order", "held",
-    "merge_gradients", "most_bytes", "order_of", "pipeline_order", "program_order", "replay",
-    "search_order", "side_by_side",
+    "Action", "Crews", "Line", "Replay", "Room", "StageTimes", "check_order", "finish_time", "folded",
+    "global_order", "held", "merge_gradients", "most_bytes", "order_of", "pipeline_order",
+    "program_order", "replay", "search_order", "side_by_side", "written",
 ]  # fmt: skip

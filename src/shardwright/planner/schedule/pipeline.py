@@ -49,15 +49,17 @@ def written(text: Sequence[str]) -> tuple[Line, ...]:
 
     Raises ValueError where something else is written.
     """
-    return tuple(tuple(_action(word) for word in line.split()) for line in text)
+    return tuple(
+        tuple(_action(word, row) for word in line.split()) for row, line in enumerate(text)
+    )
 
 
-def _action(word: str) -> Action:
+def _action(word: str, row: int) -> Action:
     found = re.fullmatch(r"(\d{1,6})([FBIW])(\d{1,6})", word)
     if not found:
         raise ValueError(
             f"an action is a mesh, F, B, I or W, and a microbatch, such as 2F0 or 1B3, not "
-            f"{word[:SHOWN]!r}; correct it"
+            f"{word[:SHOWN]!r} (row {row}); correct it"
         )
     return Action(int(found[1]), cast(Phase, found[2]), int(found[3]))
 

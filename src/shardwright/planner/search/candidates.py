@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.schedules import in_flight
+from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.core.strategy import GradientSync, OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
@@ -115,13 +115,13 @@ def explore(
 
 def is_outdone(context: Context, arrangement: Arrangement, seconds: float) -> bool:
     """Whether the operators' seconds alone make an arrangement take so long, or longer."""
-    rounds = least_rounds(arrangement.stages, arrangement.microbatches)
+    rounds = least_rounds(arrangement.stages, arrangement.microbatches, arrangement.schedule)
     return takes_at_least(context, arrangement.mesh(0), arrangement.microbatches, rounds, seconds)
 
 
 def least_work(problem: Problem, arrangement: Arrangement) -> float:
     """Bound an arrangement's step from below by the operators' seconds alone, without tables."""
-    rounds, share = least_rounds(arrangement.stages, arrangement.microbatches)
+    rounds, share = least_rounds(arrangement.stages, arrangement.microbatches, arrangement.schedule)
     each, once = problem.least_work
     return rounds * each + share * once
 
@@ -204,7 +204,7 @@ def _relaxed_bound(
 
 def _bound_weights(problem: Problem, arrangement: Arrangement, mean: float) -> Weights:
     p, m = arrangement.stages, arrangement.microbatches
-    rounds, once = least_rounds(p, m)
+    rounds, once = least_rounds(p, m, arrangement.schedule)
     axes, sorts = len(problem.mesh.sizes), len(problem.context.ties.classes)
     exposed = exposed_share(problem.context, axes)
     exposed += (1 - mean) / mean / channels(axes) * m / p / rounds
@@ -214,7 +214,7 @@ def _bound_weights(problem: Problem, arrangement: Arrangement, mean: float) -> W
     )  # fmt: skip
 
 
-def least_rounds(stages: int, microbatches: int) -> tuple[float, float]:
+def least_rounds(stages: int, microbatches: int, schedule: str = "1f1b") -> tuple[float, float]:
     """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through
     all stages) + b * (seconds once per step of all stages), however the work is cut.
 
@@ -222,9 +222,16 @@ def least_rounds(stages: int, microbatches: int) -> tuple[float, float]:
     first and the last microbatch, so T >= m t_s + sum of t before s. The weights of these that make
     every t_s count alike give a = 1 / (1 - (1 - 1/m)^p). What a stage does once per step may hide
     behind the backward of the stages ahead, so with several stages it counts nothing: b = 0.
+
+    Where devices hold several chunks, ``stages`` are the devices and the first chunk may be next to
+    nothing; where backward is split, next to nothing of it may be on the way back; without a flush
+    nothing is filled. Then only the devices' own share is certain: T >= m t_s, a = m / p.
     """
     if stages == 1:
         return float(microbatches), 1.0
+    order = SCHEDULES[schedule]
+    if order.chunks or order.splits or not order.flushes:
+        return microbatches / stages, 0.0
     return 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages), 0.0
 
 
