@@ -81,6 +81,7 @@ def plan(
     clip: float = 0.0,
     accumulation: str = "float32",
     gradient_dtype: str = "parameter",
+    error_feedback: bool = False,
     recompute: str = "auto",
     seed_plan: str = "",
     mode: str = "min-time",
@@ -98,7 +99,8 @@ def plan(
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
     with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
     ``clip`` is the largest global norm of the gradients, held in the plan (0: not clipped).
-    ``accumulation="own"`` adds gradients up in the parameters' dtype; they travel in ``gradient_dtype``.
+    ``accumulation="own"`` adds gradients up in the parameters' dtype; they travel in ``gradient_dtype``,
+    with ``error_feedback`` what that loses is added to the next gradient.
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
     fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
     that a step may take. ``seconds`` end the search with the best so far; ``method="mcmc"`` draws
@@ -122,6 +124,7 @@ def plan(
         clip=clip,
         accumulation=accumulation,
         gradient_dtype=gradient_dtype,
+        error_feedback=error_feedback,
         recompute=recompute,
         seed_plan=seed_plan,
         mode=mode,

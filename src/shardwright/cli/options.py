@@ -114,6 +114,13 @@ GradientDtype = Annotated[
         "float16.",
     ),
 ]
+ErrorFeedback = Annotated[
+    bool,
+    typer.Option(
+        "--gradient-error-feedback",
+        help="Add what a gradient loses in a narrower dtype to the next one (memory: one gradient).",
+    ),
+]
 Recompute = Annotated[
     str,
     typer.Option(

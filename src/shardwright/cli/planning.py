@@ -17,6 +17,7 @@ from shardwright.cli.options import (
     Clip,
     Cluster,
     Deadline,
+    ErrorFeedback,
     GradientDtype,
     Json,
     LayerProfile,
@@ -68,6 +69,7 @@ def plan(
     clip: Clip = 0.0,
     accumulation: Accumulation = "float32",
     gradient_dtype: GradientDtype = "parameter",
+    error_feedback: ErrorFeedback = False,
     recompute: Recompute = "auto",
     output: Outputs = None,
     spacing: Spacing = None,
@@ -112,7 +114,7 @@ def plan(
     request = api.Request(
         global_batch=global_batch, seq=seq, memory_limit=memory_limit, optimizer=optimizer,
         precision=precision, seed=seed, measure=measure, batch_norm=batch_norm, clip=clip,
-        accumulation=accumulation, gradient_dtype=gradient_dtype, recompute=recompute,
+        accumulation=accumulation, gradient_dtype=gradient_dtype, error_feedback=error_feedback, recompute=recompute,
         outputs=tuple(output or ()), seed_plan=seed_plan, mode=mode, deadline=deadline, method=method, seconds=seconds,
         proposals=proposals, spacing=spacing, trials=tries, costs=costs,
     )  # fmt: skip

@@ -40,6 +40,7 @@ OMITTED = frozenset(
         ("Plan", "measured"),
         ("Pipeline", "order"),
         ("GradientSync", "dtype"),
+        ("GradientSync", "error_feedback"),
         ("Program", "transforms"),
     }
 )

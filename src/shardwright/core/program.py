@@ -28,9 +28,9 @@ from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
-ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master"]
+ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master", "state"]
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
-TransformName = Literal["cast"]
+TransformName = Literal["cast", "feedback"]
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -95,6 +95,8 @@ class Value:
     * ``buffer``: a buffer or constant of the module, likewise;
     * ``parameter``: resident at rest when ``resident``, else filled by a message and released again;
     * ``master``: the optimizer's shard where that differs from the parameter at rest;
+    * ``state``: zeros at first, read and written by transforms, there from one step to the next. It may
+      differ from rank to rank, and checkpoints keep it for each;
     * ``activation``, ``gradient``: made by instructions. Writing to a gradient accumulates.
     """
 
@@ -222,7 +224,10 @@ class Transform:
     it costs another (``runtime.transforms``, ``planner.cost.transforms``); ``constants`` are what
     both go by. As everywhere, writing to a gradient accumulates. Names:
 
-    * ``cast``: each value read, in the dtype of the one written.
+    * ``cast``: each value read, in the dtype of the one written;
+    * ``feedback`` (error feedback: Seide et al., 2014; Karimireddy et al., 2019): it reads values and then
+      as many residuals, and writes the sums of each pair in the dtype of what is written, and as
+      residuals what that lost.
     """
 
     name: TransformName

@@ -119,12 +119,14 @@ class GradientSync:
     (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block, ``capped``: full
     at a given size, as torch's DistributedDataParallel does). ``dtype`` is what real gradients travel
     and are summed in between devices, ``parameter`` for each parameter's own; they add up over
-    microbatches, and reach the optimizer, in the dtypes that they have without it.
+    microbatches, and reach the optimizer, in the dtypes that they have without it. ``error_feedback``:
+    what a device's gradient loses where it is rounded for the wire is added to the next that it sends.
     """
 
     method: str = "wfbp"
     buckets: tuple[tuple[int, ...], ...] = ()
     dtype: WireDtype = "parameter"
+    error_feedback: bool = field(default=False, repr=False)  # see ``digest_of``
 
     @property
     def is_merged(self) -> bool:

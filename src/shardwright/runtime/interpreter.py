@@ -126,7 +126,9 @@ class Compiler:
             elif kind == Kind.TRANSFORM:
                 transform = self.program.transforms[int(self.program.item[index])]
                 microbatch = int(self.program.microbatch[index])
-                actions.append((index, transformed(transform, self.machine.store, microbatch)))
+                machine = self.machine
+                work = transformed(transform, machine.store, machine.parameters, microbatch)
+                actions.append((index, work))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
                 exchange = self._exchange(kind, index)
                 waiting.issue(index, exchange, (*touch.writes, *touch.adds))

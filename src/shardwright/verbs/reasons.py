@@ -125,5 +125,6 @@ def training_of(strategy: Strategy) -> Training:
         max_norm=strategy.max_norm,
         accumulation=strategy.accumulation,
         gradient_dtype=strategy.gradient_sync.dtype,
+        error_feedback=strategy.gradient_sync.error_feedback,
         batch_norm=strategy.batch_norm,
     )

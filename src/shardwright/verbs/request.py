@@ -37,7 +37,8 @@ class Request:
     global norm of the gradients, which are scaled down to it (0: not clipped). ``accumulation``: in
     mixed precision, what gradients of several microbatches add up in: ``float32``, or ``own``, the
     parameters' dtype, for half the memory. ``gradient_dtype``: what gradients travel and are summed
-    in between devices, ``parameter`` for each parameter's own dtype. ``batch_norm``: statistics over each device's samples (``local``)
+    in between devices, ``parameter`` for each parameter's own dtype; with ``error_feedback`` what that
+    loses on a device is added to its next gradient. ``batch_norm``: statistics over each device's samples (``local``)
     or over all (``synchronised``). ``recompute``: what every repeated block makes again in backward
     (``auto``: as memory requires). ``seed_plan`` names the one strategy to plan instead of
     searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that describes it. ``mode`` is
@@ -62,6 +63,7 @@ class Request:
     clip: float = 0.0
     accumulation: str = "float32"
     gradient_dtype: str = "parameter"
+    error_feedback: bool = False
     batch_norm: str = "local"
     recompute: str = "auto"
     seed_plan: str = ""
@@ -82,6 +84,11 @@ class Request:
         _one_of("batch norm", self.batch_norm, BATCH_NORMS)
         _one_of("accumulation", self.accumulation, ACCUMULATIONS)
         _one_of("gradient dtype", self.gradient_dtype, GRADIENT_DTYPES)
+        if self.error_feedback and self.gradient_dtype == "parameter":
+            raise InputError(
+                "error feedback keeps what gradients lose on the wire, but they travel in their "
+                "parameters' dtype; name a narrower one, such as --gradient-dtype bfloat16"
+            )
         if not 0 <= self.clip < math.inf:
             raise InputError(
                 f"a gradient norm to clip at must be finite and not negative, not {self.clip}; give "

@@ -244,6 +244,7 @@ def _training(request: Request) -> Training:
         max_norm=request.clip,
         accumulation=request.accumulation,  # type: ignore[arg-type]  # checked by Request
         gradient_dtype=request.gradient_dtype,  # type: ignore[arg-type]  # checked by Request
+        error_feedback=request.error_feedback,
         batch_norm=request.batch_norm,  # type: ignore[arg-type]  # checked by Request
         recompute=request.recompute,  # type: ignore[arg-type]  # checked by Request
     )

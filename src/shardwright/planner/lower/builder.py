@@ -99,6 +99,7 @@ class ProgramBuilder:
         self.messages: list[Message] = []
         self.transforms: list[Transform] = []
         self.reduced: set[int] = set()  # gradients that optimizers read
+        self.residuals: dict[tuple[int, int, Layout, str], int] = {}  # see ``wire``
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}

@@ -76,7 +76,12 @@ class IncrementalLowering:
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
         check_pipeline(strategy, self.samples)
-        types = (strategy.precision, strategy.accumulation, strategy.gradient_sync.dtype)
+        types = (
+            strategy.precision,
+            strategy.accumulation,
+            strategy.gradient_sync.dtype,
+            strategy.gradient_sync.error_feedback,
+        )
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
         builder = self._builder
