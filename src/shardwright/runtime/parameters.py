@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.layout import FLAT, is_split, shard_boxes
-from shardwright.core.program import Program, Value
+from shardwright.core.program import Kind, Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured, seen_as
 from shardwright.runtime.deferred import deferred_of, replace_parameters
@@ -46,6 +46,16 @@ class Master:
     value: int
     gradient: int
     parameter: nn.Parameter
+
+
+def taken(program: Program, parameters: Parameters, index: int) -> list[Master]:
+    """Return what a CLIP or an UPDATE takes on this rank: the norm is that of all its meshes."""
+    if program.kind[index] == Kind.CLIP:
+        return parameters.masters
+    item, mesh, values = int(program.item[index]), int(program.group[index]), program.values
+    if item < 0:
+        return [master for master in parameters.masters if values[master.value].mesh == mesh]
+    return [master for master in parameters.masters if master.value in program.updates[item]]
 
 
 def parts(shape: tuple[int, ...], shard: Tensor, value: Value, site: Site) -> list[Part]:

@@ -252,6 +252,7 @@ def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
         segments=tuple([builder.segments[index] for index in segments]),
         messages=tuple([builder.messages[index] for index in messages]),
         transforms=tuple([builder.transforms[index] for index in transforms]),
+        updates=tuple(builder.updates),
         loss=loss,
         outputs=builder.outputs,
         kind=kind,

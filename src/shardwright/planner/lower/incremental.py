@@ -181,6 +181,7 @@ class _Replay(Lowering):
         builder, stages = self.builder, range(len(self.stages))
         pending = sum(len(block.pending) for block in self.blocks)
         reaches = builder.makes_again and (builder.strategy.reshard_again or len(stages) > 1)
+        reaches = reaches or builder.strategy.updates == "ready"
         if reaches or len(self.parameters.pending) != pending:
             return super().templates()
         blocks = stages_of(builder, self.blocks, self.records.shared, self.finish)

@@ -169,8 +169,8 @@ class Template:
 
     ``place``, ``value`` and ``writes`` list, step by step, what it holds (needs alive) and then
     what it writes. A segment writes its outputs; of these its backward holds only what was saved.
-    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages
-    and transforms that synchronise gradients.
+    ``allocated``, ``freed`` and ``temporary`` are a step's bytes besides values. ``syncs`` are messages,
+    transforms and updates that consume gradients of the last microbatch or of each.
     """
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -210,7 +210,10 @@ def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
 
 
 def _synchronises(builder: ProgramBuilder, step: Step) -> bool:
-    """Whether a step within a mesh brings gradients to where the optimizer reads them."""
+    """Whether a step within a mesh brings gradients to where the optimizer reads them, or there consumes
+    them."""
+    if step.kind is Kind.UPDATE:
+        return step.item >= 0
     if step.kind is Kind.TRANSFORM:
         return builder.transforms[step.item].purpose == "synchronise"
     return step.kind is Kind.MESSAGE and builder.messages[step.item].purpose == "synchronise"
