@@ -139,9 +139,13 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
 
 
 def with_wire(strategy: Strategy, seed: int, *dtypes: WireDtype) -> Strategy:
-    """Return a strategy with gradients in one of some dtypes on the wire, or as they are."""
-    dtype = Random(seed).choice(("parameter", *dtypes))
-    return replace(strategy, gradient_sync=replace(strategy.gradient_sync, dtype=dtype))
+    """Return a strategy with gradients in one of some dtypes on the wire, some with error feedback, or as
+    they are."""
+    random = Random(seed)
+    dtype = random.choice(("parameter", *dtypes))
+    feeds_back = dtype != "parameter" and random.random() < 0.5
+    sync = replace(strategy.gradient_sync, dtype=dtype, error_feedback=feeds_back)
+    return replace(strategy, gradient_sync=sync)
 
 
 def _some(count: int, shape: Shape, random: Random) -> tuple[int, ...]:

@@ -40,7 +40,10 @@ OMITTED = frozenset(
         ("Plan", "measured"),
         ("Pipeline", "order"),
         ("GradientSync", "dtype"),
+        ("GradientSync", "error_feedback"),
+        ("Strategy", "updates"),
         ("Program", "transforms"),
+        ("Program", "updates"),
     }
 )
 # Fields that are written under another key: files had theirs before it meant anything.

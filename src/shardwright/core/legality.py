@@ -82,6 +82,19 @@ def check_alone(strategy: Strategy) -> None:
             "the largest gradient norm is a finite number of at least 0, and 0 where clips is false, "
             f"but max_norm is {strategy.max_norm}; plan again with --clip, or set clips to true"
         )
+    if strategy.updates == "ready" and (strategy.clips or strategy.precision == "float16"):
+        raise InputError(
+            "parameters can be updated when their gradients are ready where none waits for all others', "
+            f"but clips is {strategy.clips} and the precision is {strategy.precision}; update by step, "
+            "or neither clip nor plan for float16"
+        )
+    sync = strategy.gradient_sync
+    if sync.error_feedback and (sync.dtype == "parameter" or strategy.precision == "float16"):
+        raise InputError(
+            "error feedback keeps what gradients lose on the wire, so they need a dtype there, and a "
+            f"loss whose scale stays as it is, but they travel in {sync.dtype} and the precision is "
+            f"{strategy.precision}; name a dtype, and plan float16 without error feedback"
+        )
 
 
 def _check_mesh(number: int, mesh: Mesh) -> None:

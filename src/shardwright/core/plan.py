@@ -29,7 +29,10 @@ def digest_of(strategy: Strategy) -> str:
         [configs[one] for one in strategy.configs],
         [parameters[one] for one in strategy.parameters],
         *([] if is_own else ["on the wire"]),
-        *strategy.pipeline.order,  # where there is one: digests of older files stay true
+        # Only where they say something: digests of older files stay true.
+        *(["error feedback"] if sync.error_feedback else []),
+        *(["updates when ready"] if strategy.updates == "ready" else []),
+        *strategy.pipeline.order,
     )
     return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
 

@@ -28,9 +28,9 @@ from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
-ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master"]
+ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master", "state"]
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
-TransformName = Literal["cast"]
+TransformName = Literal["cast", "feedback"]
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -65,7 +65,7 @@ def resource_classes(names: Iterable[str]) -> NDArray[np.int8]:
 
 
 class Kind(enum.IntEnum):
-    """What one instruction does. ``item`` indexes segments, messages or transforms accordingly."""
+    """What one instruction does. ``item`` indexes segments, messages, transforms or updates accordingly."""
 
     FORWARD = 0  # run a segment; keep its autograd graph if the segment is to have a backward
     RECOMPUTE = 1  # run a segment again, keeping the graph this time
@@ -74,7 +74,7 @@ class Kind(enum.IntEnum):
     SEND = 4  # post a transfer to another mesh (does not block)
     RECEIVE = 5  # the other half, on the receiving mesh; same message index
     CLIP = 6  # all groups look at all gradients: their norm, and overflow of a scaled loss
-    UPDATE = 7  # optimizer step on this mesh's master shards
+    UPDATE = 7  # optimizer step on some of this mesh's master shards, whose gradients it consumes
     FETCH = 8  # draw a batch from the loader, on the host
     COPY = 9  # bring this mesh's shards of it to the device
     TRANSFORM = 10  # local work on values that is no operator of the graph
@@ -95,6 +95,8 @@ class Value:
     * ``buffer``: a buffer or constant of the module, likewise;
     * ``parameter``: resident at rest when ``resident``, else filled by a message and released again;
     * ``master``: the optimizer's shard where that differs from the parameter at rest;
+    * ``state``: zeros at first, read and written by transforms, there from one step to the next. It may
+      differ from rank to rank, and checkpoints keep it for each;
     * ``activation``, ``gradient``: made by instructions. Writing to a gradient accumulates.
     """
 
@@ -222,7 +224,10 @@ class Transform:
     it costs another (``runtime.transforms``, ``planner.cost.transforms``); ``constants`` are what
     both go by. As everywhere, writing to a gradient accumulates. Names:
 
-    * ``cast``: each value read, in the dtype of the one written.
+    * ``cast``: each value read, in the dtype of the one written;
+    * ``feedback`` (error feedback: Seide et al., 2014; Karimireddy et al., 2019): it reads values and then
+      as many residuals, and writes the sums of each pair in the dtype of what is written, and as
+      residuals what that lost.
     """
 
     name: TransformName
@@ -259,8 +264,8 @@ def value_pieces(source: Value, here: Mesh, result: Value, there: Mesh) -> tuple
 class Program:
     """All instructions of one step, in columns of equal length ``num_instructions``.
 
-    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment, message or transform index, -1
-    for the other kinds), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
+    ``kind`` (see ``Kind``), ``group`` (mesh index), ``item`` (segment, message, transform or update index, -1
+    for the other kinds; an UPDATE of -1 takes all that its mesh trains), ``microbatch`` (-1 when once per step). ``shift``: an instruction of shift s works, in
     step t, for minibatch t - s; None where all work for that of their step. ``resource``: index of the queue that
     executes it, ``resource_names`` and ``resource_class`` (see ``ResourceClass``) tell which;
     instructions of one resource run one after another in index order. ``predecessors`` of instruction i are ``predecessor[offset[i]:offset[i+1]]``,
@@ -270,6 +275,8 @@ class Program:
     ``temporary`` exist only while it runs; ``base_bytes`` per mesh are there all the time. What a
     message has under way, and what a message frees that is sent from where it lies, stays until it
     is completed (``core.completion``).
+
+    ``updates`` are tuples of the values that an UPDATE takes: parameters at rest, or masters.
 
     ``loss`` is the value whose sum over microbatches and ``PARTIAL`` axes is the training loss;
     ``outputs`` are reported besides. Both live until the end of the step.
@@ -298,6 +305,7 @@ class Program:
     outputs: tuple[Output, ...] = ()
     shift: NDArray[np.int32] | None = None
     transforms: tuple[Transform, ...] = ()
+    updates: tuple[tuple[int, ...], ...] = ()
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -342,4 +350,6 @@ class Program:
         if kind == Kind.TRANSFORM:
             transform = self.transforms[item]
             return f"{where} {transform.name} {item} ({transform.purpose}){when}"
+        if kind == Kind.UPDATE and item >= 0:
+            return f"{where} update of {len(self.updates[item])} parameters{when}"
         return f"{where} {kind.name.lower()}"

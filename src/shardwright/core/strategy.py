@@ -17,6 +17,7 @@ Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row
 SyncEvery = Literal["step", "microbatch"]
 Recomputation = Literal["none", "attention", "selective", "blocks"]
 Accumulation = Literal["float32", "own"]
+Updates = Literal["step", "ready"]
 WireDtype = Literal["parameter", "float32", "bfloat16", "float16"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
 MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
@@ -119,12 +120,14 @@ class GradientSync:
     (``optimal``, ``mgwfbp``, ``wfbp``, ``single``, ``block``: one bucket per block, ``capped``: full
     at a given size, as torch's DistributedDataParallel does). ``dtype`` is what real gradients travel
     and are summed in between devices, ``parameter`` for each parameter's own; they add up over
-    microbatches, and reach the optimizer, in the dtypes that they have without it.
+    microbatches, and reach the optimizer, in the dtypes that they have without it. ``error_feedback``:
+    what a device's gradient loses where it is rounded for the wire is added to the next that it sends.
     """
 
     method: str = "wfbp"
     buckets: tuple[tuple[int, ...], ...] = ()
     dtype: WireDtype = "parameter"
+    error_feedback: bool = field(default=False, repr=False)  # see ``digest_of``
 
     @property
     def is_merged(self) -> bool:
@@ -153,6 +156,8 @@ class Strategy:
     (0: whoever runs it says so).
     ``accumulation``: the dtype in which gradients of several microbatches add up where parameters have
     a narrower one, ``own`` for the parameters'; it costs memory only, since they travel in their own.
+    ``updates``: at the end of a ``step``, or of each parameter when its gradient is ``ready``, which is then
+    freed; those whose gradients come from several meshes wait for the end all the same.
     ``label`` is what people call it ("data parallel x 2, ZeRO-1").
     """
 
@@ -171,6 +176,7 @@ class Strategy:
     clips: bool = False
     max_norm: float = 0.0
     accumulation: Accumulation = "float32"
+    updates: Updates = field(default="step", repr=False)  # see ``digest_of``
     label: str = ""
 
     @property

@@ -119,7 +119,8 @@ def work_of(program: Program) -> np.ndarray:
 def wire_text(strategy: Strategy) -> str:
     """Say in what gradients travel, "" where that is in their parameters' own dtype."""
     dtype = strategy.gradient_sync.dtype
-    return "" if dtype == "parameter" else f"gradients in {dtype} on the wire"
+    feedback = ", with error feedback" if strategy.gradient_sync.error_feedback else ""
+    return "" if dtype == "parameter" else f"gradients in {dtype} on the wire{feedback}"
 
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:

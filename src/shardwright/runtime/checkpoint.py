@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ from shardwright.runtime.state import (
     optimizer_state,
     parameter_groups,
     settings_of,
+    state_key,
+    states,
+    terms,
 )
 from shardwright.runtime.tables import Box, Group, Manifest, TensorTable
 from shardwright.runtime.tensorfile import Outline, in_file_order, reading, write
@@ -119,7 +123,7 @@ def _write_part(
 ) -> Part:
     """Write this rank's file."""
     boxes, values = optimizer_state(machine, optimizer)
-    held = [box for box in (*lasting(machine), *boxes) if box.is_writer]
+    held = [box for box in (*lasting(machine), *states(machine), *boxes) if box.is_writer]
     if rank() == 0:
         for key, tensor in (*idle_tensors(machine).items(), *extra.items()):
             shape = tuple(tensor.shape)
@@ -243,12 +247,47 @@ def _load(
         for key in content.tensors:
             if key.startswith("extra"):
                 extra[key] = reader.whole(book.stored(directory, content, key))
+        _load_states(machine, directory, content)
         _load_groups(machine, optimizer, content)
         _load_optimizer(machine, optimizer, directory, content)
     machine.clock.step = content.step
     for site in machine.sites.values():
         site.source.seed = content.seed
     return dict(book.lively(content.extra, extra))
+
+
+def _load_states(machine: Machine, directory: Path, content: Manifest) -> None:
+    """Read the terms of every parameter's states; where there were others, share out their sum.
+
+    So what is still owed to a parameter is the same, whatever is owed by whom. Where nothing was kept,
+    nothing is owed.
+    """
+    saved: dict[str, int] = {}
+    for key in content.tensors:
+        kind, _, rest = key.partition("/")
+        if kind == "state":
+            saved[rest.partition("/")[2]] = saved.get(rest.partition("/")[2], 0) + 1
+    here = terms(machine)
+    if saved != here and saved and rank() == 0:
+        counts = sorted({(saved.get(name, 0), here.get(name, 0)) for name in {*saved, *here}})
+        warnings.warn(
+            "residuals of error feedback are those of a plan with other terms: by parameter, they are "
+            "summed and shared out equally (saved and here: "
+            f"{', '.join(f'{one} and {other}' for one, other in counts)}), or dropped where none are kept",
+            stacklevel=2,
+        )
+    with reading() as reader:
+        for held in states(machine):
+            name = held.key.split("/", 2)[2]
+            if saved.get(name, 0) == here[name]:
+                reader.read(book.stored(directory, content, held.key), held.start, held.local)
+                continue
+            held.local.zero_()
+            for term in range(saved.get(name, 0)):
+                one = torch.empty_like(held.local)
+                stored = book.stored(directory, content, state_key(name, term))
+                reader.read(stored, held.start, one)
+                held.local.add_(one, alpha=1.0 / here[name])
 
 
 def _load_groups(machine: Machine, optimizer: torch.optim.Optimizer, content: Manifest) -> None:

@@ -31,6 +31,7 @@ from shardwright.runtime.endings import cause
 from shardwright.runtime.interpreter import Action, Compiled, Compiler, needed_forward
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
+from shardwright.runtime.parameters import taken
 from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
@@ -104,7 +105,7 @@ class Executor:
         self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
         self.status = StatusFile(self.rank)
         self._max_norm = bound_of(program, self.options.max_norm)
-        check_optimizer(self.optimizer, self.machine)
+        check_optimizer(self.optimizer, self.machine, scales=self.scaler is not None)
         self.outputs: dict[str, Tensor] = {}
         self.gradient_norm: Tensor | None = None
         self._wanted: list[Output] = []
@@ -327,13 +328,13 @@ class Executor:
 
     # -- clipping and update -------------------------------------------------------------------
 
-    def _special(self, kind: Kind, mesh: int) -> Action:
-        store, values = self.machine.store, self.program.values
-        masters = self.machine.parameters.masters
-        if kind == Kind.CLIP:
+    def _special(self, index: int) -> Action:
+        program, store, values = self.program, self.machine.store, self.program.values
+        masters = taken(program, self.machine.parameters, index)
+        if program.kind[index] == Kind.CLIP:
             # Every gradient is complete before the first mesh's update: the first CLIP of a rank
             # serves all meshes it is on, so that all ranks meet in one sum.
-            if mesh != self.stage:
+            if program.group[index] != self.stage:
                 return lambda: None
             sites = self.machine.sites
             every = [
@@ -344,9 +345,11 @@ class Executor:
                 for m in masters
             ]
             return lambda: self._clip(every)
-        mine = [m for m in masters if values[m.value].mesh == mesh]
-        pairs = [(master.parameter, store.slot(master.gradient, 0)) for master in mine]
-        return lambda: self._update(pairs)
+        at = int(program.microbatch[index])
+        pairs = [(master.parameter, store.slot(master.gradient, at)) for master in masters]
+        # Where other meshes still have to run, the loss is not known yet.
+        knows = at < 0 or len(program.meshes) == 1
+        return lambda: self._update(pairs, knows=knows)
 
     def _before_update(self) -> None:
         self.loss.start()
@@ -371,8 +374,9 @@ class Executor:
         else:
             self.gradient_norm = clip(self.machine, pairs, self._max_norm)
 
-    def _update(self, pairs: Sequence[tuple[nn.Parameter, int]]) -> None:
-        self._before_update()
+    def _update(self, pairs: Sequence[tuple[nn.Parameter, int]], *, knows: bool) -> None:
+        if knows:
+            self._before_update()
         for parameter, slot in pairs:
             gradient = self.machine.store.data[slot]
             parameter.grad = None if gradient is None else gradient.contiguous().view_as(parameter)

@@ -21,7 +21,7 @@ from shardwright.runtime.capture import Captured
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.lend import look_up_saved, stand_in
 from shardwright.runtime.messages import Exchange, Groups, Item
-from shardwright.runtime.parameters import Parameters
+from shardwright.runtime.parameters import Parameters, taken
 from shardwright.runtime.randomness import Clock
 from shardwright.runtime.segment import (
     Mode,
@@ -72,8 +72,8 @@ class Compiled:
     exchanges: Mapping[int, Exchange]
 
 
-# Makes the action of a CLIP or UPDATE on a mesh.
-Special = Callable[[Kind, int], Action]
+# Makes the action of an instruction that is a CLIP or an UPDATE.
+Special = Callable[[int], Action]
 Slots = Callable[[Sequence[int]], tuple[int, ...]]  # of values
 
 
@@ -126,12 +126,14 @@ class Compiler:
             elif kind == Kind.TRANSFORM:
                 transform = self.program.transforms[int(self.program.item[index])]
                 microbatch = int(self.program.microbatch[index])
-                actions.append((index, transformed(transform, self.machine.store, microbatch)))
+                machine = self.machine
+                work = transformed(transform, machine.store, machine.parameters, microbatch)
+                actions.append((index, work))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
                 exchange = self._exchange(kind, index)
                 waiting.issue(index, exchange, (*touch.writes, *touch.adds))
             else:
-                actions.append((index, self.special(kind, int(self.program.group[index]))))
+                actions.append((index, self.special(index)))
             for slot in dropped:
                 waiting.need(slot)
             if dropped:
@@ -173,10 +175,7 @@ class Compiler:
         if kind == Kind.TRANSFORM:
             transform = program.transforms[item]
             return self._made(slots(transform.reads), transform.writes, slots)
-        mesh = int(program.group[index])
-        masters = self.machine.parameters.masters
-        if kind != Kind.CLIP:  # the norm is that of all meshes this rank is on
-            masters = [master for master in masters if values[master.value].mesh == mesh]
+        masters = taken(program, self.machine.parameters, index)
         held = slots([master.value for master in masters])
         gradients = slots([master.gradient for master in masters])
         return Touch((*held, *gradients), held if kind == Kind.UPDATE else ())

@@ -94,6 +94,8 @@ class _Partners:
         if not clips and not meets_at_update:
             return {}
         found = np.flatnonzero(self.program.kind == (Kind.CLIP if clips else Kind.UPDATE)).tolist()
+        if len(self.program.meshes) > 1 and not clips:  # the loss is known when all have run
+            found = [index for index in found if self.program.microbatch[index] < 0]
         if clips:  # the first mesh's serves all meshes of a device
             found.sort(key=lambda index: int(self.program.group[index]))
         places: dict[int, int] = {}

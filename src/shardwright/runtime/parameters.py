@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.layout import FLAT, is_split, shard_boxes
-from shardwright.core.program import Program, Value
+from shardwright.core.program import Kind, Program, Value
 from shardwright.errors import InputError
 from shardwright.runtime.capture import Captured, seen_as
 from shardwright.runtime.deferred import deferred_of, replace_parameters
@@ -46,6 +46,16 @@ class Master:
     value: int
     gradient: int
     parameter: nn.Parameter
+
+
+def taken(program: Program, parameters: Parameters, index: int) -> list[Master]:
+    """Return what a CLIP or an UPDATE takes on this rank: the norm is that of all its meshes."""
+    if program.kind[index] == Kind.CLIP:
+        return parameters.masters
+    item, mesh, values = int(program.item[index]), int(program.group[index]), program.values
+    if item < 0:
+        return [master for master in parameters.masters if values[master.value].mesh == mesh]
+    return [master for master in parameters.masters if master.value in program.updates[item]]
 
 
 def parts(shape: tuple[int, ...], shard: Tensor, value: Value, site: Site) -> list[Part]:
@@ -130,6 +140,7 @@ class Parameters:
         self.raw: dict[int, Tensor] = {}
         self.masters: list[Master] = []
         self.buffers: dict[int, str] = {}
+        self.states: dict[int, Tensor] = {}
         self._deferred = deferred_of(module)
         self._later: dict[str, list[int]] = {}
         here = [index for index, value in enumerate(program.values) if value.mesh in sites]
@@ -137,6 +148,8 @@ class Parameters:
             value = program.values[index]
             if value.role == "buffer":
                 self._place_buffer(index, value)
+            elif value.role == "state":
+                self._place_state(index, value)
             elif value.role == "master" or (value.role == "parameter" and value.alias < 0):
                 self._place_parameter(index, value)
         self._make_deferred()
@@ -186,6 +199,17 @@ class Parameters:
                 return
         self.leaf[index] = self._local(whole.detach(), value, self.sites[value.mesh])
         self.raw[index] = self.leaf[index]
+
+    def _place_state(self, index: int, value: Value) -> None:
+        if self._lent:
+            name = self.captured.graph.tensors[value.tensor].name
+            self.leaf[index], self.raw[index] = self._lent.tensors(name, value)
+        else:
+            zeros = torch.zeros(
+                value.shape, dtype=DTYPES[value.dtype], device=self.sites[value.mesh].device
+            )
+            self.leaf[index] = self.raw[index] = zeros
+        self.states[index] = self.raw[index]
 
     def _local(self, whole: Tensor, value: Value, site: Site) -> Tensor:
         if whole.is_meta:

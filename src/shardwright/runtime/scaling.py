@@ -95,6 +95,12 @@ def scaler_of(program: Program, rules: Scaling | None, num_meshes: int) -> LossS
     Raises InputError where a rank's meshes are updated one by one: overflow in any of them must be
     known before the first.
     """
+    scales = program.strategy.precision == "float16" or rules is not None
+    if scales and program.strategy.gradient_sync.error_feedback:
+        raise InputError(
+            "residuals of error feedback are in the units of the loss, whose scale would change; leave "
+            "out scaling, or plan without error feedback"
+        )
     if program.strategy.precision == "float16":
         return LossScaler(rules or Scaling())
     if rules is not None and num_meshes > 1 and not program.strategy.clips:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.layout import is_split
+from shardwright.core.layout import PARTIAL, is_split
 from shardwright.errors import CheckpointError
 from shardwright.runtime.capture import seen_as
 from shardwright.runtime.gather import kept_values
@@ -86,6 +86,8 @@ def lasting(machine: Machine) -> list[Held]:
         value, spec = values[index], tensors[values[index].tensor]
         if spec.role == "constant" or (value.role == "parameter" and not value.resident):
             continue
+        if value.role == "state":
+            continue
         held = boxes_of(machine, index, f"{spec.role}/{spec.name}", raw)
         found += held if index in kept else [replace(one, is_writer=False) for one in held]
     return found
@@ -110,7 +112,7 @@ def _writes(machine: Machine, index: int) -> bool:
     site = machine.sites[value.mesh]
     replica, count = 0, 1
     for placement, size, place in zip(value.layout, site.mesh.sizes, site.coordinate, strict=True):
-        if not is_split(placement):
+        if not is_split(placement) and placement != PARTIAL:  # terms of a sum are no replicas
             replica, count = replica * size + place, count * size
     # Replicas share the writing of parameters. Those of a buffer may differ (local batch
     # statistics), so all of them are taken from the first, as ``to_module`` does.
@@ -125,6 +127,53 @@ def _holds_first(machine: Machine, index: int) -> bool:
     return not any(
         place for place, placed in zip(coordinate, value.layout, strict=True) if is_split(placed)
     )
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def terms(machine: Machine) -> dict[str, int]:
+    """Return, by the parameters that states are kept of, how many terms theirs add up from.
+
+    A state may differ along the axes on which it is a partial sum: every place there has a term. Terms of
+    a parameter's states are counted one after another.
+    """
+    return {name: count for name, (count, _) in _terms(machine).items()}
+
+
+def _terms(machine: Machine) -> dict[str, tuple[int, dict[int, int]]]:
+    """Return, by parameter, the number of terms, and of each state value its first."""
+    tensors, found = machine.captured.graph.tensors, dict[str, tuple[int, dict[int, int]]]()
+    for index, value in enumerate(machine.program.values):
+        if value.role == "state":
+            sizes = machine.program.meshes[value.mesh].sizes
+            own = [size for size, p in zip(sizes, value.layout, strict=True) if p == PARTIAL]
+            count, first = found.setdefault(tensors[value.tensor].name, (0, {}))
+            first[index] = count
+            found[tensors[value.tensor].name] = (count + math.prod(own), first)
+    return found
+
+
+def state_key(name: str, term: int) -> str:
+    """Return the key of one term of a parameter's states."""
+    return f"state/{term}/{name}"
+
+
+def states(machine: Machine) -> list[Held]:
+    """Return every state of this rank: of each term the boxes that it holds."""
+    found: list[Held] = []
+    for name, (_, first) in _terms(machine).items():
+        for index, start in first.items():
+            if index in machine.parameters.states:
+                value, place = machine.program.values[index], 0
+                site = machine.sites[value.mesh]
+                for placement, size, at in zip(
+                    value.layout, site.mesh.sizes, site.coordinate, strict=True
+                ):
+                    place = place * size + at if placement == PARTIAL else place
+                local = machine.parameters.states[index]
+                found += boxes_of(machine, index, state_key(name, start + place), local)
+    return found
 
 
 # -- optimizer -------------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
 WHOLE_OPTIMIZERS = frozenset({"Adafactor", "Muon"})
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, machine: Machine) -> None:
-    """Refuse optimizers whose update of an element needs more than the element's shard."""
+def check_optimizer(optimizer: torch.optim.Optimizer, machine: Machine, *, scales: bool) -> None:
+    """Refuse optimizers whose update of an element needs more than the element's shard, or more than one
+    call a step where the plan makes several; ``scales``: the loss, by what all gradients are."""
+    _check_updates(optimizer, machine.program, scales=scales)
     name = type(optimizer).__name__
     values = machine.program.values
     layouts = {values[master.value].layout for master in machine.parameters.masters}
@@ -29,6 +31,24 @@ def check_optimizer(optimizer: torch.optim.Optimizer, machine: Machine) -> None:
             + ("calls the model again" if name in CLOSURE_OPTIMIZERS else "needs whole tensors")
             + "; use an elementwise optimizer such as AdamW"
             + ("" if name in CLOSURE_OPTIMIZERS else ", or a plan that shards no parameter")
+        )
+
+
+def _check_updates(optimizer: torch.optim.Optimizer, program: Program, *, scales: bool) -> None:
+    """Refuse to update parameters one after another by what may count its calls, or where a loss's
+    scale decides on all of them at once."""
+    if not program.updates:
+        return
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        raise InputError(
+            "where parameters are updated when their gradients are ready, an optimizer is called many "
+            f"times a step, and {type(optimizer).__name__} may count them; use one of torch.optim, or "
+            "update by step"
+        )
+    if scales:
+        raise InputError(
+            "where parameters are updated when their gradients are ready, nobody knows yet whether the "
+            "scaled loss overflowed; leave out scaling, or update by step"
         )
 
 

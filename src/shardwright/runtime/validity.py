@@ -104,6 +104,8 @@ def _check_groups(manifest: Manifest) -> None:
     known = set(members)
     for key in (*manifest.tensors, *manifest.values):
         kind, _, rest = key.partition("/")
+        if kind == "state" and rest.partition("/")[2] not in manifest.module:
+            raise ValueError(f"{key[:200]!r} is of a parameter which the module lacks")
         if kind == "optimizer" and rest.partition("/")[2] not in known:
             raise ValueError(f"{key[:200]!r} is of a parameter that is in no optimizer group")
         if key in manifest.values and kind != "optimizer":

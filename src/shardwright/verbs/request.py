@@ -40,7 +40,8 @@ class Request:
     loss; ``fp8`` is bfloat16 with linear maps multiplied in 8-bit floats, scaled by tensor or
     (``fp8-row``) by row. Gradients are scaled down to a global norm of ``clip``. ``accumulation``
     ``own`` is the parameters' dtype. Gradients travel and are summed between devices in
-    ``gradient_dtype``. ``batch_norm``: statistics over each device's samples, or over all.
+    ``gradient_dtype``; with ``error_feedback`` what that loses on a device is added to its next
+    gradient. ``batch_norm``: statistics over each device's samples, or over all.
     ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
     strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
     describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself, or after ``seconds`` with the
@@ -94,6 +95,11 @@ class Request:
         "float16.",
         one_of=get_args(WireDtype),
     )
+    error_feedback: bool = option(
+        False,
+        "Add what a gradient loses in a narrower dtype to the next one (memory: one gradient).",
+        "--gradient-error-feedback",
+    )
     recompute: str = option(
         "auto",
         "auto (as memory requires), none, attention, selective, blocks.",
@@ -135,6 +141,11 @@ class Request:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.error_feedback and self.gradient_dtype == "parameter":
+            raise InputError(
+                "error feedback keeps what gradients lose on the wire, but they travel in their "
+                "parameters' dtype; name a narrower one, such as --gradient-dtype bfloat16"
+            )
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
         if self.order and not self.seed_plan.endswith(".toml"):

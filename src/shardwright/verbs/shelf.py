@@ -29,8 +29,10 @@ class Shelf:
     @staticmethod
     def of(survey: Survey, optimizer: str, environment: str) -> Shelf:
         """Return where the trials of a survey's model lie."""
-        # What was tried before gradients could travel in another dtype keeps its place.
-        said = repr(survey.context.training).replace(", gradient_dtype='parameter'", "")
+        # What was tried before there were further ways of training keeps its place.
+        said = repr(survey.context.training)
+        for later in (", gradient_dtype='parameter'", ", error_feedback=False"):
+            said = said.replace(later, "")
         training = hashlib.sha256(said.encode()).hexdigest()[:8]
         return Shelf(survey.context.graph.fingerprint, f"{optimizer}|{training}", environment)
 

@@ -83,7 +83,7 @@ def test_every_plan_predicts_what_simulating_it_again_gives() -> None:
 
 def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_true() -> None:
     graph, where = mlp(), cluster(2, 1, **SLOW)
-    training = Training(gradient_dtype="bfloat16")
+    training = Training(gradient_dtype="bfloat16", error_feedback=True)
     half = search(graph, where, CostTable(), training=training, limits=FEW)
     context = Context(graph, where, CostTable(), training)
     known = [strategy for named in named_strategies(context) for strategy in named]

@@ -8,7 +8,7 @@ RECEIVE waits for it and costs only the message overhead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,9 @@ from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.layout import Layout, local_bytes
-from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
+from shardwright.core.program import Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh
+from shardwright.planner.cost.backward import value_bytes
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
@@ -34,7 +35,7 @@ from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.transfers import transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
-from shardwright.planner.cost.update import update_all
+from shardwright.planner.cost.update import update_all, updates_by_mesh
 
 # Beyond so many, prices of segments and messages are forgotten.
 MOST_KNOWN, FIRST_ROWS = 100_000, 512
@@ -72,6 +73,7 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     clips = [_row(costs.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
     kinds = [[rates.kind for rates in own] for own in costs.rates]
     works = [_row(transform_cost(t, program.values, kinds[t.mesh])) for t in program.transforms]
+    works += [_row(costs.update(mesh, masters)) for mesh, masters in updates_by_mesh(program)]
     fixed = np.array([_row(costs.received()), *updates, *clips, *works], dtype=np.float64)
     if costs.is_burdened:
         fixed = np.pad(fixed, ((0, 0), (0, NUM_COLUMNS)))
@@ -86,6 +88,8 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     begin[Kind.TRANSFORM] = begin[Kind.CLIP] + len(clips)
     by_group = (program.kind == Kind.UPDATE) | (program.kind == Kind.CLIP)
     row = begin[program.kind] + np.where(by_group, program.group, program.item)
+    some = (program.kind == Kind.UPDATE) & (program.item >= 0)
+    row[some] = len(table) - len(program.updates) + program.item[some]
     row[program.kind == Kind.RECEIVE] = ahead
     columns = np.ascontiguousarray(table[row].T)
     # Gradients kept over the step are first written, then added to.
@@ -243,7 +247,7 @@ class InstructionCosts:
         """Return the bytes of gradients that are summed because a value has several readers."""
         tensors, values = self.graph.tensors, self.program.values
         return sum(
-            (count - 1) * _bytes(values[value])
+            (count - 1) * value_bytes(values[value])
             for value, count in self._gradient_uses(segment).items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
@@ -268,7 +272,7 @@ class InstructionCosts:
         read = tuple(value for value in own if value in uses)
         parameters = tuple(v for v in read if values[v].role == "parameter")
         others = tuple(
-            (values[v].gradient, _bytes(values[v]))
+            (values[v].gradient, value_bytes(values[v]))
             for v in read
             if values[v].role != "parameter" and self._adds(values[v].gradient)
         )
@@ -293,7 +297,7 @@ class InstructionCosts:
         for segment in reversed(segments):
             _, pairs, parameters = reads[id(segment)]
             if is_often:
-                own = [(values[v].gradient, _bytes(values[v])) for v in parameters]
+                own = [(values[v].gradient, value_bytes(values[v])) for v in parameters]
                 pairs += tuple(pair for pair in own if self._adds(pair[0]))
             total = 0
             for gradient, size in pairs:
@@ -310,7 +314,7 @@ class InstructionCosts:
         kept = [(values[v], values[values[v].gradient]) for v in segment.inputs
                 if values[v].gradient >= 0]  # fmt: skip
         size = sum(
-            _bytes(value) + 2 * math.prod(value.shape) * DTYPE_BYTES[total.dtype]
+            value_bytes(value) + 2 * math.prod(value.shape) * DTYPE_BYTES[total.dtype]
             for value, total in kept
             if total.scope == "step"
         )
@@ -382,7 +386,7 @@ class InstructionCosts:
         size = 0
         if message.primitive in {"halo", "halo_sum"}:
             ends = (*message.sources, *message.results)
-            size = max(_bytes(self.program.values[value]) for value in ends)
+            size = max(value_bytes(self.program.values[value]) for value in ends)
         key = (message.primitive, message.bytes, size, devices, concurrent)
         if key not in self.wires:
             args = (devices, self.cluster, self.table, concurrent)
@@ -400,11 +404,11 @@ class InstructionCosts:
             self.routes[index, axes] = peer_groups(self.cluster, mesh, axes)
         return self.routes[index, axes]
 
-    def update(self, mesh: int) -> Cost:
-        """Price the update of this mesh's optimizer shards."""
+    def update(self, mesh: int, masters: Sequence[int] | None = None) -> Cost:
+        """Price the update of this mesh's optimizer shards, or of some of them."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
         states = self.program.strategy.optimizer_states
-        return update_all(self._master_sizes(mesh), states, kind, self.table)
+        return update_all(self._master_sizes(mesh, masters), states, kind, self.table)
 
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""
@@ -414,17 +418,18 @@ class InstructionCosts:
         norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
         return _total([Cost(seconds=touched), norm])
 
-    def _master_sizes(self, mesh: int) -> list[int]:
+    def _master_sizes(self, mesh: int, chosen: Sequence[int] | None = None) -> list[int]:
         """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""
+        kept, sizes = self.program.strategy.parameters, self.program.meshes[mesh].sizes
+        if chosen is not None:
+            shards = [self.program.values[master] for master in chosen]
+            return [self._shard_bytes(one.tensor, one.layout, sizes) for one in shards]
         masters = self._masters(mesh)
         if mesh in self.masters:
             each, rest = divmod(self.masters[mesh], max(len(masters), 1))
             return [each + rest, *[each] * (len(masters) - 1)]
-        kept, sizes = self.program.strategy.parameters, self.program.meshes[mesh].sizes
-        return [
-            self._shard_bytes(tensor, kept[position].optimizer, sizes)
-            for position, tensor in masters
-        ]
+        lying = [(tensor, kept[position].optimizer) for position, tensor in masters]
+        return [self._shard_bytes(tensor, layout, sizes) for tensor, layout in lying]
 
     def _masters(self, mesh: int) -> list[tuple[int, int]]:
         """Return the trained parameters, by position and tensor, whose first use is on a mesh."""
@@ -443,7 +448,3 @@ class InstructionCosts:
             spec = self.graph.tensors[tensor]
             self.sizes[key] = local_bytes(spec.shape, spec.dtype, layout, sizes)
         return self.sizes[key]
-
-
-def _bytes(value: Value) -> int:
-    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]

@@ -28,4 +28,18 @@ def _cast(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Co
     return Cost(seconds=memory_seconds(touched, kind) + started)
 
 
-COSTS: dict[TransformName, Price] = {"cast": _cast}
+def _feedback(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+    """Add each value to its residual, round that, and take off what was written: three kernels."""
+    half = len(transform.reads) // 2
+    touched = sum(
+        value_bytes(values[source])
+        + 5 * value_bytes(values[residual])
+        + 2 * value_bytes(values[sent])
+        for source, residual, sent in zip(
+            transform.reads[:half], transform.reads[half:], transform.writes[:half], strict=True
+        )
+    )
+    return Cost(seconds=memory_seconds(touched, kind) + 3 * half * kind.launch_seconds)
+
+
+COSTS: dict[TransformName, Price] = {"cast": _cast, "feedback": _feedback}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from shardwright.core.cluster import DeviceKind
 from shardwright.core.costs import UPDATE, Cost, CostTable
+from shardwright.core.program import Kind, Program
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.cost.compute import memory_seconds
 
@@ -42,3 +43,12 @@ def update_all(sizes: Sequence[int], states: int, kind: DeviceKind, table: CostT
         spread=sum(count * cost.spread for count, cost in costs),
         source="measured",
     )
+
+
+def updates_by_mesh(program: Program) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the mesh of every update that names what it takes, and that."""
+    if not program.updates:
+        return []
+    ends = zip(program.kind.tolist(), program.item.tolist(), program.group.tolist(), strict=True)
+    mesh_of = {item: mesh for kind, item, mesh in ends if kind == Kind.UPDATE}
+    return [(mesh_of[item], masters) for item, masters in enumerate(program.updates)]

@@ -214,19 +214,23 @@ def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
     runs = RUNS_SEGMENT[kind]
     item[runs] = number[item[runs]]
     messages = _renumber(item, MOVES[kind], len(builder.messages))
-    transforms = _renumber(item, kind == Kind.TRANSFORM, len(builder.transforms))
+    microbatch = _repeat(parts, [microbatch for _, microbatch, _, _ in parts])
+    works = kind == Kind.TRANSFORM
+    states = _state_bytes(builder, item[works], microbatch[works])
+    transforms = _renumber(item, works, len(builder.transforms))
     return Program(
         strategy=builder.strategy,
         values=tuple(builder.values),
         segments=tuple([builder.segments[index] for index in segments]),
         messages=tuple([builder.messages[index] for index in messages]),
         transforms=tuple([builder.transforms[index] for index in transforms]),
+        updates=tuple(builder.updates),
         loss=loss,
         outputs=builder.outputs,
         kind=kind,
         group=group,
         item=item,
-        microbatch=_repeat(parts, [microbatch for _, microbatch, _, _ in parts]),
+        microbatch=microbatch,
         resource=np.concatenate([part.resource for part, _, _, _ in parts]),
         resource_names=tuple(layout.resources),
         resource_class=resource_classes(layout.resources),
@@ -237,8 +241,32 @@ def _program(builder: ProgramBuilder, layout: _Layout, loss: int) -> Program:
         allocated=np.concatenate([allocated for _, _, allocated, _ in parts]),
         freed=np.concatenate([part.sizes[1] for part, _, _, _ in parts]),
         temporary=np.concatenate([temporary for _, _, _, temporary in parts]),
-        base_bytes=tuple(map(builder.base_bytes, range(len(builder.strategy.meshes)))),
+        base_bytes=tuple(
+            builder.base_bytes(mesh) + states[mesh] for mesh in range(len(builder.strategy.meshes))
+        ),
     )
+
+
+def _state_bytes(
+    builder: ProgramBuilder, works: NDArray[np.int32], microbatch: NDArray[np.int32]
+) -> list[int]:
+    """Return one device's bytes of every mesh's states, given the transforms that run and when.
+
+    In a microbatch a transform runs once, or as often as there are blocks which it stands for.
+    """
+    found = [0] * len(builder.strategy.meshes)
+    if not builder.residuals:
+        return found
+    times: dict[int, int] = {}
+    runs, counts = np.unique(np.stack([works, microbatch]), axis=1, return_counts=True)
+    numbers: list[int] = runs[0].tolist()
+    for number, count in zip(numbers, counts.tolist(), strict=True):
+        for value in builder.transforms[number].reads:
+            if builder.values[value].role == "state":
+                times[value] = max(times.get(value, 0), count)
+    for value, count in times.items():
+        found[builder.values[value].mesh] += count * builder.value_bytes(value)
+    return found
 
 
 def _renumber(item: NDArray[np.int32], chosen: Flags, count: int) -> list[int]:

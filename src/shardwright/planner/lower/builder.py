@@ -94,13 +94,14 @@ class ProgramBuilder:
         self.messages: list[Message] = []
         self.transforms: list[Transform] = []
         self.reduced: set[int] = set()  # gradients that optimizers read
+        self.residuals: dict[tuple[int, int, Layout, str], int] = {}  # see ``wire``
         # Columns of ``values``: bytes, data's own value, mesh, marks.
         self.sizes, self.roots, self.meshes, self.marks = (array("q") for _ in range(4))
         self._signatures: dict[tuple[int, Layout], tuple[object, ...]] = {}
         self.resources: dict[str, int] = {}
-        # Messages of equal meshes take the same links, one after the other.
+        # Messages of equal meshes take the same links, in turn.
         self.links = [strategy.meshes.index(mesh) for mesh in strategy.meshes]
-        # Of every parameter, how it was kept last: config, mesh and what ``Parameters`` made of it.
+        # By parameter how it was kept last: config, mesh, and what ``Parameters`` made of it.
         self.last_kept: dict[int, tuple[ParameterConfig, int, object]] = {}
         self.begin(strategy)
 
@@ -123,10 +124,10 @@ class ProgramBuilder:
         self.segment_starts = frozenset(strategy.segment_starts)
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
-        self.saved: dict[int, frozenset[int]] = {}  # segment -> outputs its backward needs
-        self.views: dict[int, int] = {}  # output of a segment -> input whose storage it lies in
-        # What does not depend on the batch but is read sample by sample (an initial state of
-        # zeros), and along which dim; ``samples.tensor_dim`` knows only what carries samples.
+        self.updates: list[tuple[int, ...]] = []  # what each update takes, where it says so
+        # Outputs that a segment's backward needs, and inputs in whose storage outputs lie.
+        self.saved, self.views = dict[int, frozenset[int]](), dict[int, int]()
+        # The dim along which what depends on no batch (an initial state of zeros) is read by sample.
         self.cut_dim: dict[int, int] = {}
 
     def resource(self, name: str) -> int:
@@ -140,8 +141,8 @@ class ProgramBuilder:
     @property
     def makes_again(self) -> bool:
         """Whether anything is made again before backward."""
-        strategy = self.strategy
-        return bool(strategy.recompute or strategy.recompute_operators or strategy.reshard_again)
+        asked = self.strategy
+        return bool(asked.recompute or asked.recompute_operators or asked.reshard_again)
 
     @property
     def master_dtype(self) -> str | None:

@@ -76,7 +76,12 @@ class IncrementalLowering:
     def lower(self, strategy: Strategy) -> Program:
         """Return the Program of a strategy; see ``lower`` for what is refused."""
         check_pipeline(strategy, self.samples)
-        types = (strategy.precision, strategy.accumulation, strategy.gradient_sync.dtype)
+        types = (
+            strategy.precision,
+            strategy.accumulation,
+            strategy.gradient_sync.dtype,
+            strategy.gradient_sync.error_feedback,
+        )
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
         builder = self._builder
@@ -176,6 +181,7 @@ class _Replay(Lowering):
         builder, stages = self.builder, range(len(self.stages))
         pending = sum(len(block.pending) for block in self.blocks)
         reaches = builder.makes_again and (builder.strategy.reshard_again or len(stages) > 1)
+        reaches = reaches or builder.strategy.updates == "ready"
         if reaches or len(self.parameters.pending) != pending:
             return super().phases()
         blocks = stages_of(builder, self.blocks, self.records.shared, self.finish)

@@ -28,9 +28,10 @@ from shardwright.planner.lower.backward import (
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import place
-from shardwright.planner.lower.parameters import Parameters
+from shardwright.planner.lower.parameters import Kept, Parameters
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
+from shardwright.planner.lower.updates import with_updates
 from shardwright.planner.lower.wire import other_dtype, synchronise
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.legal import (
@@ -265,7 +266,12 @@ class Lowering:
     def _backward(self, stage: Stage, transfers: Transfers) -> list[Step]:
         steps = backward_steps(self.builder, stage, transfers)
         links = Links.of(self.builder, stage.forward, steps)
-        return insert_syncs(self.builder, steps, self._pending_on(stage.index), links)
+        steps = insert_syncs(self.builder, steps, self._pending_on(stage.index), links)
+        if self.builder.strategy.updates == "step":
+            return steps
+        away = {use.tensor for use in self.parameters.uses.values() if use.mesh != stage.index}
+        kept = [k for k in self._trained(stage.index) if k.tensor not in away]
+        return with_updates(self.builder, steps, kept)
 
     def _pending_on(self, mesh: int) -> dict[int, int]:
         values = self.builder.values
@@ -275,13 +281,20 @@ class Lowering:
         """Return the steps that update the parameters of a mesh and bring them back to rest."""
         builder = self.builder
         steps: list[Step] = []
-        kept = [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
+        done = {master for masters in builder.updates for master in masters}
+        kept, item = [k for k in self._trained(mesh) if k.master not in done], -1
         reduced = tuple(k.reduced for k in kept)
         if builder.strategy.clips or builder.strategy.precision == "float16":
             steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
         masters = tuple(k.master for k in kept)
-        steps.append(Step(Kind.UPDATE, -1, f"compute:{mesh}", reads=reduced, writes=masters))
+        if builder.strategy.updates == "ready":
+            item = len(builder.updates)
+            builder.updates.append(masters)
+        steps.append(Step(Kind.UPDATE, item, f"compute:{mesh}", reads=reduced, writes=masters))
         return steps + self._back_to_rest(mesh)
+
+    def _trained(self, mesh: int) -> list[Kept]:
+        return [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
 
     def _outputs(self) -> tuple[Output, ...]:
         """Find what is reported: whole where the prologue makes it, else per microbatch."""

@@ -134,7 +134,10 @@ def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
 
 
 def _synchronises(builder: ProgramBuilder, step: Step) -> bool:
-    """Whether a step within a mesh brings gradients to where the optimizer reads them."""
+    """Whether a step within a mesh brings gradients to where the optimizer reads them, or there consumes
+    them."""
+    if step.kind is Kind.UPDATE:
+        return step.item >= 0
     if step.kind is Kind.TRANSFORM:
         return builder.transforms[step.item].purpose == "synchronise"
     return step.kind is Kind.MESSAGE and builder.messages[step.item].purpose == "synchronise"
@@ -149,6 +152,9 @@ def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
         # For-loop optimizers make a few temporaries of the size of one parameter at a time.
         sizes = [builder.value_bytes(value) for value in step.writes]
         return 0, 0, 2 * max(sizes, default=0)
+    if kind is Kind.TRANSFORM and builder.transforms[step.item].name == "feedback":
+        # What was rounded is widened again, one tensor at a time, to be taken off its residual.
+        return 0, 0, max(builder.value_bytes(value) for value in step.reads)
     if kind in (Kind.CLIP, Kind.TRANSFORM):
         return 0, 0, 0
     segment = builder.segments[step.item]

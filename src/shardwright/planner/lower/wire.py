@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Scope, Transform
 from shardwright.core.strategy import wire_dtype
 from shardwright.planner.lower.builder import ProgramBuilder, Step
@@ -17,10 +18,12 @@ Pair = tuple[int, int]
 
 
 def other_dtype(builder: ProgramBuilder, gradient: int) -> str:
-    """Return the dtype in which a gradient travels, "" where that is its tensor's own."""
-    own = builder.own_dtype(builder.values[gradient].tensor)
-    wire = wire_dtype(builder.strategy.gradient_sync.dtype, own)
-    return "" if wire == own else wire
+    """Return the dtype in which a gradient travels, "" where that is its tensor's own: messages then
+    convert sums as they pack them, unless what that loses is fed back."""
+    own, sync = builder.own_dtype(builder.values[gradient].tensor), builder.strategy.gradient_sync
+    wire = wire_dtype(sync.dtype, own)
+    is_own = wire == own and not (sync.error_feedback and builder.values[gradient].dtype != wire)
+    return "" if is_own else wire
 
 
 def synchronise(
@@ -68,21 +71,40 @@ def _in_dtype(builder: ProgramBuilder, value: int, dtype: str, scope: Scope) -> 
 
 
 def _cast(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> Step:
-    """Append a cast of each (source, result) pair and return its step."""
+    """Append a cast of each (source, result) pair, or error feedback where it rounds, and return its step.
+
+    The step does not say that it touches residuals: these are there all the time, and what does runs in
+    the order of its mesh's computation.
+    """
+    sources, results = (tuple([pair[end] for pair in pairs]) for end in (0, 1))
+    widths = [DTYPE_BYTES[builder.values[pair].dtype] for pair in pairs[0]]
+    rounds = builder.strategy.gradient_sync.error_feedback and widths[0] > widths[1]
+    residuals = tuple([_residual(builder, source) for source in sources]) if rounds else ()
     transform = Transform(
-        name="cast",
-        mesh=builder.values[pairs[0][0]].mesh,
-        reads=tuple([source for source, _ in pairs]),
-        writes=tuple([result for _, result in pairs]),
+        name="feedback" if rounds else "cast",
+        mesh=builder.values[sources[0]].mesh,
+        reads=(*sources, *residuals),
+        writes=(*results, *residuals),
         purpose="synchronise",
     )
     builder.transforms.append(transform)
-    builder.external.update(transform.reads)
+    builder.external.update(sources)
     return Step(
         kind=Kind.TRANSFORM,
         item=len(builder.transforms) - 1,
         resource=f"compute:{transform.mesh}",
-        reads=transform.reads,
-        writes=transform.writes,
+        reads=sources,
+        writes=results,
         last_only=last_only,
     )
+
+
+def _residual(builder: ProgramBuilder, gradient: int) -> int:
+    """Return the residual of a parameter's gradients of one layout: whatever bucket they travel in."""
+    one = builder.values[gradient]
+    key = (one.tensor, one.mesh, one.layout, one.dtype)
+    if key not in builder.residuals:
+        builder.residuals[key] = builder.add_value(
+            *key[:3], "step", "state", dtype=one.dtype, resident=True
+        )
+    return builder.residuals[key]

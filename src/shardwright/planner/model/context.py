@@ -68,6 +68,7 @@ class Training:
     max_norm: float = 0.0
     accumulation: Accumulation = "float32"
     gradient_dtype: WireDtype = "parameter"
+    error_feedback: bool = False
     batch_norm: Literal["local", "synchronised"] = "local"
     recompute: Recomputation | Literal["auto"] = "auto"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.graph import TensorSpec
+from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
 from shardwright.core.strategy import ParameterConfig, wire_dtype
 from shardwright.planner.model.terms import (
@@ -173,9 +173,14 @@ def _columns(
     wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
     column[EACH if level >= 2 else ONCE] += wires.lost(spec.shape, wire, *way)
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
-    if wire != spec.dtype and PARTIAL in pair.gradient:
+    feeds_back = context.training.error_feedback
+    if PARTIAL in pair.gradient and (wire != spec.dtype or feeds_back):
         casts = ((pair.value, total, wire), (kept.optimizer, wire, master))
         touched = sum(size(at, one) + size(at, two) for at, one, two in casts if one != two)
+        source = size(pair.value, total)
+        if feeds_back and DTYPE_BYTES[wire] < DTYPE_BYTES[total]:
+            touched += 5 * source + size(pair.value, wire)
+            column[KEPT] += source
         column[EACH if level >= 2 else ONCE] += context.touch_seconds(touched)
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.

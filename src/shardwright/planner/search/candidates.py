@@ -374,7 +374,9 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
-        gradient_sync=GradientSync(dtype=training.gradient_dtype),
+        gradient_sync=GradientSync(
+            dtype=training.gradient_dtype, error_feedback=training.error_feedback
+        ),
         label=describe(problem, arrangement, candidate.assignments),
     )
     return in_modes(problem.context, strategy, problem.chosen_modes(candidate.assignments))

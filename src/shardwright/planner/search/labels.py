@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
-from shardwright.core.strategy import Strategy, WireDtype
+from shardwright.core.strategy import Strategy
 from shardwright.planner.model.arrangements import Arrangement
-from shardwright.planner.model.context import Context
+from shardwright.planner.model.context import Context, Training
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.parameters import KEEPS
 from shardwright.planner.model.problem import Problem
@@ -53,12 +53,15 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
     if arrangement.microbatches > 1:
         words.append(f"{arrangement.microbatches} microbatches")
     many = arrangement.stages * arrangement.data * math.prod(free)
-    return with_dtype(", ".join(words), problem.context.training.gradient_dtype, many)
+    return with_dtype(", ".join(words), problem.context.training, many)
 
 
-def with_dtype(label: str, dtype: WireDtype, num_devices: int) -> str:
+def with_dtype(label: str, training: Training, num_devices: int) -> str:
     """Return a label that says in what gradients travel between devices, where somebody asked."""
-    return label if dtype == "parameter" or num_devices == 1 else f"{label}, gradients in {dtype}"
+    if training.gradient_dtype == "parameter" or num_devices == 1:
+        return label
+    feedback = " with error feedback" if training.error_feedback else ""
+    return f"{label}, gradients in {training.gradient_dtype}{feedback}"
 
 
 def _levels(problem: Problem, assignments: Iterable[tuple[int, ...]]) -> set[int]:

@@ -249,8 +249,12 @@ def _trained(context: Context, made: Strategy) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
-        gradient_sync=replace(made.gradient_sync, dtype=training.gradient_dtype),
-        label=with_dtype(made.label, training.gradient_dtype, len(made.devices)),
+        gradient_sync=replace(
+            made.gradient_sync,
+            dtype=training.gradient_dtype,
+            error_feedback=training.error_feedback,
+        ),
+        label=with_dtype(made.label, training, len(made.devices)),
     )
 
 

@@ -267,9 +267,9 @@ def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
     """Return the sizes of parameters and masters, and of the optimizer's states."""
     mine = [value for value in program.values if value.mesh == mesh]
     masters = [value for value in mine if value.role == "master"]
-    rest = [value for value in mine if value.role == "parameter" and value.resident]
+    rest = [value for value in mine if value.role in ("parameter", "state") and value.resident]
     apart = {value.tensor for value in masters}
-    trained = masters + [value for value in rest if value.tensor not in apart]
+    trained = masters + [v for v in rest if v.role == "parameter" and v.tensor not in apart]
     sizes = [value_bytes(value) for value in trained]
     return [value_bytes(value) for value in masters + rest], (
         sizes * program.strategy.optimizer_states
