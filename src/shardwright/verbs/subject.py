@@ -101,8 +101,13 @@ def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> t
     ``local``."""
     if isinstance(cluster, Cluster):
         return cluster, False
-    if cluster and cluster != "local":
+    if cluster and not is_here(cluster):
         return clusterfile.parse_cluster(cluster), False
     from shardwright.verbs.measure import local_cluster
 
     return local_cluster(watch or Watch()), True
+
+
+def is_here(cluster: Cluster | str | None) -> bool:
+    """Whether this machine is meant."""
+    return cluster in (None, "", "local")
