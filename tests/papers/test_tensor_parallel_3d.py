@@ -319,14 +319,12 @@ def test_what_eight_ranks_really_send_is_the_formula() -> None:
     assert run_ranks(8, count_on_the_wire, (2, 2, 2)) == pytest.approx([predicted((2, 2, 2))] * 8)
 
 
-@pytest.mark.ranks
 def test_grids_of_four_ranks_train_as_one_process() -> None:
     adam = partial(torch.optim.AdamW, lr=1e-2)
     assert_equivalent(4, zoo.gpt, builders(*FOUR))
     assert_equivalent(4, zoo.mlp, builders(*FOUR), adam)
 
 
-@pytest.mark.ranks
 def test_a_norm_in_elementary_operators_stays_split_and_trains_as_one_process() -> None:
     graph = capture(*root_mean_square()).graph
     program = lower(graph, grid_strategy(graph, Grid(name="cube", sizes=(2, 2, 2))))
@@ -359,6 +357,5 @@ def test_twenty_steps_in_a_cube_have_the_losses_of_one_process() -> None:
         assert losses == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.ranks
 def test_grids_of_eight_ranks_train_as_one_process() -> None:
     assert_equivalent(8, zoo.gpt, builders(*EIGHT))

@@ -153,15 +153,29 @@ def assert_equivalent(
     strategies: Mapping[str, StrategyBuilder],
     optimizer: Callable[..., Any] | None = None,
     max_norm: float | None = None,
+    *,
+    processes: bool = False,
 ) -> None:
-    """Assert that every rank of every strategy (by name) trains as the single process does."""
+    """Assert that every rank of every strategy (by name) trains as the single process does.
+
+    The ranks are threads that take turns, or ``processes`` that talk over gloo: then each captures
+    and lowers for itself, which takes longer than training does.
+    """
+    from tests.runtime.rehearsed import train_rehearsed  # which needs what stands above
+
     chosen = optimizer or partial(torch.optim.SGD, lr=1.0)
     expected = train_plain(factory, chosen, max_norm)
-    arguments = (factory, list(strategies.values()), chosen, max_norm)
-    if num_ranks == 1:
-        found = [train_each(*arguments)]
-    else:
-        found = run_ranks(num_ranks, train_each, *arguments, timeout=240)
-    for runs in found:
-        for name, run in zip(strategies, runs, strict=True):
+    if processes:
+        arguments = (factory, list(strategies.values()), chosen, max_norm)
+        for runs in run_ranks(num_ranks, train_each, *arguments, timeout=240):
+            for name, run in zip(strategies, runs, strict=True):
+                assert_close(run, expected, name)
+        return
+    module, batch = factory()
+    captured = capture(module, batch)
+    for name, build in strategies.items():
+        strategy = build(captured.graph)
+        runs, _ = train_rehearsed(captured, strategy, module, batch, chosen, max_norm)
+        assert len(runs) == num_ranks
+        for run in runs:
             assert_close(run, expected, name)

@@ -38,7 +38,7 @@ from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
 from shardwright.verbs.results import Study
-from shardwright.verbs.subject import Batch, capture, find_cluster, training_for
+from shardwright.verbs.subject import Batch, capture, find_cluster, is_here, training_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +61,7 @@ def study(
     """
     request, watch = request or Request(), watch or Watch()
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
+    given = _fitted(request, is_local=is_here(cluster))  # refused before anything is measured
     machine, is_local = find_cluster(cluster, watch)
     request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
@@ -83,7 +84,7 @@ def study(
         graph=graph,
         cluster=machine,
         is_local=is_local,
-        costs=_fitted(request, is_local=is_local),
+        costs=given,
         request=request,
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver)

@@ -111,8 +111,13 @@ def training_for(request: Request) -> Training:
 
 def training_of(strategy: Strategy) -> Training:
     """Return how a plan's model is trained; it says of blocks, not in a word, what is recomputed."""
-    dtype = strategy.gradient_sync.dtype
-    return _training(strategy, gradient_dtype=dtype, recompute=Training().recompute)
+    sync = strategy.gradient_sync
+    return _training(
+        strategy,
+        gradient_dtype=sync.dtype,
+        error_feedback=sync.error_feedback,
+        recompute=Training().recompute,
+    )
 
 
 def _training(source: Request | Strategy, **more: Any) -> Training:
@@ -126,8 +131,13 @@ def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> t
     ``local``."""
     if isinstance(cluster, Cluster):
         return cluster, False
-    if cluster and cluster != "local":
+    if cluster and not is_here(cluster):
         return clusterfile.parse_cluster(cluster), False
     from shardwright.verbs.measure import local_cluster
 
     return local_cluster(watch or Watch()), True
+
+
+def is_here(cluster: Cluster | str | None) -> bool:
+    """Whether this machine is meant."""
+    return cluster in (None, "", "local")
