@@ -10,9 +10,19 @@ from shardwright.planner.lower.builder import GRADIENT
 from shardwright.planner.lower.compile import Needed
 from shardwright.planner.lower.phases import PREVIOUS, Phase
 from shardwright.planner.lower.template import (
+    ALLOCATED,
     COMPUTES,
+    FREED,
+    HELD,
+    ITEM,
+    KIND,
     LAST_ONLY,
+    READ,
+    RESOURCE,
     SENDS,
+    SYNCS,
+    TEMPORARY,
+    WRITTEN,
     Facts,
     Flags,
     Ints,
@@ -37,15 +47,16 @@ class Template:
             self.value = np.concatenate([part.value for part in parts])
             self.read = np.concatenate([part.read for part in parts])
         columns = np.ascontiguousarray(rows.T)
-        self.kind = columns[0].astype(np.int8)
-        self.item, self.resource = columns[1], columns[2]
-        self.last_only, self.syncs = columns[LAST_ONLY] > 0, columns[4] > 0
-        self.allocated, self.freed, self.temporary = columns[5], columns[6], columns[7]
-        turn = np.repeat(np.arange(2 * len(rows)), rows[:, 8:10].reshape(-1))
+        self.kind = columns[KIND].astype(np.int8)
+        self.item, self.resource = columns[ITEM], columns[RESOURCE]
+        self.last_only, self.syncs = columns[LAST_ONLY] > 0, columns[SYNCS] > 0
+        self.allocated, self.freed = columns[ALLOCATED], columns[FREED]
+        self.temporary = columns[TEMPORARY]
+        turn = np.repeat(np.arange(2 * len(rows)), rows[:, HELD : WRITTEN + 1].reshape(-1))
         self.place, self.writes = turn >> 1, (turn & 1) == 1
         self.written = self.value[self.writes]
         self.written_at = self.place[self.writes]
-        self.read_at = np.repeat(np.arange(len(rows)), columns[10])
+        self.read_at = np.repeat(np.arange(len(rows)), columns[READ])
 
     def __len__(self) -> int:
         return len(self.kind)

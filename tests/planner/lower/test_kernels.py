@@ -14,7 +14,7 @@ from shardwright.planner.lower.compile import Compiler, Needed, Phases
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.phases import PREVIOUS, Phase
-from shardwright.planner.lower.template import NUM_COLUMNS, Facts, Rows
+from shardwright.planner.lower.template import READ, Facts, Rows
 from shardwright.planner.space import find_samples, iterate, seed_strategy
 from tests.laws.moves import redrawn
 from tests.planner.lower.numpy_lifetimes import (
@@ -33,7 +33,7 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 def by_numpy(facts: Facts, stage: int, phases: Phases, many: int) -> list[tuple[object, ...]]:
     """Return of every phase its sizes, what it frees and what it waits for."""
-    none = Rows(np.zeros((0, NUM_COLUMNS), dtype=np.int64), NOTHING, NOTHING)
+    none = Rows(np.zeros((0, READ + 1), dtype=np.int64), NOTHING, NOTHING)
     own = [Template([*parts] or [none]) for parts in phases]
     prologue, forward, middle, last, sends, receives, epilogue = own
     waits, reported = Waits(facts), facts.reported

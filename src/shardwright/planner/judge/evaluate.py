@@ -72,16 +72,10 @@ def evaluate(
 
     Where that is not possible, ``evaluator`` does it, if given.
     """
-    found = _evaluate_folded(context, strategy, least_seconds) if context.folder.is_long else None
-    return found or (evaluator or partial(run, context))(strategy, least_seconds)[2]
-
-
-def _evaluate_folded(
-    context: Context, strategy: Strategy, least_seconds: float
-) -> Evaluation | None:
-    """Return what ``run`` would, or None where the strategy treats too few equal blocks alike."""
-    found = _priced_abridged(context, strategy)
-    return found and evaluate_program(context, *found, least_seconds)[1]
+    found = _priced_folded(context, strategy)
+    if found is None:
+        return (evaluator or partial(run, context))(strategy, least_seconds)[2]
+    return evaluate_program(context, *found, least_seconds)[1]
 
 
 def evaluate_closely(
@@ -108,24 +102,25 @@ def weigh(context: Context, strategy: Strategy) -> tuple[Evaluation, dict[str, f
 
 
 def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
-    found = _priced_abridged(context, strategy) if context.folder.is_long else None
-    if found is not None:
-        return found
+    return _priced_folded(context, strategy) or _priced_whole(context, strategy)
+
+
+def _priced_whole(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
     program = lower(context.graph, strategy, context.samples)
     return program, price(program, context.graph, context.cluster, context.table)
 
 
-def _priced_abridged(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
-    folded = context.folder.fold(strategy)
+def _priced_folded(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
+    """Return the same from some of the equal blocks; None where the strategy treats too few alike."""
+    folded = context.folder.fold(strategy) if context.folder.is_long else None
     if folded is None:
         return None
     try:
         whole = expand(folded, strategy)
     except Irregular:
         return None
-    return whole.program, InstructionCosts(whole.graph, context.shards).price(
-        whole.program, whole.masters
-    )
+    costs = InstructionCosts(whole.graph, context.shards)
+    return whole.program, costs.price(whole.program, whole.masters)
 
 
 def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None) -> Evaluation:
@@ -185,8 +180,7 @@ def run(
     context: Context, strategy: Strategy, least_seconds: float
 ) -> tuple[Program, Timeline, Evaluation]:
     """Judge a strategy, and return its Program and timeline too."""
-    program = lower(context.graph, strategy, context.samples)
-    prices = price(program, context.graph, context.cluster, context.table)
+    program, prices = _priced_whole(context, strategy)
     timeline, evaluation = evaluate_program(context, program, prices, least_seconds)
     return program, timeline, evaluation
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.core.program import Kind
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.phases import PREVIOUS, Phase
-from shardwright.planner.lower.template import LAST_ONLY, Facts, Ints, Rows
+from shardwright.planner.lower.template import ITEM, KIND, LAST_ONLY, RESOURCE, Facts, Ints, Rows
 
 # The steps of a stage, phase by phase, each in parts.
 Phases = Sequence[Sequence[Rows]]
@@ -93,8 +93,8 @@ class Compiler:
         read = np.concatenate([part.read for part in parts])
         stops = list(accumulate(sum(len(part.rows) for part in own) for own in phases))
         found = look_over(rows, (value, read), np.array(stops), self.facts, stage, self.many)
-        kind, item = rows[:, 0].astype(np.int8), rows[:, 1].astype(np.int32)
-        resource = self._resources(rows[:, 2])
+        kind, item = rows[:, KIND].astype(np.int8), rows[:, ITEM].astype(np.int32)
+        resource = self._resources(rows[:, RESOURCE])
         result: list[Compiled] = []
         begin = begin_frees = begin_needed = 0
         ends: list[list[int]] = found.ends.tolist()

@@ -26,19 +26,21 @@ from shardwright.planner.lower.compile import Phases
 from shardwright.planner.lower.fold import KEPT, Folded, Run, Short
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.template import (
+    HELD,
+    ITEM,
+    KIND,
     LAST_ONLY,
     MOVES,
+    READ,
     RUNS_SEGMENT,
     TAKES_ALL,
+    WRITTEN,
     Facts,
     Flags,
     Ints,
     Rows,
 )
 from shardwright.planner.space.legal import check_pipeline
-
-# Columns of ``Rows`` that name an item, and that count values held, written and read.
-ITEM, HELD, WRITTEN, READ = 1, 8, 9, 10
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -138,14 +140,14 @@ class _Roll:
 
     def expanded(self, rows: Rows) -> Rows:
         """Return some steps with those of the missing blocks."""
-        runs = RUNS_SEGMENT[rows.rows[:, 0]]
+        runs = RUNS_SEGMENT[rows.rows[:, KIND]]
         last = int(np.flatnonzero(runs)[-1]) + 1 if runs.any() else 0
         before, behind = rows.split(last)
         return self._sweep(before).followed_by(self._sweep(behind))
 
     def _labels(self, rows: Rows) -> Ints:
         """Return the block that each step belongs to, -1 for none."""
-        kind, item = rows.rows[:, 0], rows.rows[:, ITEM]
+        kind, item = rows.rows[:, KIND], rows.rows[:, ITEM]
         label = np.full(len(kind), -1)
         runs, moves, works = RUNS_SEGMENT[kind], MOVES[kind], kind == Kind.TRANSFORM
         label[runs] = self.segments[item[runs]]
@@ -173,7 +175,7 @@ class _Roll:
         """Return where the copies of a run go, and the steps and shifts of all of them."""
         missing = self.chains.shift
         own = next(one for one in slices if one.block == run.template)
-        kinds = view.rows.rows[own.begin : own.end, 0]
+        kinds = view.rows.rows[own.begin : own.end, KIND]
         if np.isin(kinds, (Kind.SEND, Kind.RECEIVE)).any():
             raise Irregular
         for one in slices:
@@ -265,7 +267,7 @@ class _View:
     def blocks(self) -> list[tuple[Ints, Ints]]:
         """Return columns (step, block) of all that steps touch, but for those that touch everything."""
         rows = self.rows.rows
-        alone = ~TAKES_ALL[rows[:, 0]]
+        alone = ~TAKES_ALL[rows[:, KIND]]
         found: list[tuple[Ints, Ints]] = []
         for counts, values in (
             (rows[:, HELD] + rows[:, WRITTEN], self.rows.value),
@@ -301,7 +303,7 @@ class _View:
         counts = rows[:, HELD] + rows[:, WRITTEN]
         value = self._taken(self.rows.value, self.touched, counts, plan)
         read = self._taken(self.rows.read, self.read, rows[:, READ], plan)
-        everything = TAKES_ALL[rows[:, 0]]
+        everything = TAKES_ALL[rows[:, KIND]]
         for place in np.flatnonzero(everything).tolist():
             value, read = self._widened(rows, place, value, read)
         return Rows(rows, value, read)

@@ -34,7 +34,22 @@ from shardwright.planner.lower.phases import (
     STASHES,
     UPDATES,
 )
-from shardwright.planner.lower.template import COMPUTES, NUM_COLUMNS, SENDS, Facts, Flags, Ints
+from shardwright.planner.lower.template import (
+    ALLOCATED,
+    COMPUTES,
+    FREED,
+    HELD,
+    KIND,
+    LAST_ONLY,
+    READ,
+    SENDS,
+    SYNCS,
+    TEMPORARY,
+    WRITTEN,
+    Facts,
+    Flags,
+    Ints,
+)
 
 UPDATE, RUNS_BACKWARD = int(Kind.UPDATE), int(Kind.BACKWARD)
 
@@ -88,8 +103,8 @@ def look_over(
     count = len(rows)
     sizes = np.zeros((6, count), dtype=np.int64)
     for step in range(count):
-        for column in range(3):
-            sizes[column, step] = rows[step, 5 + column]
+        for row, column in enumerate((ALLOCATED, FREED, TEMPORARY)):
+            sizes[row, step] = rows[step, column]
     frees = np.empty((2, len(touched[0]) + 2 * len(values.bytes)), dtype=np.int64)
     ends = np.zeros((len(stops), 4), dtype=np.int64)
     written = _written_by(steps, values)
@@ -121,9 +136,9 @@ def _steps(rows: Ints, touched: tuple[Ints, Ints], stops: Ints) -> Steps:
     touch, write = np.zeros(count + 1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     reads = np.zeros(count + 1, dtype=np.int64)
     for step in range(count):
-        write[step] = touch[step] + rows[step, 8]
-        touch[step + 1] = write[step] + rows[step, 9]
-        reads[step + 1] = reads[step] + rows[step, 10]
+        write[step] = touch[step] + rows[step, HELD]
+        touch[step + 1] = write[step] + rows[step, WRITTEN]
+        reads[step + 1] = reads[step] + rows[step, READ]
     return Steps(rows, touched[0], touched[1], stops, touch, write, reads)
 
 
@@ -181,7 +196,7 @@ def _sets(steps: Steps, values: Facts, number: int, written: Flags, alive: Flags
         returning[value] |= lives[value] or values.marks[value] & BY_MICROBATCH
         if written[number, value] and values.marks[value] & GATHERED:
             returning[values.storage[value]] = True
-    synced = _read_where(steps, values, number, 4)
+    synced = _read_where(steps, values, number, SYNCS)
     for value in range(count):
         dying[value] = (returning[value] or synced[value]) and not values.reported[value]
     if FLAGS[number] & STASHES:
@@ -280,7 +295,7 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
             if not values.marks[value] & GRADIENT:
                 continue
             if values.marks[value] & WIDE:
-                if is_first and steps.rows[step, 3]:
+                if is_first and steps.rows[step, LAST_ONLY]:
                     sizes[0, step] += size
                     continue
                 terms += size // 2
@@ -293,15 +308,15 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
                 most_again = max(most_again, size)
             elif values.marks[value] & BY_MICROBATCH:
                 continue
-            elif steps.rows[step, 3]:
+            elif steps.rows[step, LAST_ONLY]:
                 sizes[0, step] += size
                 continue
             else:
                 first += size
             later += size
             most_later = max(most_later, size)
-        saved, alone = steps.rows[step, 6], steps.rows[step, 7]
-        computes = steps.rows[step, 0] == RUNS_BACKWARD
+        saved, alone = steps.rows[step, FREED], steps.rows[step, TEMPORARY]
+        computes = steps.rows[step, KIND] == RUNS_BACKWARD
         adds = computes and most_again >= 0
         sizes[2, step] = again + (max(alone, most_again - saved) if adds else alone)
         adds = computes and most_later >= 0
@@ -320,11 +335,11 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
 @inner
 def _let_go(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
     """Free gradients kept over microbatches where they are synchronised at last."""
-    synced = _read_where(steps, values, number, 4)
+    synced = _read_where(steps, values, number, SYNCS)
     done = np.full(len(values.bytes), -1, dtype=np.int64)
     begin, stop = _span(steps, number)
     for step in range(begin, stop):
-        if steps.rows[step, 3]:
+        if steps.rows[step, LAST_ONLY]:
             for read in range(steps.reads[step], steps.reads[step + 1]):
                 value = steps.read[read]
                 if synced[value] and not values.marks[value] & BY_MICROBATCH and done[value] < step:
@@ -342,9 +357,9 @@ def _free_at_update(
     sizes, frees, size = found
     number, mesh, many = frame
     update = begin = _span(steps, number)[0]
-    while steps.rows[update, 0] != UPDATE:
+    while steps.rows[update, KIND] != UPDATE:
         update += 1
-    synced = _read_where(steps, values, _last(), 3)
+    synced = _read_where(steps, values, _last(), LAST_ONLY)
     for asked in (True, False):
         for value in range(len(values.bytes)):
             marks = values.marks[value]
@@ -395,12 +410,12 @@ def _wait(steps: Steps, values: Facts, ends: Ints) -> Ints:
                         needed[2, size] = maker - (steps.stops[writer - 1] if writer else 0)
                         writers, size = writers | 1 << writer, size + 1
                     one = before[one] if values.marks[value] & GRADIENT else -1
-            if SENDS[steps.rows[step, 0]]:
+            if SENDS[steps.rows[step, KIND]]:
                 writer = number if computed >= 0 else PREVIOUS
                 needed[0, size], needed[1, size] = step - begin, writer
                 needed[2, size] = max(computed, 0)
                 writers, size = writers | 1 << writer, size + 1
-            elif COMPUTES[steps.rows[step, 0]]:
+            elif COMPUTES[steps.rows[step, KIND]]:
                 computed = step - begin
             for touch in range(steps.write[step], steps.touch[step + 1]):
                 value = steps.value[touch]
@@ -425,7 +440,7 @@ def _wider(needed: Ints) -> Ints:
 def _load() -> None:
     """Compile for the types that there are, or load that."""
     none, empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
-    rows, stops = np.zeros((0, NUM_COLUMNS), dtype=np.int64), np.zeros(len(FLAGS), dtype=np.int64)
+    rows, stops = np.zeros((0, READ + 1), dtype=np.int64), np.zeros(len(FLAGS), dtype=np.int64)
     look_over(rows, (none, none), stops, Facts(none, none, none, none, none, empty), 0, 1)
 
 

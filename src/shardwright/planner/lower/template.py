@@ -14,8 +14,9 @@ from shardwright.planner.lower.builder import WIDE, ProgramBuilder, Step
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-NUM_COLUMNS = 11
-LAST_ONLY = 3  # the column of what runs with the last microbatch only
+# Columns of ``Rows.rows``: what a step is, runs and takes; whether it runs with the last microbatch only, and
+# brings gradients to the optimizer; its bytes besides values; how many values it holds, writes and reads.
+KIND, ITEM, RESOURCE, LAST_ONLY, SYNCS, ALLOCATED, FREED, TEMPORARY, HELD, WRITTEN, READ = range(11)
 FORWARDS, BACKWARD = (Kind.FORWARD, Kind.RECOMPUTE), Kind.BACKWARD
 
 
@@ -70,7 +71,7 @@ class Facts(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Steps as numbers: one row of ``NUM_COLUMNS`` per step, what they hold and then write, step by
+    """Steps as numbers: one row per step, what they hold and then write, step by
     step, and what they read."""
 
     rows: Ints
@@ -96,7 +97,7 @@ class Rows(NamedTuple):
         both = list(chain.from_iterable(chain.from_iterable(zip(held, written, strict=True))))
         read = list(chain.from_iterable([step.reads for step in steps]))
         return cls(
-            np.array(rows, dtype=np.int64).reshape(-1, NUM_COLUMNS),
+            np.array(rows, dtype=np.int64).reshape(-1, READ + 1),
             np.array(both, dtype=np.int64),
             np.array(read, dtype=np.int64),
         )
@@ -107,17 +108,17 @@ class Rows(NamedTuple):
 
     def chosen(self, steps: Flags) -> Rows:
         """Return some of the steps."""
-        touched = self.rows[:, 8] + self.rows[:, 9]
+        touched = self.rows[:, HELD] + self.rows[:, WRITTEN]
         return Rows(
             self.rows[steps],
             self.value[np.repeat(steps, touched)],
-            self.read[np.repeat(steps, self.rows[:, 10])],
+            self.read[np.repeat(steps, self.rows[:, READ])],
         )
 
     def split(self, at: int) -> tuple[Rows, Rows]:
         """Return the steps before a place, and those from there on."""
-        touched = int(self.rows[:at, 8:10].sum())
-        read = int(self.rows[:at, 10].sum())
+        touched = int(self.rows[:at, HELD : WRITTEN + 1].sum())
+        read = int(self.rows[:at, READ].sum())
         return (
             Rows(self.rows[:at], self.value[:touched], self.read[:read]),
             Rows(self.rows[at:], self.value[touched:], self.read[read:]),
