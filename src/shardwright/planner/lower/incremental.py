@@ -3,9 +3,9 @@
 What a block becomes depends on the configs of its operators, on its parameters, and on what it
 finds of the tensors that come from outside. Where all of that is as it was in some earlier
 lowering, what that did is done again without looking at operators; and all that later steps make
-of unchanged values (messages back, bytes saved, gathers) is remembered too (``lasting``). So are the
-columns of all that a block becomes (``pieces``), which are joined. A block that is new is lowered a few
-operators at a time, each repeated or not in the same way (``records``).
+of unchanged values (messages back, bytes saved, gathers) is remembered too (``memo``), as are its
+pieces. A block that is new is lowered a few operators at a time, each repeated or not in the same way
+(``records``).
 
 The Program is the one that ``lower`` makes, but for the numbers of values, segments and messages;
 ``values`` also holds some of earlier strategies, so it is for simulating, not for running.

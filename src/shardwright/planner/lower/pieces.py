@@ -1,6 +1,6 @@
-"""What a lowered block becomes, kept as columns: its share of the forward and backward templates.
+"""What a lowered block becomes, kept as columns: its pieces of the phases, and how pieces are joined.
 
-A template is the pieces of its blocks one behind the other, but for three things that cross from one
+A phase is the pieces of its blocks one behind the other, but for three things that cross from one
 to the next. Parameters that a piece needs are gathered while the piece before runs; a gradient that
 several blocks add to is synchronised where the last of them is done; and further messages of a
 synchronisation come behind all pieces.
@@ -33,7 +33,7 @@ from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 
 Pair = tuple[int, int]
-# In how many surroundings what became of a block is remembered.
+# In how many surroundings what became of a block (on each stage) is remembered.
 MOST_KNOWN = 8
 
 
@@ -318,7 +318,7 @@ class Blocks:
             if (number, stage) in self.drawn:
                 key, synced = self.drawn[number, stage]
                 closed = self.closed[number]
-                if len(closed.shares) == MOST_KNOWN:
+                if len(closed.shares) == MOST_KNOWN * len(self.stages):
                     closed.shares.clear()
                 closed.shares[key] = self._share(closed, stage, synced)
                 self.found[number, stage] = closed.shares[key]
