@@ -11,10 +11,11 @@ from shardwright.core.program import Kind
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.remake import Remake
-from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.stage import Entry
 from shardwright.planner.lower.wire import first_message, synchronise
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
+Group = tuple[tuple[int, int], ...]  # gradients that are synchronised together, and where they go
 StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that needs it
 SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
@@ -60,22 +61,6 @@ def issued_before(turn: int, own: int, before: int) -> int:
     return turn * before // own
 
 
-def laid_out(builder: ProgramBuilder, pairs: Sequence[StepPair]) -> list[Step]:
-    """Lay out steps with each gather issued a block ahead of its use."""
-    runs = [place for place, (_, step) in enumerate(pairs) if step.kind in SEGMENTS]
-    issued: dict[int, list[Step]] = {}
-    before: list[int] = []
-    for _, block in itertools.groupby(
-        runs, lambda place: builder.segments[pairs[place][1].item].block
-    ):
-        own = list(block)
-        for turn, place in enumerate(own):
-            ahead = before[issued_before(turn, len(own), len(before))] if before else own[0]
-            issued.setdefault(ahead, []).extend(pairs[place][0])
-        before = own
-    return [step for place, (_, own) in enumerate(pairs) for step in (*issued.get(place, ()), own)]
-
-
 def forward_pairs(builder: ProgramBuilder, entries: Sequence[Entry]) -> list[StepPair]:
     """Flatten forward entries to (gathers, step) pairs."""
     pairs: list[StepPair] = []
@@ -85,27 +70,17 @@ def forward_pairs(builder: ProgramBuilder, entries: Sequence[Entry]) -> list[Ste
     return pairs
 
 
-def forward_steps(builder: ProgramBuilder, entries: Sequence[Entry]) -> list[Step]:
-    """Flatten forward entries, with parameter gathers a block ahead."""
-    return laid_out(builder, forward_pairs(builder, entries))
-
-
-def backward_steps(builder: ProgramBuilder, stage: Stage, transfers: Transfers) -> list[Step]:
-    """Return the steps of one microbatch's backward, without gradient synchronisation."""
-    remake = Remake(builder, stage.forward) if builder.makes_again else None
-    return laid_out(builder, backward_pairs(builder, stage.forward, stage.index, transfers, remake))
-
-
 def backward_pairs(
     builder: ProgramBuilder,
     entries: Sequence[Entry],
+    places: range,
     mesh: int,
     transfers: Transfers,
-    remake: Remake | None = None,
+    remake: Remake | None,
 ) -> list[StepPair]:
-    """Read the forward entries of one stage in reverse: (gathers, step) pairs of backward."""
+    """Read some of the forward entries of one stage in reverse: (gathers, step) pairs of backward."""
     pairs: list[StepPair] = []
-    for place in reversed(range(len(entries))):
+    for place in reversed(places):
         entry = entries[place]
         if entry.segment < 0:
             pairs += [([], step) for step in _reverse(builder, entry, transfers)]
@@ -217,32 +192,6 @@ class Links:
         return step.resource not in (self.backward if step.last_only else self.either)
 
 
-def insert_syncs(
-    builder: ProgramBuilder, steps: list[Step], pending: dict[int, int], links: Links
-) -> list[Step]:
-    """Add gradient synchronisation right after the backward that completes each bucket.
-
-    Where it takes several messages, the first does. Those after it wait for it. Behind them on
-    their ``links`` activations of the blocks before would wait too, so they come at the end; where
-    nothing else uses a link, with the next bucket's first, by when theirs has had time to arrive.
-    """
-    written = {value: place for place, step in enumerate(steps) for value in step.writes}
-    bucket_of = {
-        tensor: number
-        for number, bucket in enumerate(builder.strategy.gradient_sync.buckets)
-        for tensor in bucket
-    }
-    groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-    for source, target in pending.items():
-        if source in written:
-            entry = builder.values[source]
-            bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
-            key = (bucket, entry.scope, *builder.signature(source, builder.values[target].layout))
-            groups.setdefault(key, []).append((source, target))
-    synced = add_syncs(builder, steps, written, groups.values(), links)
-    return [*synced.steps, *synced.carried, *synced.late]
-
-
 @dataclass(frozen=True, slots=True)
 class Synced:
     """Steps with their synchronisation. ``carried`` are messages to come with the first of those
@@ -256,23 +205,22 @@ class Synced:
 
 
 def add_syncs(
-    builder: ProgramBuilder,
     steps: Sequence[Step],
     written: Mapping[int, int],
-    groups: Iterable[Sequence[tuple[int, int]]],
+    groups: Iterable[tuple[Group, list[Step]]],
     links: Links,
 ) -> Synced:
-    """Synchronise each group of gradients, (source, result), where the last of it is ``written``."""
+    """Add what synchronises each group of gradients right behind the step that completes it.
+
+    Where it takes several messages, the first comes there. Those after it wait for it. Behind them on
+    their ``links`` activations of the blocks before would wait too, so they come at the end; where
+    nothing else uses a link, with the next group's first, by when theirs has had time to arrive.
+    """
     after: dict[int, list[Step]] = {}
     soon: dict[int, list[Step]] = {}
     late: list[tuple[int, list[Step]]] = []
-    for pairs in groups:
+    for pairs, syncs in groups:
         place = max(written[source] for source, _ in pairs if source in written)
-        last_only = builder.values[pairs[0][0]].scope == "step"
-        syncs = builder.once(
-            ("synchronise", last_only, *pairs),
-            partial(synchronise, builder, pairs, last_only=last_only),
-        )
         first = first_message(syncs)
         early = list(itertools.takewhile(links.are_free_for, syncs[first:]))
         after.setdefault(place, []).extend(syncs[:first])
@@ -289,3 +237,12 @@ def add_syncs(
             carried = soon[place]
     late.sort(key=lambda group: group[0])
     return Synced(result, meets, carried, [step for _, group in late for step in group])
+
+
+def synchronised(builder: ProgramBuilder, group: Group) -> list[Step]:
+    """Return the steps that synchronise a group of gradients, (source, result)."""
+    last_only = builder.values[group[0][0]].scope == "step"
+    return builder.once(
+        ("synchronise", last_only, *group),
+        partial(synchronise, builder, group, last_only=last_only),
+    )

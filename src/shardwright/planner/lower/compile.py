@@ -87,10 +87,7 @@ class Compiler:
     def _stage(self, stage: int, phases: Phases) -> list[Compiled]:
         from shardwright.planner.lower.kernels import look_over
 
-        parts = list(chain.from_iterable(phases))
-        rows = np.concatenate([part.rows for part in parts])
-        value = np.concatenate([part.value for part in parts])
-        read = np.concatenate([part.read for part in parts])
+        rows, value, read = Rows.joined(list(chain.from_iterable(phases)))
         stops = list(accumulate(sum(len(part.rows) for part in own) for own in phases))
         found = look_over(rows, (value, read), np.array(stops), self.facts, stage, self.many)
         kind, item = rows[:, KIND].astype(np.int8), rows[:, ITEM].astype(np.int32)

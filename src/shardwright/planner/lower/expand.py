@@ -9,8 +9,9 @@ it repeat it in this way is checked, and where they do not nothing is put back.
 from __future__ import annotations
 
 import copy
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,24 +23,10 @@ from shardwright.planner.lower import gradients
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.chains import Chains, Irregular
-from shardwright.planner.lower.compile import Phases
-from shardwright.planner.lower.fold import KEPT, Folded, Run, Short
+from shardwright.planner.lower.fold import KEPT, Folded
 from shardwright.planner.lower.lower import Lowering
-from shardwright.planner.lower.template import (
-    HELD,
-    ITEM,
-    KIND,
-    LAST_ONLY,
-    MOVES,
-    READ,
-    RUNS_SEGMENT,
-    TAKES_ALL,
-    WRITTEN,
-    Facts,
-    Flags,
-    Ints,
-    Rows,
-)
+from shardwright.planner.lower.template import HELD, ITEM, KIND, READ, WRITTEN, Facts, Ints, Rows
+from shardwright.planner.space.configs import Placements
 from shardwright.planner.space.legal import check_pipeline
 
 
@@ -64,16 +51,14 @@ def expand(folded: Folded, whole: Strategy) -> Expanded:
     check_pipeline(folded.strategy, short.samples)
     placed = gradients.place(short.graph, folded.strategy, short.samples, short.iterations)
     builder = ProgramBuilder(short.graph, folded.strategy, short.samples, short.iterations)
-    lowering = Lowering(builder, placed)
+    lowering = _Linking(builder, placed, folded)
     loss = lowering.lower_blocks()
     phases = lowering.phases()
-    chains = Chains(builder, short, folded.runs)
-    facts = chains.facts(Facts.of(builder))
-    roll = _Roll(builder, short, chains)
+    chains = lowering.chains
     shown = copy.copy(builder)
     shown.strategy = whole
     shown.lasting = chains.repeated(builder.lasting)
-    program = assemble(shown, [roll.phases(one) for one in phases], loss, facts)
+    program = assemble(shown, phases, loss, chains.facts(Facts.of(builder)))
     return Expanded(program, short.graph, _masters(builder, lowering, chains))
 
 
@@ -90,242 +75,97 @@ def _masters(builder: ProgramBuilder, lowering: Lowering, chains: Chains) -> dic
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """The steps from ``begin`` to ``end`` - 1, which are a block's."""
+class _Linking(Lowering):
+    """Lowers a short graph and puts the missing blocks' steps in."""
 
-    block: int
-    begin: int
-    end: int
+    def __init__(self, builder: ProgramBuilder, placed: list[Placements], folded: Folded) -> None:
+        super().__init__(builder, placed)
+        self.folded = folded
 
+    @cached_property
+    def chains(self) -> Chains:
+        """The values by chain, when all are there."""
+        return Chains(self.builder, self.folded.short, self.folded.runs)
 
-@dataclass(slots=True)
-class _Plan:
-    """Which steps follow each other: their indices, how far what they touch moves, and whether it
-    does at all."""
-
-    index: Ints
-    shift: Ints
-    moves: Flags
-
-
-class _Roll:
-    """Puts the missing blocks' steps into lists of steps."""
-
-    def __init__(self, builder: ProgramBuilder, short: Short, chains: Chains) -> None:
-        self.builder, self.chains = builder, chains
-        self.segments = np.array([segment.block for segment in builder.segments], dtype=np.int64)
-        self.messages = self._homes([(*m.sources[:1], *m.results[:1]) for m in builder.messages])
-        self.transforms = self._homes([(*t.reads[:1], *t.writes[:1]) for t in builder.transforms])
-
-    def _homes(self, touched: list[tuple[int, ...]]) -> Ints:
-        """Return the blocks of what touches values."""
-        blocks = self.chains.block
-        homes = [max((int(blocks[value]) for value in values), default=-1) for values in touched]
-        return np.array(homes, dtype=np.int64)
-
-    def phases(self, short: Phases) -> Phases:
-        """Return the phases of one stage of the whole graph."""
-        prologue, forward, middle, last, sends, others, epilogue = short
-        backward = [self.expanded(part) for part in last]
-        return (
-            [self.expanded(part) for part in prologue],
-            [self.expanded(part) for part in forward],
-            [part.chosen(part.rows[:, LAST_ONLY] == 0) for part in backward] if middle else (),
-            backward,
-            sends,
-            others,
-            [self.expanded(part) for part in epilogue],
-        )
-
-    def expanded(self, rows: Rows) -> Rows:
-        """Return some steps with those of the missing blocks."""
-        runs = RUNS_SEGMENT[rows.rows[:, KIND]]
-        last = int(np.flatnonzero(runs)[-1]) + 1 if runs.any() else 0
-        before, behind = rows.split(last)
-        return self._sweep(before).followed_by(self._sweep(behind))
-
-    def _labels(self, rows: Rows) -> Ints:
-        """Return the block that each step belongs to, -1 for none."""
-        kind, item = rows.rows[:, KIND], rows.rows[:, ITEM]
-        label = np.full(len(kind), -1)
-        runs, moves, works = RUNS_SEGMENT[kind], MOVES[kind], kind == Kind.TRANSFORM
-        label[runs] = self.segments[item[runs]]
-        label[moves] = self.messages[item[moves]]
-        label[works] = self.transforms[item[works]]
-        return label
-
-    def _sweep(self, rows: Rows) -> Rows:
-        """Unroll steps that go once through the blocks, up or down."""
-        label = self._labels(rows)
-        view = _View(rows, self.chains)
-        plan = _Plan(np.arange(len(label)), 0 * label, label < -1)
-        pieces: list[tuple[int, Ints, Ints]] = []
-        for run in self.chains.runs:
-            slices = _slices(label, run)
-            if slices is None:
+    def inserted(self, numbers: Sequence[int], parts: Sequence[Sequence[Rows]]) -> list[Rows]:
+        """Return the steps of blocks, each moved to where it is in the whole graph, and those of the
+        missing ones."""
+        chains, missing = self.chains, self.chains.shift
+        own = [Rows.joined(rows) for rows in parts]
+        place = {number: at for at, number in enumerate(numbers)}
+        is_up = len(numbers) < 2 or numbers[0] < numbers[1]
+        inner, copies = set[int](), dict[int, Rows]()
+        for run in chains.runs:
+            blocks = range(run.position + 1, run.position + KEPT - 1)
+            present = [
+                place[block] for block in blocks if block in place and len(own[place[block]].rows)
+            ]
+            if not present:
                 continue
-            pieces.append(self._check(view, plan, run, slices))
-            self._check_sides(view, label, run, slices)
-        return view.laid_out(_woven(plan, pieces))
-
-    def _check(
-        self, view: _View, plan: _Plan, run: Run, slices: list[_Slice]
-    ) -> tuple[int, Ints, Ints]:
-        """Return where the copies of a run go, and the steps and shifts of all of them."""
-        missing = self.chains.shift
-        own = next(one for one in slices if one.block == run.template)
-        kinds = view.rows.rows[own.begin : own.end, KIND]
-        if np.isin(kinds, (Kind.SEND, Kind.RECEIVE)).any():
-            raise Irregular
-        for one in slices:
-            if not view.is_alike(own, one):
+            if len(present) < len(blocks):
                 raise Irregular
-            plan.shift[one.begin : one.end] = missing[one.block]
-            plan.moves[one.begin : one.end] = True
-        is_up = _is_up(slices)
-        turns = np.arange(1, run.dropped + 1)[:: 1 if is_up else -1]
-        index = np.tile(np.arange(own.begin, own.end), run.dropped)
-        shift = np.repeat(turns + missing[run.template], own.end - own.begin)
-        return (own.end if is_up else own.begin), index, shift
-
-    def _check_sides(self, view: _View, label: Ints, run: Run, slices: list[_Slice]) -> None:
-        """Raise Irregular where steps that were not checked touch what lies beyond the missing
-        blocks, as seen from their own block, or else from where they stand: how that would be meant
-        is not known."""
-        low, high = min(one.begin for one in slices), max(one.end for one in slices)
-        places = np.arange(len(label))
-        is_below = (places < low) == _is_up(slices)
-        inside = (label >= run.position) & (label < run.position + KEPT)
-        is_below[inside] = label[inside] <= run.template
-        for step, block in view.blocks():
-            others = (step < low) | (step >= high)
-            near = others & (block >= run.position) & (block < run.position + KEPT)
-            if ((block <= run.template) != is_below[step])[near].any():
+            template = own[place[run.template]]
+            if np.isin(template.rows[:, KIND], (Kind.SEND, Kind.RECEIVE)).any():
                 raise Irregular
-
-
-def _slices(label: Ints, run: Run) -> list[_Slice] | None:
-    """Return the steps of the inner blocks of a run, given the block of every step; None if it has
-    none here.
-
-    A block's steps begin with the first that belongs to it, and end where the next block's do.
-    """
-    inner = range(run.position + 1, run.position + KEPT - 1)
-    places = [np.flatnonzero(label == block) for block in inner]
-    if not any(len(found) for found in places):
-        return None
-    if not all(len(found) for found in places):
-        raise Irregular
-    starts = [int(found[0]) for found in places]
-    is_up = starts[0] < starts[-1]
-    # The outermost block may have had steps of another kind before.
-    beyond = np.flatnonzero(label == (run.position + KEPT - 1 if is_up else run.position))
-    beyond = beyond[beyond > max(starts)]
-    ordered = starts if is_up else starts[::-1]
-    if not len(beyond) or any(one >= other for one, other in itertools.pairwise(ordered)):
-        raise Irregular
-    ends = [*starts[1:], int(beyond[0])] if is_up else [int(beyond[0]), *starts[:-1]]
-    return [_Slice(*one) for one in zip(inner, starts, ends, strict=True)]
-
-
-def _is_up(slices: list[_Slice]) -> bool:
-    return slices[0].begin < slices[-1].begin
-
-
-def _woven(plan: _Plan, pieces: list[tuple[int, Ints, Ints]]) -> _Plan:
-    """Put copies between the steps that are there."""
-    index, shift, moves = list[Ints](), list[Ints](), list[Flags]()
-    done = 0
-    for place, copies, turns in sorted(pieces, key=lambda piece: piece[0]):
-        index += [plan.index[done:place], copies]
-        shift += [plan.shift[done:place], turns]
-        moves += [plan.moves[done:place], np.ones(len(copies), dtype=np.bool_)]
-        done = place
-    return _Plan(
-        np.concatenate([*index, plan.index[done:]]),
-        np.concatenate([*shift, plan.shift[done:]]),
-        np.concatenate([*moves, plan.moves[done:]]),
-    )
-
-
-class _View:
-    """Rows with the chain and the block of all that they touch."""
-
-    def __init__(self, rows: Rows, chains: Chains) -> None:
-        self.rows, self.chains = rows, chains
-        touched = rows.rows[:, HELD] + rows.rows[:, WRITTEN]
-        self.touched = np.concatenate([[0], np.cumsum(touched)])
-        self.read = np.concatenate([[0], np.cumsum(rows.rows[:, READ])])
-
-    def _parts(self, begin: int, end: int) -> list[Ints]:
-        return [
-            self.rows.value[self.touched[begin] : self.touched[end]],
-            self.rows.read[self.read[begin] : self.read[end]],
-        ]
-
-    def blocks(self) -> list[tuple[Ints, Ints]]:
-        """Return columns (step, block) of all that steps touch, but for those that touch everything."""
-        rows = self.rows.rows
-        alone = ~TAKES_ALL[rows[:, KIND]]
-        found: list[tuple[Ints, Ints]] = []
-        for counts, values in (
-            (rows[:, HELD] + rows[:, WRITTEN], self.rows.value),
-            (rows[:, READ], self.rows.read),
-        ):
-            steps = np.repeat(np.arange(len(rows)), counts)
-            mine = alone[steps]
-            found.append((steps[mine], self.chains.block[values[mine]]))
+            if not all(
+                self._is_alike((template, run.template), (own[place[block]], block))
+                for block in blocks
+            ):
+                raise Irregular
+            inner.update(blocks)
+            turns = np.arange(1, run.dropped + 1)[:: 1 if is_up else -1]
+            copies[run.template] = self._copied(template, turns + missing[run.template])
+        found: list[Rows] = []
+        for number, rows in zip(numbers, own, strict=True):
+            if number in inner:
+                found.append(self._copied(rows, missing[number : number + 1]))
+            else:
+                self._check_side(number, rows)
+                found.append(rows)
+            if number in copies:
+                found.insert(len(found) - (not is_up), copies[number])
         return found
 
-    def is_alike(self, one: _Slice, other: _Slice) -> bool:
+    def _copied(self, rows: Rows, shifts: Ints) -> Rows:
+        """Return steps once for each of ``shifts``, on values so many blocks further."""
+        count = len(shifts)
+        value, read = (
+            self.chains.moved(np.tile(values, count), np.repeat(shifts, len(values)))
+            for values in (rows.value, rows.read)
+        )
+        return Rows(np.tile(rows.rows, (count, 1)), value, read)
+
+    def _check_side(self, number: int, rows: Rows) -> None:
+        """Raise Irregular where steps that are not moved touch what lies beyond the missing blocks, as
+        seen from their own block: how that would be meant is not known."""
+        blocks = self.chains.block[np.concatenate([rows.value, rows.read])]
+        for run in self.chains.runs:
+            near = (blocks >= run.position) & (blocks < run.position + KEPT)
+            if ((blocks <= run.template) != (number <= run.template))[near].any():
+                raise Irregular
+
+    def _is_alike(self, one: tuple[Rows, int], other: tuple[Rows, int]) -> bool:
         """Whether steps do with one block what others do with another."""
-        rows = np.delete(self.rows.rows, ITEM, axis=1)
-        if not np.array_equal(rows[one.begin : one.end], rows[other.begin : other.end]):
-            return False
-        mine, theirs = self._parts(one.begin, one.end), self._parts(other.begin, other.end)
-        return all(
+        mine, theirs = (np.delete(rows.rows, ITEM, axis=1) for rows, _ in (one, other))
+        return np.array_equal(mine, theirs) and all(
             np.array_equal(here, there)
-            for part, like in zip(mine, theirs, strict=True)
-            for here, there in zip(
-                self._relative(part, one.block), self._relative(like, other.block), strict=True
-            )
+            for here, there in zip(self._relative(*one), self._relative(*other), strict=True)
         )
 
-    def _relative(self, values: Ints, block: int) -> tuple[Ints, Ints]:
-        """Return the chain of values, and how many blocks ahead they are, or which they are."""
+    def _relative(self, rows: Rows, block: int) -> tuple[Ints, Ints]:
+        """Return the chain of all that steps touch, and how many blocks ahead it is, or which it is."""
+        values = np.concatenate([rows.value, rows.read])
         chain = self.chains.chain[values]
         return chain, np.where(chain < 0, values, self.chains.block[values] - block)
 
-    def laid_out(self, plan: _Plan) -> Rows:
-        """Return the rows of a plan; what touches all blocks touches the missing ones too."""
-        rows = self.rows.rows[plan.index].copy()
-        counts = rows[:, HELD] + rows[:, WRITTEN]
-        value = self._taken(self.rows.value, self.touched, counts, plan)
-        read = self._taken(self.rows.read, self.read, rows[:, READ], plan)
-        everything = TAKES_ALL[rows[:, KIND]]
-        for place in np.flatnonzero(everything).tolist():
-            value, read = self._widened(rows, place, value, read)
-        return Rows(rows, value, read)
-
-    def _taken(self, values: Ints, begin: Ints, counts: Ints, plan: _Plan) -> Ints:
-        start = begin[plan.index]
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        taken = values[np.repeat(start, counts) + within]
-        moves = np.repeat(plan.moves, counts)
-        taken[moves] = self.chains.moved(taken[moves], np.repeat(plan.shift, counts)[moves])
-        return taken
-
-    def _widened(self, rows: Ints, place: int, value: Ints, read: Ints) -> tuple[Ints, Ints]:
+    def widened(self, rows: Rows) -> Rows:
         """Let a step that touches all blocks (the update) touch the missing ones' values."""
-        begin = int(rows[:place, HELD : WRITTEN + 1].sum())
-        middle, ahead = begin + int(rows[place, HELD]), int(rows[:place, READ].sum())
-        end, after = middle + int(rows[place, WRITTEN]), ahead + int(rows[place, READ])
-        held, written = self._with_copies(value[begin:middle]), self._with_copies(value[middle:end])
-        reads = self._with_copies(read[ahead:after])
-        rows[place, [HELD, WRITTEN, READ]] = len(held), len(written), len(reads)
-        value = np.concatenate([value[:begin], held, written, value[end:]])
-        return value, np.concatenate([read[:ahead], reads, read[after:]])
+        held = rows.rows[0, HELD]
+        ends = rows.value[:held], rows.value[held:], rows.read
+        held, written, read = [self._with_copies(values) for values in ends]
+        row = rows.rows.copy()
+        row[0, [HELD, WRITTEN, READ]] = len(held), len(written), len(read)
+        return Rows(row, np.concatenate([held, written]), read)
 
     def _with_copies(self, values: Ints) -> Ints:
         chains, found = self.chains, [values]

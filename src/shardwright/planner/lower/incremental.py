@@ -3,9 +3,9 @@
 What a block becomes depends on the configs of its operators, on its parameters, and on what it
 finds of the tensors that come from outside. Where all of that is as it was in some earlier
 lowering, what that did is done again without looking at operators; and all that later steps make
-of unchanged values (messages back, bytes saved, gathers) is remembered too (``lasting``). So are the
-columns of all that a block becomes (``pieces``), which are joined. A block that is new is lowered a few
-operators at a time, each repeated or not in the same way (``records``).
+of unchanged values (messages back, bytes saved, gathers) is remembered too (``memo``), as are its
+pieces. A block that is new is lowered a few operators at a time, each repeated or not in the same way
+(``records``).
 
 The Program is the one that ``lower`` makes, but for the numbers of values, segments and messages;
 ``values`` also holds some of earlier strategies, so it is for simulating, not for running.
@@ -22,13 +22,10 @@ from typing import TypeVar
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
-from shardwright.planner.lower.pieces import Lowered, forward_piece, joined, stages_of
 from shardwright.planner.lower.records import Record, Records, Surroundings
-from shardwright.planner.lower.template import Rows
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.rules import iterate
@@ -136,7 +133,6 @@ class _Replay(Lowering):
     ) -> None:
         super().__init__(builder, placed)
         self.records = records
-        self.blocks: list[Lowered] = []
 
     def lower_block(self, number: int) -> None:
         """Do what a record says where it rests on what is there, else lower and record."""
@@ -175,39 +171,6 @@ class _Replay(Lowering):
             act = partial(self.lower_operators, part.start, part.stop, number)
             self._repeat_or(records.of_parts[number][place], part, act)
         self.close()
-
-    def phases(self) -> list[Phases]:
-        """Join what blocks became, as far as nothing reaches from one into another."""
-        builder, stages = self.builder, range(len(self.stages))
-        pending = sum(len(block.pending) for block in self.blocks)
-        reaches = builder.makes_again and (builder.strategy.reshard_again or len(stages) > 1)
-        reaches = reaches or builder.strategy.updates == "ready"
-        if reaches or len(self.parameters.pending) != pending:
-            return super().phases()
-        blocks = stages_of(builder, self.blocks, self.records.shared, self.finish)
-        several = builder.strategy.pipeline.num_microbatches > 1
-        found: list[Phases] = []
-        for stage in stages:
-            entered = sum(len(block.entries[stage][0]) for block in self.blocks)
-            more = forward_piece(builder, self.stages[stage].prologue[entered:])
-            own = [block[stage] for block in blocks]
-            found.append(
-                phases_of(
-                    builder,
-                    self.exchange[stage],
-                    prologue=joined([*[share.prologue for share in own], more]),
-                    forward=joined([share.forward for share in own]),
-                    last=joined([share.last for share in reversed(own)]),
-                    epilogue=[self._epilogue_rows(stage)],
-                    middle=joined([share.middle for share in reversed(own)]) if several else (),
-                )
-            )
-        return found
-
-    def _epilogue_rows(self, stage: int) -> Rows:
-        builder, kept = self.builder, self.parameters.kept
-        key = ("epilogue", stage, builder.strategy.clips, *map(id, kept.values()))
-        return builder.once(key, lambda: Rows.of(builder, self.epilogue(stage)))
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
         builder, parameters, stages = self.builder, self.parameters, self.stages
@@ -251,30 +214,20 @@ class _Replay(Lowering):
     ) -> Record:
         """Lower operators, and note all that this did."""
         builder, parameters = self.builder, self.parameters
-        before = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
-        segments, lasting, turned = len(builder.begun), len(builder.lasting), len(builder.turned)
+        mark, segments = self.mark(), len(builder.begun)
+        lasting, turned = len(builder.lasting), len(builder.turned)
         uses, first_uses = len(parameters.uses), len(parameters.first_uses)
-        pending, taken, cuts = len(parameters.pending), len(parameters.taken), len(builder.cut_dim)
+        taken, cuts = len(parameters.taken), len(builder.cut_dim)
         external, builder.external = builder.external, set()
         act()
         found, builder.external = frozenset(builder.external), external
         builder.external |= found
-        begun = tuple(builder.begun[segments:])
         return Record(
             rests_on=rests_on,
-            lowered=Lowered(
-                entries=tuple(
-                    (stage.prologue[first:], stage.forward[second:])
-                    for stage, (first, second) in zip(self.stages, before, strict=True)
-                ),
-                segments=tuple(index for index, _ in begun),
-                made=frozenset(value for _, segment in begun for value in segment.outputs),
-                pending=tuple(_since(parameters.pending, pending).items()),
-                known={},
-            ),
+            lowered=self.lowered_since(mark),
             blocks=tuple(stage.block for stage in self.stages),
             opened=tuple(stage.opened() for stage in self.stages),
-            segments=begun,
+            segments=tuple(builder.begun[segments:]),
             leaves=tuple(stage.holdings(around.leaves) for stage in self.stages),
             uses=_since(parameters.uses, uses),
             first_uses=_since(parameters.first_uses, first_uses),

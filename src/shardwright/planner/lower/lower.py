@@ -7,8 +7,11 @@ out for all microbatches in the schedule's order.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, groupby, islice
 from typing import Any
 
 from shardwright.core.crossing import arrival
@@ -18,17 +21,12 @@ from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.assemble import assemble
-from shardwright.planner.lower.backward import (
-    Links,
-    Transfers,
-    backward_steps,
-    forward_steps,
-    insert_syncs,
-)
+from shardwright.planner.lower.backward import Prefetched
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Kept, Parameters
+from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, joined
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.updates import with_updates
@@ -41,6 +39,11 @@ from shardwright.planner.space.legal import (
 )
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
+
+# How much is lowered: per stage its entries, segments, gradients to be synchronised.
+Mark = tuple[list[tuple[int, int]], int, int]
+# Steps that touch all parameters, each alone, and the messages that bring these to rest: blocks, and theirs.
+Epilogue = tuple[list[Rows], tuple[list[int], list[list[Rows]]]]
 
 
 def lower(graph: OperatorGraph, strategy: Strategy, samples: Samples | None = None) -> Program:
@@ -75,6 +78,7 @@ class Lowering:
         )
         self.where = once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
+        self.blocks: list[Lowered] = []
 
     def run(self) -> Program:
         """Lower everything."""
@@ -98,10 +102,33 @@ class Lowering:
 
     def lower_block(self, number: int) -> None:
         """Lower the operators of one block forward; its segments end with it."""
-        block = self.builder.graph.blocks[number]
+        block, mark = self.builder.graph.blocks[number], self.mark()
         self.builder.make_for(number)
         self.lower_operators(block.start, block.stop, number)
         self.close()
+        self.blocks.append(self.lowered_since(mark))
+
+    def mark(self) -> Mark:
+        """Return how much is lowered, for ``lowered_since``."""
+        sizes = [(len(stage.prologue), len(stage.forward)) for stage in self.stages]
+        return sizes, len(self.builder.segment_order()), len(self.parameters.pending)
+
+    def lowered_since(self, mark: Mark) -> Lowered:
+        """Return what was lowered since."""
+        builder, (sizes, segments, pending) = self.builder, mark
+        begun = tuple(builder.segment_order()[segments:])
+        return Lowered(
+            entries=tuple(
+                [
+                    (stage.prologue[first:], stage.forward[second:])
+                    for stage, (first, second) in zip(self.stages, sizes, strict=True)
+                ]
+            ),
+            segments=begun,
+            made=frozenset([v for one in begun for v in builder.segments[one].outputs]),
+            pending=tuple(islice(self.parameters.pending.items(), pending, None)),
+            known={},
+        )
 
     def lower_operators(self, start: int, stop: int, block: int) -> None:
         """Lower some operators of a block."""
@@ -245,40 +272,80 @@ class Lowering:
 
     def phases(self) -> list[Phases]:
         """Return every stage's steps, with all segments finished."""
-        builder = self.builder
-        transfers: Transfers = {}
-        backward = [self._backward(stage, transfers) for stage in reversed(self.stages)]
-        steps = [
-            (
-                forward_steps(builder, stage.prologue),
-                forward_steps(builder, stage.forward),
-                last,
-                self.epilogue(stage.index),
+        builder, stages = self.builder, range(len(self.stages))
+        shared = builder.once("shared", self._shared_parameters)
+        blocks = Blocks(builder, self.blocks, self.stages, self.parameters.pending, shared)
+        for stage in reversed(stages):
+            blocks.backward(stage)
+        more, epilogues = list[Prefetched](), dict[int, Epilogue]()
+        is_early = builder.strategy.updates != "step"
+        for stage in stages:
+            more.append(blocks.forward(stage))
+            if not is_early:
+                epilogues[stage] = self.epilogue(stage)
+        blocks.finish(self.finish)
+        several = builder.strategy.pipeline.num_microbatches > 1
+        found: list[Phases] = []
+        for stage in stages:
+            own = blocks.shares(stage)
+            up = list(own)
+            down, back = up[::-1], list(own.values())[::-1]
+            last = Piece(builder, more[stage].ahead, more[stage].steps)
+            prologue = [*[share.prologue for share in own.values()], last]
+            backward: list[Rows] = self.linked(down, [share.last for share in back])
+            middle = self.linked(down, [share.middle for share in back]) if several else ()
+            if is_early:
+                backward, middle = with_updates(builder, backward, self._updated_early(stage)), None
+            updates, homeward = self._epilogue(stage) if is_early else epilogues[stage]
+            found.append(
+                phases_of(
+                    builder,
+                    self.exchange[stage],
+                    prologue=self.linked([*up, -1], prologue),
+                    forward=self.linked(up, [share.forward for share in own.values()]),
+                    last=backward,
+                    epilogue=[*map(self.widened, updates), *self.inserted(*homeward)],
+                    middle=middle,
+                )
             )
-            for stage, last in zip(self.stages, reversed(backward), strict=True)
-        ]
-        self._finish_segments()
-        return [
-            phases_of(builder, exchange, *[[Rows.of(builder, one)] for one in own])
-            for exchange, own in zip(self.exchange, steps, strict=True)
-        ]
+        return found
 
-    def _backward(self, stage: Stage, transfers: Transfers) -> list[Step]:
-        steps = backward_steps(self.builder, stage, transfers)
-        links = Links.of(self.builder, stage.forward, steps)
-        steps = insert_syncs(self.builder, steps, self._pending_on(stage.index), links)
-        if self.builder.strategy.updates == "step":
-            return steps
-        away = {use.tensor for use in self.parameters.uses.values() if use.mesh != stage.index}
-        kept = [k for k in self._trained(stage.index) if k.tensor not in away]
-        return with_updates(self.builder, steps, kept)
+    def linked(self, numbers: Sequence[int], pieces: Sequence[Piece]) -> list[Rows]:
+        """Return pieces of blocks one behind the other, and what comes behind all of them."""
+        *woven, carried = joined(pieces)
+        late = [(n, piece.late) for n, piece in zip(numbers, pieces, strict=True) if piece.late]
+        behind = self.inserted([n for n, _ in late], [[rows] for _, rows in late])
+        woven[-1:] = [[*last, *carried] for last in woven[-1:]]
+        return [*self.inserted(numbers, woven), *behind]
 
-    def _pending_on(self, mesh: int) -> dict[int, int]:
-        values = self.builder.values
-        return {s: t for s, t in self.parameters.pending.items() if values[s].mesh == mesh}
+    def inserted(self, numbers: Sequence[int], parts: Sequence[Sequence[Rows]]) -> list[Rows]:
+        """Return what blocks of these ``numbers`` add, with what is to come in between: nothing here."""
+        del numbers
+        return list(chain.from_iterable(parts))
 
-    def epilogue(self, mesh: int) -> list[Step]:
-        """Return the steps that update the parameters of a mesh and bring them back to rest."""
+    def widened(self, rows: Rows) -> Rows:
+        """Return a step that touches the parameters of all blocks: these are all, here."""
+        return rows
+
+    def _shared_parameters(self) -> frozenset[int]:
+        """Return the parameters that several blocks read."""
+        graph = self.builder.graph
+        starts = [block.start for block in graph.blocks]
+        ends = [(t, graph.consumers[t]) for t in graph.parameters if graph.consumers[t]]
+        return frozenset(
+            [t for t, readers in ends
+             if bisect_right(starts, min(readers)) < bisect_right(starts, max(readers))]
+        )  # fmt: skip
+
+    def epilogue(self, stage: int) -> Epilogue:
+        """Return the epilogue of a stage; ``kept`` parameters decide all of it."""
+        clips, kept = self.builder.strategy.clips, self.parameters.kept.values()
+        key = ("epilogue", stage, clips, *map(id, kept))
+        return self.builder.once(key, partial(self._epilogue, stage))
+
+    def _epilogue(self, mesh: int) -> Epilogue:
+        """Return the steps that update the parameters of a mesh, each, and by block those that bring
+        them back to rest."""
         builder = self.builder
         steps: list[Step] = []
         done = {master for masters in builder.updates for master in masters}
@@ -287,11 +354,20 @@ class Lowering:
         if builder.strategy.clips or builder.strategy.precision == "float16":
             steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
         masters = tuple(k.master for k in kept)
-        if builder.strategy.updates == "ready":
+        if builder.strategy.updates != "step":
             item = len(builder.updates)
             builder.updates.append(masters)
         steps.append(Step(Kind.UPDATE, item, f"compute:{mesh}", reads=reduced, writes=masters))
-        return steps + self._back_to_rest(mesh)
+        numbers, parts = list[int](), list[list[Rows]]()
+        for block, group in groupby(self._back_to_rest(mesh), lambda one: one[0]):
+            numbers.append(block)
+            parts.append([Rows.of(builder, [step for _, own in group for step in own])])
+        return [Rows.of(builder, [step]) for step in steps], (numbers, parts)
+
+    def _updated_early(self, mesh: int) -> list[Kept]:
+        """Return the parameters of a mesh that no other uses: these may be updated within backward."""
+        away = {use.tensor for use in self.parameters.uses.values() if use.mesh != mesh}
+        return [kept for kept in self._trained(mesh) if kept.tensor not in away]
 
     def _trained(self, mesh: int) -> list[Kept]:
         return [k for k in self.parameters.kept.values() if k.mesh == mesh and k.reduced >= 0]
@@ -317,35 +393,24 @@ class Lowering:
             )
         return tuple(found)
 
-    def _back_to_rest(self, mesh: int) -> list[Step]:
-        """Return the messages that bring updated parameters to rest, in the order of forward."""
+    def _back_to_rest(self, mesh: int) -> list[tuple[int, list[Step]]]:
+        """Return by block the messages that bring updated parameters to rest, in the order of forward."""
         builder = self.builder
-        block_of = {
-            i: n for n, b in enumerate(builder.graph.blocks) for i in range(b.start, b.stop)
-        }
+        starts = [block.start for block in builder.graph.blocks]
         groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         for kept in self.parameters.kept.values():
             if kept.mesh != mesh or kept.master == kept.rest:
                 continue
-            block = block_of[builder.graph.consumers[kept.tensor][0]]
+            block = bisect_right(starts, builder.graph.consumers[kept.tensor][0]) - 1
             key = (block, *builder.signature(kept.master, builder.values[kept.rest].layout))
             groups.setdefault(key, []).append((kept.master, kept.rest))
         return [
-            step
-            for _, pairs in sorted(groups.items(), key=lambda group: group[0][0])
-            for step in builder.once(
-                ("back to rest", *pairs), partial(builder.chain, pairs, "parameter")
+            (
+                key[0],
+                builder.once(("back to rest", *pairs), partial(builder.chain, pairs, "parameter")),
             )
+            for key, pairs in sorted(groups.items(), key=lambda group: group[0][0])
         ]
-
-    # -- finishing -----------------------------------------------------------------------------
-
-    def _finish_segments(self) -> None:
-        """Keep only the outputs somebody reads, and measure what each segment saves."""
-        for stage in self.stages:
-            for entry in (*stage.prologue, *stage.forward):
-                if entry.segment >= 0:
-                    self.builder.take(entry.segment, self.finish(entry.segment))
 
     def finish(self, number: int) -> Finished:
         """Return a segment with only the outputs that somebody reads."""

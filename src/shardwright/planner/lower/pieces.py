@@ -1,6 +1,6 @@
-"""What a lowered block becomes, kept as columns: its share of the forward and backward templates.
+"""What a lowered block becomes, kept as columns: its pieces of the phases, and how pieces are joined.
 
-A template is the pieces of its blocks one behind the other, but for three things that cross from one
+A phase is the pieces of its blocks one behind the other, but for three things that cross from one
 to the next. Parameters that a piece needs are gathered while the piece before runs; a gradient that
 several blocks add to is synchronised where the last of them is done; and further messages of a
 synchronisation come behind all pieces.
@@ -15,22 +15,25 @@ from functools import reduce
 
 from shardwright.planner.lower.backward import (
     SEGMENTS,
+    Group,
     Links,
     Prefetched,
+    Synced,
+    Transfers,
     add_syncs,
     backward_pairs,
     forward_pairs,
     issued_before,
     prefetch,
+    synchronised,
 )
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.remake import Remake
-from shardwright.planner.lower.stage import Entry
+from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 
 Pair = tuple[int, int]
-Group = tuple[Pair, ...]  # gradients that are synchronised together, and where they go
-# In how many surroundings what became of a block is remembered.
+# In how many surroundings what became of a block (on each stage) is remembered.
 MOST_KNOWN = 8
 
 
@@ -74,11 +77,9 @@ class Piece:
         return [*parts, rest]
 
 
-def joined(pieces: Sequence[Piece]) -> list[Rows]:
-    """Return the template that pieces make, one behind the other, in parts."""
-    late = [piece.late for piece in pieces if piece.late is not None]
-    if not any(piece.ahead or piece.carried for piece in pieces):
-        return [*[piece.whole for piece in pieces], *late]
+def joined(pieces: Sequence[Piece]) -> list[list[Rows]]:
+    """Return what pieces make one behind the other: the steps of each with what is woven in from those
+    beside it, in parts, and then what comes behind all."""
     issued: dict[int, list[tuple[int, Rows]]] = {}
     before = -1  # the last piece with segments
     for number, piece in enumerate(pieces):
@@ -90,12 +91,15 @@ def joined(pieces: Sequence[Piece]) -> list[Rows]:
             segment = 0 if before < 0 else issued_before(turn, own, len(pieces[before].segments))
             issued.setdefault(where, []).append((segment, rows))
         before = number
-    parts, carried = list[Rows](), None
+    parts, carried = list[list[Rows]](), None
     for number, piece in enumerate(pieces):
+        if number not in issued and piece.meets < 0:
+            parts.append([piece.whole])
+            continue
         meets = piece.meets >= 0
-        parts += piece.woven(issued.get(number, ()), carried if meets else None)
+        parts.append(piece.woven(issued.get(number, ()), carried if meets else None))
         carried = piece.carried if meets else carried
-    return [*parts, *([] if carried is None else [carried]), *late]
+    return [*parts, [] if carried is None else [carried]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +124,26 @@ class MadeAgain:
 Again = MadeAgain | None
 
 
-@dataclass(frozen=True, slots=True)
 class Closed:
-    """A block with its segments finished: those, what they save and view, and its backward on every
-    stage, not yet synchronised. ``written``: where that writes each value last. ``links``: those it uses. ``shares`` are
-    remembered by the gradients of several blocks which this one sees synchronised."""
+    """A block with its segments finished: those, what they view, and per stage its steps, not yet
+    synchronised: prologue, forward, backward, where that writes each value last, the links it uses.
+    ``shares`` are remembered by stage and the gradients of several blocks which it sees synchronised."""
 
-    segments: tuple[tuple[int, Finished], ...]
-    views: dict[int, int]
-    backward: tuple[Prefetched, ...]
-    written: tuple[dict[int, int], ...]
-    links: tuple[Links, ...]
-    shares: dict[object, tuple[Share, ...]]
+    def __init__(self) -> None:
+        self.segments: list[tuple[int, Finished]] = []
+        self.views: dict[int, int] = {}
+        self.prologue: dict[int, Prefetched] = {}
+        self.forward: dict[int, Prefetched] = {}
+        self.backward: dict[int, Prefetched] = {}
+        self.written: dict[int, dict[int, int]] = {}
+        self.links: dict[int, Links] = {}
+        self.shares: dict[object, Share] = {}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowered:
     """What lowering a block made: per stage entries of prologue and forward, and its segments, not
-    finished. ``pending`` are gradients to be synchronised and where they go."""
+    finished. ``pending`` are gradients to be synchronised and where they go. ``known``: see ``Blocks``."""
 
     entries: tuple[tuple[list[Entry], list[Entry]], ...]
     segments: tuple[int, ...]
@@ -145,40 +151,196 @@ class Lowered:
     pending: tuple[Pair, ...]
     known: dict[object, Closed]
 
-    def close(
-        self, builder: ProgramBuilder, finish: Callable[[int], Finished], again: Again
-    ) -> Closed:
-        """Return the block finished, as far as others read what it makes."""
-        key = (self.made & builder.external, builder.kept_for_backward, again)
-        if key in self.known:
-            closed = self.known[key]
-            for number, finished in closed.segments:
-                builder.segments[number] = finished.segment
+
+class Blocks:
+    """The blocks of one lowering on their way to pieces: ``backward`` of every stage, the last first;
+    then ``forward`` of each; ``finish``; then their ``shares``.
+
+    What a block becomes is remembered by what others read of it, and by what is made again.
+    """
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        blocks: Sequence[Lowered],
+        stages: Sequence[Stage],
+        pending: dict[int, int],
+        shared: frozenset[int],
+    ) -> None:
+        self.builder, self.blocks, self.stages, self.pending = builder, blocks, stages, pending
+        strategy = builder.strategy
+        self.buckets = strategy.gradient_sync.buckets
+        self.wide = shared.union(*self.buckets) if self.buckets else shared
+        # What is made again may reach into other blocks; then nothing of one is remembered.
+        self.reaches = builder.makes_again and (bool(strategy.reshard_again) or len(stages) > 1)
+        self.again = [None] * len(blocks) if self.reaches else _again(builder, blocks)
+        self.closed: list[Closed] = []
+        self.new: dict[int, object] = {}
+        self.transfers: list[Transfers] = [{} for _ in blocks]
+        self.drawn: dict[tuple[int, int], tuple[object, Synced]] = {}
+        self.found: dict[tuple[int, int], Share] = {}
+        for number, (block, how) in enumerate(zip(blocks, self.again, strict=True)):
+            key = (block.made & builder.external, builder.kept_for_backward, how)
+            closed = None if self.reaches else block.known.get(key)
+            if closed is None:
+                closed, self.new[number] = Closed(), key
+            for segment, finished in closed.segments:
+                builder.segments[segment] = finished.segment
             builder.views.update(closed.views)
-            return closed
-        backward: list[Prefetched] = []
-        for stage, (_, forward) in enumerate(self.entries):
-            remake = None if again is None else Remake(builder, forward, again.handed)
-            backward.append(prefetch(backward_pairs(builder, forward, stage, {}, remake)))
-        segments = tuple([(number, finish(number)) for number in self.segments])
-        for number, finished in segments:
-            builder.take(number, finished)
-        if len(self.known) == MOST_KNOWN:
-            self.known.clear()
-        self.known[key] = closed = Closed(
-            segments=segments,
-            views={one: other for _, done in segments for one, other in done.views.items()},
-            backward=tuple(backward),
-            written=tuple([_written(one.steps) for one in backward]),
-            links=tuple(
-                [
-                    _links(builder, forward, one)
-                    for (_, forward), one in zip(self.entries, backward, strict=True)
-                ]
-            ),
-            shares={},
+            self.closed.append(closed)
+
+    def on(self, stage: int) -> list[int]:
+        """Return the blocks that do something on a stage."""
+        return [n for n, block in enumerate(self.blocks) if any(block.entries[stage])]
+
+    def backward(self, stage: int) -> None:
+        """Derive a stage's backward and synchronise its gradients."""
+        builder, every = self.builder, self.stages[stage].forward
+        whole = Remake(builder, every) if self.reaches else None
+        stop, present = len(every), self.on(stage)
+        for number in reversed(present):
+            own, again = self.blocks[number].entries[stage][1], self.again[number]
+            entries, places, remake = own, range(len(own)), whole
+            if self.reaches:
+                entries, places = every, range(stop - len(own), stop)
+                stop -= len(own)
+            elif number in self.new and again is not None:
+                remake = Remake(builder, own, again.handed)
+            if number in self.new:
+                pairs = backward_pairs(
+                    builder, entries, places, stage, self.transfers[number], remake
+                )
+                made, closed = prefetch(pairs), self.closed[number]
+                steps = [step for _, gathers in made.ahead for step in gathers] + made.steps
+                closed.backward[stage] = made
+                closed.written[stage] = {
+                    value: place for place, step in enumerate(made.steps) for value in step.writes
+                }
+                closed.links[stage] = Links.of(builder, own, steps)
+        self._synchronise(stage, present)
+
+    def _synchronise(self, stage: int, present: Sequence[int]) -> None:
+        builder = self.builder
+        links = reduce(Links.and_those, [self.closed[n].links[stage] for n in present], Links())
+        wide = self._wide_groups(stage, present)
+        groups: list[tuple[int, int, Group]] = []  # by the order in which their gradients were met
+        order: dict[int, int] = {}
+        keys: dict[int, object] = {}
+        for number in present:
+            own = tuple(wide.get(number, ()))
+            key, closed = (stage, own, self.buckets, links), self.closed[number]
+            if key in closed.shares:
+                self.found[number, stage] = closed.shares[key]
+                continue
+            order = order or {source: turn for turn, source in enumerate(self.pending)}
+            keys[number] = key
+            mine = [*own, *self._narrow_groups(stage, number)]
+            groups += [(order[group[0][0]], number, group) for group in mine]
+        made: dict[int, list[tuple[Group, list[Step]]]] = {number: [] for number in keys}
+        for _, number, group in sorted(groups):
+            made[number].append((group, synchronised(builder, group)))
+        for number, own in made.items():
+            closed = self.closed[number]
+            steps, written = closed.backward[stage].steps, closed.written[stage]
+            self.drawn[number, stage] = keys[number], add_syncs(steps, written, own, links)
+
+    def _wide_groups(self, stage: int, present: Sequence[int]) -> dict[int, list[Group]]:
+        """Return, per block, the gradients of several blocks whose last term backward makes there.
+
+        Backward ends with the first block, so that is the first to write one of them.
+        """
+        if not self.wide:
+            return {}
+        bucket_of = {t: number for number, bucket in enumerate(self.buckets) for t in bucket}
+        builder, values = self.builder, self.builder.values
+        groups: dict[tuple[object, ...], tuple[int, list[Pair]]] = {}
+        for source, target in self.pending.items():
+            entry = values[source]
+            if entry.mesh != stage or entry.tensor not in self.wide:
+                continue
+            writes = (n for n in present if source in self.closed[n].written[stage])
+            number = next(writes, None)
+            if number is not None:
+                bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
+                like = builder.signature(source, values[target].layout)
+                groups.setdefault((bucket, entry.scope, *like), (number, []))[1].append(
+                    (source, target)
+                )
+        found: dict[int, list[Group]] = {}
+        for number, pairs in groups.values():
+            found.setdefault(number, []).append(tuple(pairs))
+        return found
+
+    def _narrow_groups(self, stage: int, number: int) -> list[Group]:
+        """Return the gradients of parameters that only one block reads."""
+        builder, values = self.builder, self.builder.values
+        groups: dict[tuple[object, ...], list[Pair]] = {}
+        for source, target in self.blocks[number].pending:
+            entry = values[source]
+            if entry.tensor in self.wide or source not in self.closed[number].written[stage]:
+                continue
+            like = builder.signature(source, values[target].layout)
+            groups.setdefault((entry.tensor, entry.scope, *like), []).append((source, target))
+        return [tuple(pairs) for pairs in groups.values()]
+
+    def forward(self, stage: int) -> Prefetched:
+        """Gather what a stage's forward needs; return the steps of no block."""
+        present = [number for number in self.on(stage) if number in self.new]
+        done = sum(len(block.entries[stage][0]) for block in self.blocks)
+        more = self.stages[stage].prologue[done:]
+        for number in present:
+            prologue = self.blocks[number].entries[stage][0]
+            self.closed[number].prologue[stage] = prefetch(forward_pairs(self.builder, prologue))
+        last = prefetch(forward_pairs(self.builder, more))
+        for number in present:
+            forward = self.blocks[number].entries[stage][1]
+            self.closed[number].forward[stage] = prefetch(forward_pairs(self.builder, forward))
+        return last
+
+    def finish(self, finish: Callable[[int], Finished]) -> None:
+        """Finish all segments."""
+        builder = self.builder
+        for number, key in self.new.items():
+            block, closed = self.blocks[number], self.closed[number]
+            closed.segments = [(segment, finish(segment)) for segment in block.segments]
+            for segment, finished in closed.segments:
+                builder.take(segment, finished)
+                closed.views.update(finished.views)
+            if not self.reaches:
+                if len(block.known) == MOST_KNOWN:
+                    block.known.clear()
+                block.known[key] = closed
+
+    def shares(self, stage: int) -> dict[int, Share]:
+        """Return what blocks add to a stage, by block."""
+        result: dict[int, Share] = {}
+        for number in self.on(stage):
+            if (number, stage) in self.drawn:
+                key, synced = self.drawn[number, stage]
+                closed = self.closed[number]
+                if len(closed.shares) == MOST_KNOWN * len(self.stages):
+                    closed.shares.clear()
+                closed.shares[key] = self._share(closed, stage, synced)
+                self.found[number, stage] = closed.shares[key]
+            result[number] = self.found[number, stage]
+        return result
+
+    def _share(self, closed: Closed, stage: int, synced: Synced) -> Share:
+        builder, ahead = self.builder, closed.backward[stage].ahead
+        for segment, finished in closed.segments:
+            builder.take(segment, finished)
+        lists = (synced.steps, synced.late, synced.carried)
+        last = middle = Piece(builder, ahead, *lists, synced.meets)
+        if any(step.last_only for listed in lists for step in listed):
+            often = [[step for step in listed if not step.last_only] for listed in lists]
+            before = synced.steps[: max(synced.meets, 0)]
+            meets = synced.meets - sum(step.last_only for step in before)
+            middle = Piece(builder, ahead, often[0], often[1], often[2], meets)
+        prologue, forward = (
+            Piece(builder, one.ahead, one.steps)
+            for one in (closed.prologue[stage], closed.forward[stage])
         )
-        return closed
+        return Share(prologue=prologue, forward=forward, middle=middle, last=last)
 
 
 def _again(builder: ProgramBuilder, blocks: Sequence[Lowered]) -> list[Again]:
@@ -202,121 +364,3 @@ def _again(builder: ProgramBuilder, blocks: Sequence[Lowered]) -> list[Again]:
         handed = [value for value in makes[number] if readers[value] > (value in own)]
         found.append(MadeAgain(is_whole=number in whole, handed=frozenset(handed)))
     return found
-
-
-def _links(builder: ProgramBuilder, forward: Sequence[Entry], backward: Prefetched) -> Links:
-    ahead = [step for _, gathers in backward.ahead for step in gathers]
-    return Links.of(builder, forward, [*ahead, *backward.steps])
-
-
-def _written(steps: Sequence[Step]) -> dict[int, int]:
-    return {value: place for place, step in enumerate(steps) for value in step.writes}
-
-
-def stages_of(
-    builder: ProgramBuilder,
-    blocks: Sequence[Lowered],
-    shared: frozenset[int],
-    finish: Callable[[int], Finished],
-) -> list[tuple[Share, ...]]:
-    """Return what every block adds to every stage. ``shared`` are parameters that several read."""
-    again = _again(builder, blocks)
-    closed = [block.close(builder, finish, how) for block, how in zip(blocks, again, strict=True)]
-    buckets = builder.strategy.gradient_sync.buckets
-    wide = shared.union(*buckets) if buckets else shared
-    groups = _wide_groups(builder, blocks, closed, wide)
-    links = tuple(
-        [reduce(Links.and_those, own) for own in zip(*[one.links for one in closed], strict=True)]
-    )
-    found: list[tuple[Share, ...]] = []
-    for block, one, own in zip(blocks, closed, groups, strict=True):
-        key = (tuple(own), buckets, links)
-        if key not in one.shares:
-            if len(one.shares) == MOST_KNOWN:
-                one.shares.clear()
-            one.shares[key] = _shares(builder, block, one, (own, wide, links))
-        found.append(one.shares[key])
-    return found
-
-
-def _wide_groups(
-    builder: ProgramBuilder,
-    blocks: Sequence[Lowered],
-    closed: Sequence[Closed],
-    wide: frozenset[int],
-) -> list[list[Group]]:
-    """Return, per block, the gradients of several blocks whose last term backward makes there.
-
-    Backward ends with the first block, so that is the first to write one of them.
-    """
-    bucket_of = {
-        tensor: number
-        for number, bucket in enumerate(builder.strategy.gradient_sync.buckets)
-        for tensor in bucket
-    }
-    values = builder.values
-    groups: dict[tuple[object, ...], tuple[int, list[Pair]]] = {}
-    for number, block in enumerate(blocks):
-        for source, target in block.pending:
-            entry = values[source]
-            if entry.tensor in wide and source in closed[number].written[entry.mesh]:
-                bucket = bucket_of.get(entry.tensor, -1 - entry.tensor)
-                like = builder.signature(source, values[target].layout)
-                key = (bucket, entry.scope, *like)
-                groups.setdefault(key, (number, []))[1].append((source, target))
-    found: list[list[Group]] = [[] for _ in blocks]
-    for number, pairs in groups.values():
-        found[number].append(tuple(pairs))
-    return found
-
-
-def _shares(
-    builder: ProgramBuilder,
-    block: Lowered,
-    closed: Closed,
-    others: tuple[Sequence[Group], frozenset[int], tuple[Links, ...]],
-) -> tuple[Share, ...]:
-    """Return what a block adds to every stage; ``others``: the gradients of several blocks that it
-    sees synchronised, all such parameters, and the links of every stage."""
-    own, wide, links = others
-    values, first = builder.values, {group[0]: group for group in own}
-    for number, finished in closed.segments:
-        builder.take(number, finished)
-    groups: list[dict[object, list[Pair]]] = [{} for _ in block.entries]
-    for source, target in block.pending:
-        entry = values[source]
-        if source not in closed.written[entry.mesh]:
-            continue
-        if entry.tensor not in wide:
-            like = builder.signature(source, values[target].layout)
-            key = (entry.tensor, entry.scope, *like)
-            groups[entry.mesh].setdefault(key, []).append((source, target))
-        elif (source, target) in first:
-            groups[entry.mesh][source, target] = list(first[source, target])
-    found: list[Share] = []
-    for stage, (prologue, forward) in enumerate(block.entries):
-        ahead = closed.backward[stage]
-        written = closed.written[stage]
-        synced = add_syncs(builder, ahead.steps, written, groups[stage].values(), links[stage])
-        lists = (synced.steps, synced.late, synced.carried)
-        last = middle = Piece(builder, ahead.ahead, *lists, synced.meets)
-        if any(step.last_only for listed in lists for step in listed):
-            often = [[step for step in listed if not step.last_only] for listed in lists]
-            before = synced.steps[: max(synced.meets, 0)]
-            meets = synced.meets - sum(step.last_only for step in before)
-            middle = Piece(builder, ahead.ahead, often[0], often[1], often[2], meets)
-        found.append(
-            Share(
-                prologue=forward_piece(builder, prologue),
-                forward=forward_piece(builder, forward),
-                middle=middle,
-                last=last,
-            )
-        )
-    return tuple(found)
-
-
-def forward_piece(builder: ProgramBuilder, entries: Sequence[Entry]) -> Piece:
-    """Return forward entries, whose segments are finished, as a piece."""
-    ahead = prefetch(forward_pairs(builder, entries))
-    return Piece(builder, ahead.ahead, ahead.steps)

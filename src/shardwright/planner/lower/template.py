@@ -102,9 +102,12 @@ class Rows(NamedTuple):
             np.array(read, dtype=np.int64),
         )
 
-    def followed_by(self, other: Rows) -> Rows:
-        """Return these steps and then others."""
-        return Rows(*[np.concatenate(pair) for pair in zip(self, other, strict=True)])
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the steps of several parts, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*[np.concatenate(columns) for columns in zip(*parts, strict=True)])
 
     def chosen(self, steps: Flags) -> Rows:
         """Return some of the steps."""

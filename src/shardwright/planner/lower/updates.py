@@ -1,44 +1,61 @@
-"""Updates within the last backward: each parameter as soon as its gradient is final, which then goes."""
+"""Updates within backward, of the last microbatch or of each: of a parameter as soon as its gradient is
+final, which then goes."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from shardwright.core.program import Kind
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Kept
+from shardwright.planner.lower.template import HELD, READ, RESOURCE, WRITTEN, Ints, Rows
 
 
 def with_updates(
-    builder: ProgramBuilder, steps: Sequence[Step], kept: Sequence[Kept]
-) -> list[Step]:
+    builder: ProgramBuilder, parts: Sequence[Rows], kept: Sequence[Kept]
+) -> list[Rows]:
     """Return the steps of a mesh's backward with updates of the parameters ``kept`` there.
 
     A parameter is updated behind the last step that touches it or its gradients. Where that sends, the
     update comes with the next parameter's: until then what was sent has time to arrive.
     """
-    last: dict[int, int] = {}
-    written: set[int] = set()
-    for place, step in enumerate(steps):
-        written.update(step.writes)
-        for value in (*step.reads, *step.writes):
-            if builder.values[value].role in ("parameter", "master", "gradient"):
-                last[builder.values[value].tensor] = place
+    steps = Rows.joined(parts)
+    written, last = _touched(builder, steps)
     ready: dict[int, list[Kept]] = {}
     for one in kept:
         if one.reduced in written:
             ready.setdefault(last[one.tensor], []).append(one)
+    computing = {n for name, n in builder.resources.items() if name.startswith("compute:")}
     behind: dict[int, list[Kept]] = {}
-    for place, following in itertools.pairwise([*sorted(ready), len(steps) - 1]):
-        computes = steps[place].resource.startswith("compute:")
+    for place, following in itertools.pairwise([*sorted(ready), len(steps.rows) - 1]):
+        computes = int(steps.rows[place, RESOURCE]) in computing
         behind.setdefault(place if computes else following, []).extend(ready[place])
-    result: list[Step] = []
-    for place, step in enumerate(steps):
-        result.append(step)
-        if place in behind:
-            result.append(_update(builder, behind[place]))
-    return result
+    result, done, rest = list[Rows](), 0, steps
+    for place, own in sorted(behind.items()):
+        first, rest = rest.split(place + 1 - done)
+        result += [first, Rows.of(builder, [_update(builder, own)])]
+        done = place + 1
+    return [*result, rest]
+
+
+def _touched(builder: ProgramBuilder, steps: Rows) -> tuple[set[int], dict[int, int]]:
+    """Return the values written, and by tensor the last place that touches it or its gradients."""
+    rows, places = steps.rows, np.arange(len(steps.rows))
+    ends = np.repeat(np.tile([False, True], len(rows)), rows[:, HELD : WRITTEN + 1].reshape(-1))
+    last = np.full(len(builder.values), -1, dtype=np.int64)
+    of_read: Ints = np.repeat(places, rows[:, READ])
+    of_both: Ints = np.repeat(places, rows[:, HELD] + rows[:, WRITTEN])
+    np.maximum.at(last, steps.read, of_read)
+    np.maximum.at(last, steps.value, of_both)
+    by_tensor: dict[int, int] = {}
+    for value in np.flatnonzero(last >= 0).tolist():
+        entry = builder.values[value]
+        if entry.role in ("parameter", "master", "gradient"):
+            by_tensor[entry.tensor] = max(by_tensor.get(entry.tensor, -1), int(last[value]))
+    return set(steps.value[ends].tolist()), by_tensor
 
 
 def _update(builder: ProgramBuilder, kept: Sequence[Kept]) -> Step:
@@ -50,5 +67,5 @@ def _update(builder: ProgramBuilder, kept: Sequence[Kept]) -> Step:
         resource=f"compute:{kept[0].mesh}",
         reads=tuple([one.reduced for one in kept]),
         writes=masters,
-        last_only=True,
+        last_only=builder.strategy.updates == "ready",
     )
