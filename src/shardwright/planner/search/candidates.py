@@ -294,10 +294,10 @@ def _cut(
 def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | None:
     """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
 
-    With a doubled warm-up (1F1B-SO) transfers hide behind the rounds, and count where the first microbatch
-    passes only. Interleaved, each stage has two chunks: the cut is another, a device receives twice as often,
-    and waits half as long for the first microbatch and the last. ``least_seconds`` is what one device has
-    to do: T >= m t + once, whatever the order.
+    With a doubled warm-up (1F1B-SO) transfers hide behind the rounds: at best they cost nothing.
+    Interleaved, each stage has two chunks: the cut is another, a device receives twice as often, and waits
+    half as long for the first microbatch and the last. ``least_seconds`` is what one device has to do:
+    T >= m t + once, whatever the order.
     """
     problem, arrangement = candidate.problem, candidate.arrangement
     other = replace(arrangement, schedule=schedule)
@@ -313,23 +313,23 @@ def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | Non
     ranked = chain(columns, transfer, *_exposed(columns, least))
     hidden = chain(columns, transfer * 0, least, least)
     problem.forget_terms()
-    chunks = 2 if SCHEDULES[schedule].chunks else 1
-    cut = partition(ranked, chunks * p, m, "1f1b", math.inf)
-    if cut is None:
-        return None
-    starts = cut.starts if chunks > 1 else candidate.starts
-    each, once = _per_device(ranked, starts, p)
-    if chunks == 1:  # what is received comes with the fill alone
-        each = _per_device(replace(ranked, transfer=transfer * 0), starts, p)[0]
-        fill = measure(ranked, starts, m, "1f1b").fill
+    starts, seconds = candidate.starts, candidate.seconds
+    if SCHEDULES[schedule].chunks:
+        cut = partition(ranked, 2 * p, m, "1f1b", math.inf)
+        if cut is None:
+            return None
+        starts = cut.starts
+        each, once = _per_device(ranked, starts, p)
+        fill = each.mean() + (p - 1) / p * each.sum() / 2
+        seconds = float((m - 1) * each.max() + once.max() + fill)
     else:
-        fill = each.mean() + (p - 1) / p * each.sum() / chunks
+        seconds = measure(replace(ranked, transfer=transfer * 0), starts, m, "1f1b").step_seconds
     busy, step = _per_device(hidden, starts, p)
     return replace(
         candidate,
         arrangement=other,
         starts=starts,
-        seconds=float((m - 1) * each.max() + once.max() + fill),
+        seconds=seconds,
         least_seconds=float(np.max(m * busy + step)),
     )
 
@@ -337,12 +337,12 @@ def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | Non
 def _per_device(
     blocks: Chain, starts: tuple[int, ...], stages: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each stage's seconds per microbatch, with what it receives, and per step."""
+    """Return each stage's seconds per microbatch, with what it receives, and those per step."""
     each, once = np.zeros(stages), np.zeros(stages)
     for chunk, (start, stop) in enumerate(itertools.pairwise((*starts, blocks.num_blocks))):
-        received = blocks.transfer[start] if start else 0.0
-        each[chunk % stages] += blocks.seconds[start:stop].sum() + received
-        once[chunk % stages] += blocks.once[start:stop].sum()
+        stage = chunk % stages
+        each[stage] += blocks.seconds[start:stop].sum() + (blocks.transfer[start] if start else 0.0)
+        once[stage] += blocks.once[start:stop].sum()
     return each, once
 
 

@@ -22,8 +22,6 @@ def schedules(pool: Pool) -> Proposals:
     if not pipelines:
         return
     candidate, _ = min(pipelines, key=lambda one: (one[1].seconds, one[0].bytes))
-    if candidate.least_seconds >= pool.fastest:
-        return
     for order in ORDERS:
         other = rescheduled(candidate, order)
         if other is None:
