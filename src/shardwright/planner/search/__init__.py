@@ -1,9 +1,9 @@
 """Search: which strategies are best, and how good the best could be.
 
-``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. ``exploration`` goes through the
-arrangements: the additive ``model`` proposes (``candidates``), ``evaluate`` brings the answers before the
-simulator, ``local`` changes the best of them decision by decision (so do Markov chains), ``reasons``
-explains. Nothing here knows torch, the clock or the disk.
+``search``, ``sample``, ``curve``, ``why_not`` and ``explain`` are the doors. One ``loop`` tries what ``proposers``
+yield, best first, and a ``pool`` keeps what is known: the additive ``model`` proposes (``candidates``), ``judge``
+brings it before the simulator, ``local`` changes the best decision by decision (so do Markov chains),
+``reasons`` explains. ``steering`` has the numbers. Nothing here knows torch, the clock or the disk.
 """
 
 from shardwright.planner.judge.evaluate import evaluate_closely

@@ -16,8 +16,6 @@ from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.labels import told_apart
 
 GIB = 2**30
-# Plans nearer than this to a faster one in time, memory and money are not shown beside it.
-ALIKE = 0.005
 MODEL = (
     "no plan of the searched arrangements is faster when costs add up, equal blocks are treated "
     "alike, and gradient synchronisation and parameter gathers overlap computation as well as the "
@@ -29,7 +27,8 @@ MODEL = (
 class Findings:
     """What a search found: evaluations in the order they were reached, sentences about strategies that
     turned out illegal, the least additive seconds proved for the space (inf before any proof), and
-    whether the search ran to its end. ``limit`` is the memory limit in bytes per device.
+    whether the search ran to its end. ``limit`` is the memory limit in bytes per device, ``same`` the share
+    below which the search takes two step times for the same.
     """
 
     context: Context
@@ -38,6 +37,7 @@ class Findings:
     refused: tuple[str, ...]
     bound: float
     is_complete: bool
+    same: float = 0.0
 
     @property
     def fitting(self) -> list[Evaluation]:
@@ -70,7 +70,9 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
     kept: list[Evaluation] = []
     for objective in sorted(best):
         dominated = any(other.dominates(objective) for other in best)
-        if not dominated and not any(_is_alike(best[objective], other) for other in kept):
+        if not dominated and not any(
+            _is_alike(best[objective], other, found.same) for other in kept
+        ):
             kept.append(best[objective])
     chosen = 0
     if goal.mode == "min-money":
@@ -102,11 +104,11 @@ def named_answer(found: Findings, seed: int, name: str) -> Frontier:
     return Frontier(plans=(plan,), chosen=0)
 
 
-def _is_alike(one: Evaluation, other: Evaluation) -> bool:
-    """Whether two plans differ by less than anybody could measure."""
+def _is_alike(one: Evaluation, other: Evaluation, same: float) -> bool:
+    """Whether two plans are the same in time, memory and money."""
     pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
-    same_price = one.objective.dollars >= other.objective.dollars * (1 - ALIKE)
-    return same_price and all(abs(a - b) <= ALIKE * max(a, b) for a, b in pairs)
+    same_price = one.objective.dollars >= other.objective.dollars * (1 - same)
+    return same_price and all(abs(a - b) <= same * max(a, b) for a, b in pairs)
 
 
 def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
@@ -140,11 +142,12 @@ def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
 def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     """Return the certificate: the least additive cost of any arrangement searched.
 
-    A named plan outside those arrangements (a grid) may be faster; then it says nothing.
+    A plan outside those arrangements (a grid, an interleaved pipeline) may be faster; then it says
+    nothing.
     """
     if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
         return None
-    if evaluation.seconds < found.bound * (1 - 1e-9):
+    if found.fitting[0].seconds < found.bound * (1 - 1e-9):
         return None
     return Bound(
         step_seconds=found.bound, gap=max(0.0, 1 - found.bound / evaluation.seconds), model=MODEL

@@ -7,14 +7,15 @@ the limit is just met.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.schedules import SCHEDULES, in_flight
+from shardwright.core.schedules import SCHEDULES, ScheduleName, in_flight
 from shardwright.core.strategy import GradientSync, OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
@@ -33,29 +34,19 @@ from shardwright.planner.model.terms import (
     Weights,
 )
 from shardwright.planner.search.labels import describe
+from shardwright.planner.search.steering import BACKWARD, CLOSE, HIDDEN, MEANS, POINTS, ROOMY
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
 
-# Candidates are ranked as if this share of what computation could hide at best remained exposed,
-# and gradients could hide behind this share of one microbatch: its backward.
-HIDDEN, BACKWARD = 0.08, 0.6
 # Which shares of gathers and of gradient synchronisation are taken to remain exposed, in turn.
 WEIGHINGS = ((HIDDEN, HIDDEN), (1.0, HIDDEN), (1.0, 1.0))
-# Hull points per arrangement before only the pair around the memory limit is refined further.
-MAX_POINTS = 6
-# An arrangement whose bound exceeds the best candidate by this factor only adds its hull.
-HOPELESS = 1.1
-
-# A plan that needs no more than this share of the memory needs no more microbatches.
-SPARE = 0.8
-# Weights of the compute path in the bound, the rest going to hideable messages.
-MEANS = (1.0, 0.97, 0.9, 0.75)
 
 Assignment = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Candidate:
-    """A plan of the additive model. ``assignments`` has one entry per block.
+    """A plan of the additive model. ``assignments`` has one entry per block; ``starts`` are the blocks at
+    which stages begin, or chunks of stages that come by turns.
 
     ``least_seconds`` charges nothing that computation could hide, ``seconds`` some of it.
     """
@@ -141,11 +132,11 @@ def solve(
     for hidden, synced in WEIGHINGS[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
         view = problem.elimination(search_weights(arrangement, *shares))
-        curve = hull(view, MAX_POINTS, limit, HOPELESS * best)
+        curve = hull(view, POINTS, limit, CLOSE * best)
         own = curve.bound(limit)
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
-            is_free = bool(curve.points) and curve.points[0].bytes <= SPARE * limit
+            is_free = bool(curve.points) and curve.points[0].bytes <= ROOMY * limit
             bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
         for candidate in _from_hull(problem, arrangement, curve, limit, own < min(promised, best)):
             found.setdefault(candidate.identity, candidate)
@@ -307,6 +298,61 @@ def _cut(
         )
 
 
+def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | None:
+    """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
+
+    With a doubled warm-up (1F1B-SO) transfers hide behind the rounds: at best they cost nothing.
+    Interleaved, each stage has two chunks: the cut is another, a device receives twice as often, and waits
+    half as long for the first microbatch and the last. ``least_seconds`` is what one device has to do:
+    T >= m t + once, whatever the order.
+    """
+    problem, arrangement = candidate.problem, candidate.arrangement
+    other = replace(arrangement, schedule=schedule)
+    if schedule == "gpipe":
+        return replace(candidate, arrangement=other)
+    p, m = arrangement.stages, arrangement.microbatches
+    pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
+    columns = np.stack(
+        [pieces[one][:, block] for block, one in enumerate(candidate.assignments)], axis=1
+    )
+    transfer = transfers(problem, arrangement, candidate.assignments)
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    ranked = chain(columns, transfer, *_exposed(columns, least))
+    hidden = chain(columns, transfer * 0, least, least)
+    problem.forget_terms()
+    starts, seconds = candidate.starts, candidate.seconds
+    if SCHEDULES[schedule].chunks:
+        cut = partition(ranked, 2 * p, m, "1f1b", math.inf)
+        if cut is None:
+            return None
+        starts = cut.starts
+        each, once = _per_device(ranked, starts, p)
+        fill = each.mean() + (p - 1) / p * each.sum() / 2
+        seconds = float((m - 1) * each.max() + once.max() + fill)
+    else:
+        seconds = measure(replace(ranked, transfer=transfer * 0), starts, m, "1f1b").step_seconds
+    busy, step = _per_device(hidden, starts, p)
+    return replace(
+        candidate,
+        arrangement=other,
+        starts=starts,
+        seconds=seconds,
+        least_seconds=float(np.max(m * busy + step)),
+    )
+
+
+def _per_device(
+    blocks: Chain, starts: tuple[int, ...], stages: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each stage's seconds per microbatch, with what it receives, and those per step."""
+    each, once = np.zeros(stages), np.zeros(stages)
+    for chunk, (start, stop) in enumerate(itertools.pairwise((*starts, blocks.num_blocks))):
+        stage = chunk % stages
+        each[stage] += blocks.seconds[start:stop].sum() + (blocks.transfer[start] if start else 0.0)
+        once[stage] += blocks.once[start:stop].sum()
+    return each, once
+
+
 def _exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
     """Estimate which shares of gathers and of gradient synchronisation computation cannot hide.
 
@@ -351,6 +397,7 @@ def transfers(
 def to_strategy(context: Context, candidate: Candidate) -> Strategy:
     """Write a candidate as a strategy."""
     problem, arrangement, ties = candidate.problem, candidate.arrangement, context.ties
+    count = len(candidate.starts)
     stage_of = np.zeros(len(ties.ranges), dtype=int)
     for start in candidate.starts[1:]:
         stage_of[start:] += 1
@@ -361,7 +408,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
     )
     training = context.training
     strategy = Strategy(
-        meshes=tuple(arrangement.mesh(stage) for stage in range(arrangement.stages)),
+        meshes=tuple(arrangement.mesh(chunk % arrangement.stages) for chunk in range(count)),
         configs=configs,
         parameters=problem.parameters(
             candidate.assignments,

@@ -36,7 +36,7 @@ def small_plan(
     stop: Callable[[], bool] | None = None,
 ) -> Plan | None:
     """Return the first plan found within ``limit`` bytes per device, None where none was."""
-    pool = Pool(Context(graph, cluster, table, training), limit, 1, stop=stop)
+    pool = Pool(Context(graph, cluster, table, training), limit, stop=stop)
     run(pool, descended)
     return make_plan(pool.findings(), pool.fitting[0], 0) if pool.fitting else None
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shardwright.core.cluster import Cluster
+from shardwright.planner.model.arrangements import SMALL_GROUP
 
 Mode = Literal["min-time", "min-devices", "min-money", "curve"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-# Up to so many devices every number is tried.
-SMALL = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +41,12 @@ FASTEST = Goal()
 
 
 def device_numbers(cluster: Cluster) -> tuple[int, ...]:
-    """Return the numbers of devices that are tried, fewest first: all up to 8, 2^a and 3 * 2^a,
+    """Return the numbers of devices that are tried, fewest first: all up to ``SMALL_GROUP``, 2^a and 3 * 2^a,
     whole hosts likewise, and the whole cluster."""
     total = cluster.num_devices
     hosts = [device.host for device in cluster.devices]
     per_host = hosts.count(hosts[0])
-    small = range(1, min(SMALL, total) + 1)
+    small = range(1, min(SMALL_GROUP, total) + 1)
     rounds = [factor << power for factor in (1, 3) for power in range(total.bit_length())]
     numbers = {total, *small, *rounds, *(per_host * number for number in rounds)}
     return tuple(sorted(number for number in numbers if number <= total))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
+from shardwright.planner.search.steering import CANDIDATES
 
 # Kept free of what plans count: the allocator's slack and, on GPUs, the process and NCCL.
 RESERVE = 0.05
@@ -23,7 +24,7 @@ class Limits:
     """
 
     memory_bytes: float | None = None
-    max_candidates: int = 12
+    max_candidates: int = CANDIDATES
     spacing: float | None = None
 
     def __post_init__(self) -> None:

@@ -44,8 +44,11 @@ def run(pool: Pool, *proposers: Proposer) -> None:
             return
         heapq.heappush(queue, (bound, number, trial, stream))
 
-    for number, proposer in enumerate(proposers):
+    def is_over() -> bool:
+        return pool.stopped() and bool(pool.evaluations)
+
+    for number, proposer in enumerate(() if is_over() else proposers):
         advance(number, proposer(pool), None)
-    while queue and not (pool.stopped() and pool.evaluations):
+    while queue and not is_over():
         bound, number, trial, stream = heapq.heappop(queue)
         advance(number, stream, trial() if bound < pool.fastest else None)

@@ -11,19 +11,27 @@ import math
 from collections.abc import Callable
 
 from shardwright.core.strategy import Strategy
-from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate
+from shardwright.planner.judge.evaluate import Evaluation, by_blocks, evaluate, weigh
 from shardwright.planner.judge.incremental import Incremental
+from shardwright.planner.judge.ties import half_width_between
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.answer import Findings, fitting
 from shardwright.planner.search.candidates import Candidate, to_strategy
 from shardwright.planner.search.progress import Progress
+from shardwright.planner.search.steering import (
+    BUDGET,
+    CANDIDATES,
+    CLOSE,
+    LEAST_MOVES,
+    SAME,
+)
 
-# Graphs of so few operators are solved and simulated so fast that the whole frontier is looked at.
-SMALL = 1000
-# A plan that takes so much longer than promised is tried with the gradients of a block merged, if
-# starting messages is felt.
-SLOW, FELT = 1.1, 0.02
+
+def least(evaluation: Evaluation, unknown: float = 0.0) -> float:
+    """Return what a plan could take at best, in seconds, where that is known."""
+    seconds = evaluation.least_seconds
+    return unknown if math.isnan(seconds) else seconds
 
 
 class Pool:
@@ -33,11 +41,11 @@ class Pool:
         self,
         context: Context,
         limit: float,
-        max_candidates: int,
+        max_candidates: int = CANDIDATES,
         progress: Callable[[Progress], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.context, self.limit, self.max_candidates = context, limit, max_candidates
+        self.context, self.limit = context, limit
         self.evaluator = Incremental(context)
         self._progress, self._stop = progress, stop
         fixed = context.table.overhead_map.get("process_bytes", 0.0)
@@ -48,7 +56,12 @@ class Pool:
         self.tried: dict[object, tuple[Candidate, Evaluation | None]] = {}
         self.bound = math.inf
         self.complete = True
-        self.is_small = len(context.graph.operators) <= SMALL
+        # Graphs so small that their whole frontier is looked at.
+        self.is_small = LEAST_MOVES * len(context.graph.operators) <= BUDGET
+        # So many candidates are simulated.
+        self.count = max_candidates if self.is_small else max(2, max_candidates // 3)
+        # The share of a step below which two plans are the same, known from the first that is weighed.
+        self.same = 0.0
         self._done = 0.0
 
     @property
@@ -72,6 +85,7 @@ class Pool:
             refused=tuple(self.refused),
             bound=self.bound,
             is_complete=self.complete,
+            same=self.same,
         )
 
     def even_split(self, devices: float) -> float:
@@ -93,6 +107,39 @@ class Pool:
             self.evaluations.append(evaluation)
         return evaluation
 
+    def weigh(self, strategy: Strategy) -> Evaluation | None:
+        """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same."""
+        try:
+            evaluation, doubts = weigh(self.context, strategy)
+        except ValueError:
+            return self.try_out(strategy)
+        self.evaluations.append(evaluation)
+        self.same = SAME * half_width_between(doubts, doubts) / evaluation.seconds
+        return evaluation
+
+    def doubt(self, evaluation: Evaluation) -> float:
+        """Return the half-width of a predicted step time, in seconds."""
+        return sum(weigh(self.context, evaluation.strategy)[1].values())
+
+    def are_same(self, one: float, other: float) -> bool:
+        """Whether the search takes two step times for the same, in seconds."""
+        return one == other or abs(one - other) <= self.same * max(one, other)
+
+    def unlike(self, most: float = math.inf) -> list[Evaluation]:
+        """Return what fits, fastest first, up to so many seconds; of plans that are the same on another
+        mesh the first."""
+        found: list[Evaluation] = []
+        for one in self.fitting:
+            if one.seconds > most:
+                break
+            if not any(
+                self.are_same(one.seconds, other.seconds)
+                and self.are_same(least(one), least(other))
+                for other in found
+            ):
+                found.append(one)
+        return found
+
     def try_candidate(self, candidate: Candidate) -> Evaluation | None:
         """Simulate a candidate unless that was done."""
         if candidate.identity in self.tried:
@@ -100,8 +147,8 @@ class Pool:
         strategy = to_strategy(self.context, candidate)
         evaluation = self.try_out(strategy, candidate.least_seconds)
         starts = self.context.starting * len(self.context.graph.parameters)
-        late = 0.0 if evaluation is None else evaluation.seconds - SLOW * candidate.seconds
-        if evaluation is not None and late > 0 and starts > FELT * evaluation.seconds:
+        late = 0.0 if evaluation is None else evaluation.seconds - CLOSE * candidate.seconds
+        if evaluation is not None and 0 < late <= starts:
             # Starting so many messages may be what it did not promise.
             merged = by_blocks(self.context, strategy)
             again = self.try_out(merged, candidate.least_seconds)

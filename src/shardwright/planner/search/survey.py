@@ -25,11 +25,10 @@ from shardwright.planner.search.labels import told_apart
 from shardwright.planner.search.limits import room
 from shardwright.planner.search.local.refinement import REFINED
 from shardwright.planner.search.named import as_strategy
+from shardwright.planner.search.steering import CANDIDATES
 from shardwright.planner.space import Seed
 from shardwright.planner.space.seeds import capped_sync
 
-# So many simpler plans are held against one, simplest first.
-MOST_RIVALS = 12
 # Plain data parallelism with so many microbatches is what users already have.
 PLAIN_MICROBATCHES = (1, 2, 4)
 
@@ -180,7 +179,7 @@ class Survey:
             for place, one in enumerate(pool)
             if one.seconds <= reach and (is_fastest or _is_no_less(evaluation, one))
         ]
-        for how, _, place in sorted(rivals)[:MOST_RIVALS]:
+        for how, _, place in sorted(rivals)[:CANDIDATES]:
             if how < own and self._are_same(pool[place], evaluation):
                 yield pool[place]
 

@@ -23,12 +23,10 @@ from shardwright.planner.search.local.moves import (
     move,
     resplit,
 )
+from shardwright.planner.search.steering import SHARES
 
-# How often each sort of proposal is drawn, and how often it is made for all equal blocks at once.
-SHARES = (("split", 6), ("carry", 6), ("keep", 3), ("recompute", 1), ("place", 2), ("start", 1))
-TIED = 0.5
-# Of placements, those that bring all of one mesh to another.
-TOGETHER = 0.3
+# A fair coin: all equal blocks or one, all of a mesh or one operator.
+EVEN = 0.5
 # FlexFlow's program goes on to another neighbour so often (``rewrite``).
 GOES_ON = 0.75
 
@@ -80,7 +78,7 @@ class Proposals:
 
     def _members(self, strategy: Strategy, index: int) -> list[int]:
         """Return an operator alone, or with those at its place in equal blocks."""
-        if self.random.random() >= TIED:
+        if self.random.random() >= EVEN:
             return [index]
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
         return [
@@ -110,7 +108,7 @@ class Proposals:
         """Split an operator anew and neighbours so that nothing moves between them."""
         mesh = strategy.configs[index].mesh
         dims = self.random.choice(self.space.legal(strategy, index, mesh))
-        tied = self.random.random() < TIED
+        tied = self.random.random() < EVEN
         return self._walk(strategy, index, Place(strategy.meshes[mesh], dims), tied)
 
     def _place(self, strategy: Strategy, index: int) -> Strategy:
@@ -118,7 +116,7 @@ class Proposals:
         # What is not trained is made wherever it is read; stages of a pipeline stay as they are.
         if strategy.pipeline.num_microbatches > 1 or not self._is_trained(index):
             return strategy
-        if len(strategy.meshes) > 1 and self.random.random() < TOGETHER:
+        if len(strategy.meshes) > 1 and self.random.random() < EVEN:
             return self._join(strategy, strategy.configs[index].mesh)
         count = self.random.choice(list(self._ranges))
         start = self.random.choice(self._ranges[count])

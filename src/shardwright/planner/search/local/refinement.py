@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import NamedTuple
 
 from shardwright.core.layout import local_bytes
 from shardwright.core.program import Kind, Program
@@ -24,15 +25,8 @@ from shardwright.planner.model.arrangements import microbatch_counts
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
 from shardwright.planner.search.local.proposals import Proposals
+from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE, ROUNDING
 
-# Less than this is no gain, but rounding.
-GAIN = 1e-5
-# So many bottlenecks are looked at before those of the next chain, and so many ways to split each.
-MOST_BOTTLENECKS, MOST_SPLITS, MOST_DRAWS = 12, 2, 1000
-# So many moves in vain end a climb, unless more is asked for.
-PATIENCE = 50
-# An operator is split otherwise for less work only where there is this much less.
-LESS = 0.98
 REFINED = ", refined"
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE)
 
@@ -50,31 +44,34 @@ class Bottleneck:
     seconds: float
 
 
+class Effort(NamedTuple):
+    """How long a climb goes on: at most so many simulated moves, so many of them in vain."""
+
+    moves: int
+    patience: int = PATIENCE
+
+
 def improve(
     context: Context,
     evaluation: Evaluation,
     limit: float,
-    num_moves: int,
+    effort: Effort,
     *,
-    patience: int = PATIENCE,
     evaluator: Run | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Return the fastest strategy within a memory limit that so many simulated moves reach.
+    """Return the fastest strategy within a memory limit that an effort reaches.
 
     First what may relieve the bottlenecks, one after the other, then random changes that begin
-    there. ``patience``: so many moves in vain end the climb. Deterministic. ``evaluator`` judges
-    strategies, by default as ``Incremental`` does.
+    there. Deterministic. ``evaluator`` judges strategies, by default as ``Incremental`` does.
     """
-    climb = _Climb(
-        context, limit, (num_moves, patience), evaluator or Incremental(context).run, stop
-    )
+    climb = _Climb(context, limit, effort, evaluator or Incremental(context).run, stop)
     return climb.to_the_top(evaluation)
 
 
-def is_gain(evaluation: Evaluation, best: Evaluation) -> bool:
-    """Whether an evaluation is faster by more than rounding."""
-    return evaluation.seconds < best.seconds * (1 - GAIN)
+def is_gain(evaluation: Evaluation, best: Evaluation, same: float = ROUNDING) -> bool:
+    """Whether an evaluation is faster by more than a share that counts as the same."""
+    return evaluation.seconds < best.seconds * (1 - same)
 
 
 class _Climb:
@@ -84,12 +81,12 @@ class _Climb:
         self,
         context: Context,
         limit: float,
-        moves: tuple[int, int],
+        effort: Effort,
         evaluator: Run,
         stop: Callable[[], bool],
     ) -> None:
         self.context, self.limit = context, limit
-        self._left, self._patience = moves
+        self._left, self._patience = effort
         self._judging, self._stop = evaluator, stop
         self._space = Space(context)
         self._drawing = Proposals(self._space, Random(0))
@@ -137,7 +134,7 @@ class _Climb:
 def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
     """Yield random changes that begin on the critical chain, so many that a budget ends first."""
     operators = sorted({one.operator for one in found})
-    for _ in range(MOST_DRAWS):
+    for _ in range(MOVES):
         try:
             changed = drawing.draw(strategy, operators)
         except ValueError:
@@ -228,8 +225,8 @@ def _owner(context: Context, tensor: int) -> int:
 def _moves(space: Space, strategy: Strategy, found: list[Bottleneck]) -> Iterator[Strategy]:
     """Yield changes that may relieve the bottlenecks, then changes of the whole."""
     # Work is most of every chain, and mostly cannot be relieved; the rest must not drown in it.
-    work = [one for one in found if one.tensor < 0][:MOST_BOTTLENECKS]
-    rest = [one for one in found if one.tensor >= 0][:MOST_BOTTLENECKS]
+    work = [one for one in found if one.tensor < 0][:CANDIDATES]
+    rest = [one for one in found if one.tensor >= 0][:CANDIDATES]
     by_place = [_relieved(space, strategy, one) for one in (*rest, *work)]
     whole = _whole(space, strategy)
     # In turns, so that no one sort of move uses up the budget.
@@ -248,10 +245,10 @@ def _relieved(space: Space, strategy: Strategy, one: Bottleneck) -> Iterator[Str
     else:
         # Work that is split evenly already takes as long in any other way.
         own = strategy.configs[one.operator]
-        most = LESS * space.seconds(strategy, one.operator, own.dims)
+        most = space.seconds(strategy, one.operator, own.dims) / CLOSE
         legal = space.legal(strategy, one.operator, own.mesh)
         less = [dims for dims in legal if space.seconds(strategy, one.operator, dims) < most]
-        yield from itertools.islice(_splits(space, strategy, {one.operator: less}), 2 * MOST_SPLITS)
+        yield from itertools.islice(_splits(space, strategy, {one.operator: less}), 2 * FEW)
 
 
 def _message_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[Strategy]:
@@ -272,11 +269,11 @@ def _message_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[St
         wanted.add(read)
         options = space.legal(strategy, reader, config.mesh)
         fitting = [dims for dims in options if space.layout(reader, dims, tensor) == made]
-        yield from itertools.islice(_splits(space, strategy, {reader: fitting}), MOST_SPLITS)
+        yield from itertools.islice(_splits(space, strategy, {reader: fitting}), FEW)
     for layout in sorted(wanted):
         options = space.legal(strategy, maker, config.mesh)
         fitting = [dims for dims in options if space.layout(maker, dims, tensor) == layout]
-        yield from itertools.islice(_splits(space, strategy, {maker: fitting}), MOST_SPLITS)
+        yield from itertools.islice(_splits(space, strategy, {maker: fitting}), FEW)
 
 
 def _splits(space: Space, strategy: Strategy, options: dict[int, list[Dims]]) -> Iterator[Strategy]:

@@ -18,7 +18,6 @@ from shardwright.planner.model.arrangements import (
 )
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
-    HOPELESS,
     is_outdone,
     least_rounds,
     least_work,
@@ -27,17 +26,7 @@ from shardwright.planner.search.candidates import (
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.shortlist import shortlist
-
-# A plan of the additive model is simulated at once if it promises so much less than any before.
-MATTERS = 0.998
-# Plans that need little memory are looked for up to so many operators times microbatches.
-BEARABLE = 100_000
-# Where more of the fastest step is no work of operators, each may split what it likes over all
-# devices.
-WASTED = 1.1
-# More microbatches are tried while each doubling saves more than a tenth of the smallest plan's
-# memory.
-WORTHWHILE = 0.9
+from shardwright.planner.search.steering import BUDGET, CLOSE, MORE
 
 
 def on_all(pool: Pool) -> Proposals:
@@ -60,7 +49,9 @@ def _arrangements(pool: Pool, counts: tuple[int, ...]) -> Proposals:
         if count < counts[0] and pool.even_split(count) >= pool.fastest:
             plans = _cheaper(pool, plans)
         yield from solver.best_first((one for one in plans if one.stages == 1), part)
-        if pool.fastest > WASTED * _least_flat(pool, count):
+        # Where the rest of the fastest step is no work of operators, each may split what it likes over
+        # all devices.
+        if pool.fastest > CLOSE * _least_flat(pool, count):
             yield from solver.best_first(free_axes(context, count), part)
         yield from solver.best_first((one for one in plans if one.stages > 1), part)
     pool.complete = not solver.is_beaten
@@ -92,7 +83,7 @@ class Solver:
         every = [(self._rough(one), one) for plan in plans for one in plan.arrangements]
         every.sort(key=lambda entry: (_log_bucket(entry[0]), entry[1].tensor, entry[1]))
         # In small graphs the whole frontier is looked at.
-        slack = HOPELESS if pool.is_small else 1.0
+        slack = CLOSE if pool.is_small else 1.0
         for number, (rough, arrangement) in enumerate(every):
             if self._smallest.get(replace(arrangement, microbatches=1)) == math.inf:
                 continue
@@ -109,7 +100,7 @@ class Solver:
         plans = [each for each in shapes(context, context.num_devices) if each.stages == 1]
         for plan in plans[:1] + plans[1:][-1:]:
             count = len(context.graph.operators)
-            bearable = [a for a in plan.arrangements if a.microbatches * count <= BEARABLE]
+            bearable = [a for a in plan.arrangements if a.microbatches * count <= MORE * BUDGET]
             arrangement = (bearable or plan.arrangements[:1])[-1]
             if all(c.arrangement != arrangement for c in self.pool.candidates):
                 yield Proposal(0.0, partial(self.solve, arrangement))
@@ -153,12 +144,16 @@ class Solver:
         evaluation = None
         fits = [c for c in found.candidates if c.bytes <= pool.room]
         best = min(fits, key=lambda c: (c.seconds, c.bytes), default=None)
-        if best and best.seconds < self._promised * MATTERS and best.least_seconds < pool.fastest:
+        if (
+            best
+            and best.seconds < self._promised * (1 - pool.same)
+            and best.least_seconds < pool.fastest
+        ):
             self._promised = best.seconds
             evaluation = pool.try_candidate(best)
         if arrangement.stages == 1:
             least = min((c.bytes for c in found.candidates), default=math.inf)
-            is_idle = 0 < before * WORTHWHILE < least or found.fastest > HOPELESS * pool.fastest
+            is_idle = 0 < before < CLOSE * least or found.fastest > CLOSE * pool.fastest
             is_done = is_idle or (found.is_free and not pool.is_small)
             self._smallest[shape] = math.inf if is_done else least
         return evaluation
@@ -193,4 +188,4 @@ def _least_flat(pool: Pool, count: int) -> float:
 
 def _log_bucket(seconds: float) -> int:
     """Take seconds within a tenth of each other as alike."""
-    return round(math.log(seconds) / math.log(1.1)) if seconds > 0 else 0
+    return round(math.log(seconds) / math.log(CLOSE)) if seconds > 0 else 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,24 +20,16 @@ from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
-    MAX_POINTS,
     Candidate,
     from_points,
     likely_weights,
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.steering import BUDGET, PART, POINTS, SPACING
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import Point, hull
 from shardwright.planner.solve.nonsupported import NonSupported
-
-# Neighbours are far apart if time and memory both differ by more than this share, if nobody says so.
-SPACING = 0.15
-# So many plans are simulated at most, or if a spacing was asked for; so many in vain for one gap;
-# and so many rows of partial assignments are kept per gap.
-MOST, MOST_ASKED, MISSES, MAX_ROWS = 6, 60, 2, 2**14
-# An arrangement's wgap frontier is found within this factor, less 1, or what was asked for.
-EPSILON = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +61,19 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
     """Propose candidates in the widest gaps of the frontier, one after another.
 
     A gap is where time and memory of neighbours both differ by more than ``spacing`` (a share; None:
-    by ``SPACING``, from known candidates only, and in large graphs nothing). One that candidates miss
-    ``MISSES`` times is left as it is.
+    by ``SPACING``, from known candidates only, and in large graphs nothing). One that a candidate misses
+    is left as it is.
     """
     if spacing is None and not pool.is_small:
         return
-    most = MOST if spacing is None else MOST_ASKED
+    most = pool.count // 2 if spacing is None else PART * pool.count
     wide = math.log1p(SPACING if spacing is None else spacing)
     shift = _shifts(pool)
-    misses: Counter[tuple[float, float]] = Counter()
+    missed: set[tuple[float, float]] = set()
     solved: set[Arrangement] = set()
     for turn in range(most):
         pool.tell(turn / most, "filling the frontier")
-        gaps = [gap for gap in _gaps(pool, wide) if misses[gap.ends] < MISSES]
+        gaps = [gap for gap in _gaps(pool, wide) if gap.ends not in missed]
         if not gaps:
             return
         widest = max(gaps, key=lambda gap: gap.width)
@@ -90,14 +81,13 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
         if candidate is None and spacing is not None:
             for arrangement in sorted(_arrangements(pool, widest) - solved):
                 solved.add(arrangement)
-                pool.candidates += _more(pool, arrangement, min(EPSILON, math.expm1(wide)))
+                pool.candidates += _more(pool, arrangement, math.expm1(wide / 4))
             candidate = _between(pool, widest, shift, wide)
-        if candidate is None:
-            misses[widest.ends] = MISSES
-            continue
-        found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
+        found = None
+        if candidate is not None:
+            found = yield Proposal(0.0, partial(pool.try_candidate, candidate))
         if found is None or not widest.holds(found):
-            misses[widest.ends] += 1
+            missed.add(widest.ends)
 
 
 def _gaps(pool: Pool, wide: float) -> list[_Gap]:
@@ -154,8 +144,8 @@ def _more(pool: Pool, arrangement: Arrangement, epsilon: float) -> list[Candidat
     graph = problem.factor_graph(likely_weights(problem, arrangement))
     points: list[Point] = []
     try:
-        corners = hull(Elimination.of(graph), 4 * MAX_POINTS).points
-        gaps = NonSupported(graph, MAX_ROWS)
+        corners = hull(Elimination.of(graph), 4 * POINTS).points
+        gaps = NonSupported(graph, BUDGET)
         for fast, small in itertools.pairwise(corners):
             points += gaps.fill(fast, small, epsilon) or []
     except InputError:  # too wide for the exact search

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,22 +11,15 @@ from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.local.refinement import is_gain
 from shardwright.planner.search.loop import Proposal, Proposals
-from shardwright.planner.search.pool import Pool
-
-# So many of the fastest plans get buckets of their own, of small graphs more, if this close to the
-# fastest.
-MERGED, MERGED_SMALL, CLOSE = 3, 12, 1.1
-# So many are tried with shorter segments, of small graphs more; where memory is short, in the first
-# blocks alone.
-EARLIER, EARLIER_SMALL, FIRST = 1, 6, 3
+from shardwright.planner.search.pool import Pool, least
+from shardwright.planner.search.steering import CLOSE, FEW, PART
 
 
 def merged(pool: Pool) -> Proposals:
     """Propose gradient buckets for the plans that promise most; their order may change."""
-    most = MERGED_SMALL if pool.is_small else MERGED
-    for evaluation in sorted(_close(pool), key=lambda one: (least(one, one.seconds), one.seconds))[
-        :most
-    ]:
+    close = pool.unlike(CLOSE * pool.fastest)
+    close.sort(key=lambda one: (least(one, one.seconds), one.seconds))
+    for evaluation in close[: pool.count]:
         yield Proposal(least(evaluation), partial(_merged, pool, evaluation))
         pool.tell(1.0, "merging gradients")
 
@@ -37,7 +29,7 @@ def sent_earlier(pool: Pool) -> Proposals:
     backward is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
     places = tuple(_segment_starts(pool.context))
-    for evaluation in _close(pool)[: EARLIER_SMALL if pool.is_small else EARLIER]:
+    for evaluation in pool.unlike(CLOSE * pool.fastest)[: max(1, pool.count // PART)]:
         for starts in places:
             label = f"{evaluation.strategy.label}, gradients sent earlier"
             shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
@@ -45,21 +37,6 @@ def sent_earlier(pool: Pool) -> Proposals:
             pool.tell(1.0, "sending gradients earlier")
             if found is None or found.bytes <= pool.limit:
                 break
-
-
-def least(evaluation: Evaluation, unknown: float = 0.0) -> float:
-    """Return what a plan could take at best, where that is known."""
-    seconds = evaluation.least_seconds
-    return unknown if math.isnan(seconds) else seconds
-
-
-def _close(pool: Pool) -> list[Evaluation]:
-    """Return the plans near the fastest; of those that are the same on another mesh, the first."""
-    found: dict[tuple[str, str], Evaluation] = {}
-    for one in pool.fitting:
-        if one.seconds <= CLOSE * pool.fastest:
-            found.setdefault((f"{one.seconds:.4g}", f"{one.least_seconds:.3g}"), one)
-    return list(found.values())
 
 
 def _merged(pool: Pool, evaluation: Evaluation) -> Evaluation:
@@ -72,7 +49,7 @@ def _shortened(pool: Pool, longer: Evaluation, strategy: Strategy) -> Evaluation
     found = pool.judged(strategy, longer.least_seconds)
     if found is not None and found.seconds <= longer.seconds:
         found = merge(pool.context, found, pool.evaluator.run)
-    if found is not None and is_gain(found, longer):
+    if found is not None and is_gain(found, longer, pool.same):
         pool.evaluations.append(found)
     return found
 
@@ -93,7 +70,7 @@ def _segment_starts(context: Context) -> Iterator[tuple[int, ...]]:
     ]
     if inside:
         yield tuple(inside)
-    stop = trained[min(FIRST, len(trained)) - 1].stop if trained else 0
+    stop = trained[min(FEW, len(trained)) - 1].stop if trained else 0
     few = [reader for reader in inside if reader < stop]
     if few and len(few) < len(inside):
         yield tuple(few)

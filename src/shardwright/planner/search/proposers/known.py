@@ -16,11 +16,8 @@ from shardwright.planner.search.named import (
     named_strategies,
 )
 from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.steering import FAR
 from shardwright.planner.space import Placement, Seed
-
-# Twice the memory limit with one microbatch means that one microbatch is hopeless for the others
-# too.
-FAR = 2.0
 
 
 def known(pool: Pool) -> Proposals:
@@ -59,7 +56,8 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
         for strategy in (named.many,) if is_far else named:
             bound = 0.0 if is_first else least(pool, strategy)
             is_first = False
-            found = yield Proposal(bound, partial(pool.try_out, strategy))
+            trial = pool.try_out if pool.same else pool.weigh
+            found = yield Proposal(bound, partial(trial, strategy))
             pool.tell(0.0, strategy.label)
             if found is None or found.bytes <= pool.limit:
                 break  # more microbatches are no less work

@@ -8,25 +8,19 @@ from functools import partial
 import numpy as np
 
 from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.judge.ties import NEAR
 from shardwright.planner.model.arrangements import FEW, Arrangement
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-
-# Where two free axes make many alike, so many times as many candidates are simulated.
-MORE = 3
-# So many arrangements are solved again with corrected memory, where it was too little or so much.
-CORRECTED, PRECISE = 2, 0.05
-# Candidates so near in seconds and bytes are taken for the same plan on another mesh.
-ALIKE, WIDE = 0.01, 0.1
+from shardwright.planner.search.steering import ALIKE, CLOSE, MORE, PART
 
 
 def shortlist(pool: Pool) -> Proposals:
     """Propose the fastest candidates that fit, and a few along the frontier of time and memory; then
     the fastest of what the simulator's memory leaves, and while nothing fits the smallest."""
-    count = pool.max_candidates if pool.is_small else max(2, pool.max_candidates // 3)
-    count *= MORE if len(pool.context.graph.operators) <= FEW else 1
-    promising = fastest_unlike(pool.candidates, count, pool.room)
+    count = pool.count * (MORE if len(pool.context.graph.operators) <= FEW else 1)
+    promising = _fastest_unlike(pool, count)
     fits = [c for c in pool.candidates if c.bytes <= pool.room]
     most = max(2, count if pool.is_small else count // 2)
     lean = pareto_front(fits or pool.candidates, most)[1:]
@@ -36,20 +30,20 @@ def shortlist(pool: Pool) -> Proposals:
         part = (number + 1) / (len(promising) + len(lean))
         pool.tell(0.7 + 0.2 * part, "simulating")
     yield from _corrected(pool)
-    for candidate in sorted(pool.candidates, key=lambda c: c.bytes)[: pool.max_candidates]:
+    for candidate in sorted(pool.candidates, key=lambda c: c.bytes)[: pool.count]:
         if pool.fitting:
             return
         yield Proposal(0.0, partial(pool.try_candidate, candidate))
 
 
-def fastest_unlike(candidates: list[Candidate], count: int, limit: float) -> list[Candidate]:
+def _fastest_unlike(pool: Pool, count: int) -> list[Candidate]:
     """Choose the fastest candidates that fit, one per arrangement and per number of devices first.
 
     Of those which differ in nothing but how wide tensors are split, and hardly in costs, one does.
     """
     fitting: list[Candidate] = []
     for candidate in sorted(
-        (c for c in candidates if c.bytes <= limit),
+        (c for c in pool.candidates if c.bytes <= pool.room),
         key=lambda c: (float(f"{c.seconds:.9g}"), c.arrangement.num_devices, c.bytes),
     ):
         if not any(_is_alike(candidate, known) for known in fitting[-count:]):
@@ -76,7 +70,7 @@ def _is_alike(one: Candidate, other: Candidate) -> bool:
         here != there
         and (here.stages, here.microbatches) == (there.stages, there.microbatches)
         and abs(one.seconds - other.seconds) <= ALIKE * other.seconds
-        and abs(one.bytes - other.bytes) <= WIDE * other.bytes
+        and other.bytes <= CLOSE * one.bytes <= CLOSE**2 * other.bytes
     )
 
 
@@ -106,8 +100,8 @@ def _corrected(pool: Pool) -> Proposals:
         if candidate.arrangement in missing and candidate.bytes <= pool.room:
             known = fastest.get(candidate.arrangement, math.inf)
             fastest[candidate.arrangement] = min(known, candidate.seconds)
-    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[:CORRECTED]:
-        if not -PRECISE * pool.room < missing[arrangement] <= 0:
+    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(1, pool.count // PART)]:
+        if not -NEAR * pool.room < missing[arrangement] <= 0:
             room = pool.room - missing[arrangement]
             yield Proposal(0.0, partial(_solved_again, pool, arrangement, room))
             pool.tell(0.95, "correcting memory")

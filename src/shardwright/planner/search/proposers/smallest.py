@@ -16,13 +16,7 @@ from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.proposers.known import known as known_ones
-
-# So many of the smallest plans of the additive model are simulated.
-SMALLEST, FEW = 6, 3
-# The simulator may find that a plan needs less than the additive model says, but hardly less than
-# this share of it (0.91 in 18 plans of three transformers; mostly it finds more). Far above the
-# limit is so many times as much.
-LIKELY, FAR = 0.85, 1.5
+from shardwright.planner.search.steering import FAR, ROOMY
 
 Place = tuple[int, int]  # stages and width of the tensor axis
 
@@ -37,7 +31,7 @@ def smallest(pool: Pool) -> Proposals:
         if pool.fitting or pool.stopped():
             return
         found += _ends(pool, shape.arrangements[-1])
-    yield from _until_one_fits(pool, found, SMALLEST)
+    yield from _until_one_fits(pool, found)
 
 
 def descended(pool: Pool) -> Proposals:
@@ -67,8 +61,8 @@ def descended(pool: Pool) -> Proposals:
                 break
             place, size = smaller, least(smaller)
     every = [candidate for candidates in found.values() for candidate in candidates]
-    likely = [c for c in every if LIKELY * c.bytes <= pool.room]
-    yield from _until_one_fits(pool, likely, FEW) if every else known_ones(pool)
+    likely = [c for c in every if ROOMY * c.bytes <= pool.room]
+    yield from _until_one_fits(pool, likely) if every else known_ones(pool)
 
 
 def _corners(known: Collection[Place]) -> list[Place]:
@@ -94,8 +88,8 @@ def _neighbours(place: Place, known: Collection[Place]) -> list[Place]:
     return found
 
 
-def _until_one_fits(pool: Pool, found: list[Candidate], count: int) -> Proposals:
-    for candidate in sorted(found, key=lambda c: (c.bytes, c.seconds))[:count]:
+def _until_one_fits(pool: Pool, found: list[Candidate]) -> Proposals:
+    for candidate in sorted(found, key=lambda c: (c.bytes, c.seconds))[: pool.count]:
         if pool.fitting:
             return
         yield Proposal(0.0, partial(pool.try_candidate, candidate))

@@ -21,12 +21,12 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate, merge
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
-    MAX_POINTS,
     Candidate,
     likely_weights,
     to_strategy,
 )
 from shardwright.planner.search.reasons.decode import Decoded
+from shardwright.planner.search.steering import POINTS
 from shardwright.planner.solve.elimination import Elimination, Solutions
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull, slope
@@ -106,7 +106,7 @@ def _only(graph: FactorGraph, place: Decoded, variables: set[int]) -> FactorGrap
 
 def byte_price(graph: FactorGraph, room: float) -> float:
     """Return the seconds that a byte is worth at ``room`` bytes: the slope of the hull there."""
-    curve = hull(Elimination.of(graph), MAX_POINTS, room)
+    curve = hull(Elimination.of(graph), POINTS, room)
     pairs = zip(curve.points, curve.points[1:], strict=False)
     around = [pair for pair in pairs if pair[1].bytes <= room < pair[0].bytes]
     if around:
