@@ -25,7 +25,7 @@ from shardwright.planner.solve.wide.region import room_of
 # Of what is left of the budget, bounding goes on until the first share is used up, searching until
 # the second.
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
-TURNS = ((0.08, 0.16), (0.32, 0.48), (0.56, 0.68))
+TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.68))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
 IDLE, STALL = (8, 2_500), 1e-4  # rounds, and nodes for each further one, that gain a smaller share
 LOOSENED = 16  # times in a row that memory is let over the limit again, before a search ends
