@@ -12,7 +12,7 @@ from shardwright.planner.solve.buckets import elimination_order
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import Point, hull, non_dominated
-from shardwright.planner.solve.network import Table, undominated
+from shardwright.planner.solve.network import undominated
 from tests.planner.solve import exhaustive
 
 
@@ -95,8 +95,7 @@ def test_dual_bound_never_exceeds_the_true_optimum_within_a_limit(
 @given(st.integers(0, 10**6), st.booleans())
 def test_pruning_keeps_the_whole_frontier(seed: int, integers: bool) -> None:
     graph = random_graph(seed, integers)
-    tables = [Table(f.scope, np.stack([f.seconds, f.bytes])) for f in graph.factors]
-    smaller = graph.restrict(undominated(graph.sizes, tables))
+    smaller = graph.restrict(undominated(graph.sizes, graph.tables))
     assert exhaustive.frontier(smaller) == exhaustive.frontier(graph)
 
 

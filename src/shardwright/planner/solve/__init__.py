@@ -1,5 +1,6 @@
-"""Solvers that know no graph and no device: variables, tables of two costs, and what is best.
+"""Solvers that know no graph and no device: variables, tables of costs, and what is best.
 
 ``network`` and ``elimination`` find minima and every supported point by eliminating variables,
-``gaps`` the points between, ``wide`` what is too wide to eliminate.
+``nonsupported`` the points between, ``tables`` eliminates where the tables on the way are wanted,
+``wide`` solves what is too wide to eliminate.
 """

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shardwright.errors import InputError
 from shardwright.planner.solve.buckets import Floats, Scope, plan
-from shardwright.planner.solve.tables import Entry, eliminate
+from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import Descent, capped_cost
 from shardwright.planner.solve.wide.dual import Dual
@@ -119,11 +119,7 @@ class Core:
         """Choose for the variables that are left; return the bound of their tables' cost."""
         if not self._left:
             return 0.0
-        tables: dict[Scope, Floats] = {}
-        for entry in left:
-            if entry.scope:
-                known = tables.get(entry.scope)
-                tables[entry.scope] = entry.table if known is None else known + entry.table
+        tables = dict(merged((entry.scope, entry.table) for entry in left if entry.scope))
         if not all(np.isfinite(table).any() for table in tables.values()):
             return math.inf
         # The dual decomposition takes costs not to be negative.

@@ -35,8 +35,7 @@ class Elimination:
     @classmethod
     def of(cls, graph: FactorGraph) -> Elimination:
         """Prepare a graph of two costs."""
-        tables = [(f.scope, np.stack([f.seconds, f.bytes])) for f in graph.factors]
-        return cls(Network(graph.sizes, tables), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
+        return cls(Network(graph.sizes, graph.tables), np.array([1.0, 0.0]), np.array([0.0, 1.0]))
 
     def exchange(self, assignment: tuple[int, ...], limit: float) -> Solutions | None:
         """Return a choice within a limit of bytes, reached from another by changing one variable at a

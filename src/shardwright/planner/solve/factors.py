@@ -13,6 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.solve.buckets import Floats, Scope
+from shardwright.planner.solve.tables import merged
+
 Table = NDArray[np.float64]
 
 
@@ -51,6 +54,11 @@ class FactorGraph:
                 found[variable].update(factor.scope)
         return tuple(frozenset(near - {variable}) for variable, near in enumerate(found))
 
+    @property
+    def tables(self) -> list[tuple[Scope, Floats]]:
+        """Scopes with both costs in one array each, as a network takes them."""
+        return [(factor.scope, np.stack([factor.seconds, factor.bytes])) for factor in self.factors]
+
     def evaluate(self, assignment: Sequence[int]) -> tuple[float, float]:
         """Return (seconds, bytes) of one choice per variable."""
         seconds = memory = 0.0
@@ -73,13 +81,5 @@ class FactorGraph:
 
 
 def merge_scopes(graph: FactorGraph) -> FactorGraph:
-    """Sum factors of equal scope, so that every solve afterwards touches fewer tables."""
-    seconds: dict[tuple[int, ...], Table] = {}
-    memory: dict[tuple[int, ...], Table] = {}
-    for factor in graph.factors:
-        if factor.scope in seconds:
-            seconds[factor.scope] = seconds[factor.scope] + factor.seconds
-            memory[factor.scope] = memory[factor.scope] + factor.bytes
-        else:
-            seconds[factor.scope], memory[factor.scope] = factor.seconds, factor.bytes
-    return FactorGraph(graph.sizes, tuple(Factor(s, seconds[s], memory[s]) for s in seconds))
+    """Sum factors of equal scope."""
+    return FactorGraph(graph.sizes, tuple(Factor(s, *both) for s, both in merged(graph.tables)))

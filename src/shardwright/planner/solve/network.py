@@ -17,6 +17,7 @@ from shardwright.planner.solve.buckets import Floats, Ints, Scope, strides
 from shardwright.planner.solve.buckets import plan as planned
 from shardwright.planner.solve.core import Core
 from shardwright.planner.solve.exchange import Exchange
+from shardwright.planner.solve.tables import merged
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +32,6 @@ class Minima:
     totals: Floats
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Table:
-    """Costs of the joint choices of ``scope`` (ascending): one axis of kinds, one per variable."""
-
-    scope: Scope
-    columns: Floats
-
-
 class Network:
     """Variables and tables, whose dominated choices are dropped, with a planned elimination.
 
@@ -47,9 +40,9 @@ class Network:
     """
 
     def __init__(self, sizes: Sequence[int], tables: Sequence[tuple[Scope, Floats]]) -> None:
-        merged = _merged([Table(scope, columns) for scope, columns in tables])
-        self._allowed = undominated(sizes, merged)
-        kept = _merged([_restricted(sizes, table, self._allowed) for table in merged])
+        whole = merged(tables)
+        self._allowed = undominated(sizes, whole)
+        kept = merged(_restricted(sizes, table, self._allowed) for table in whole)
         self._sizes = tuple(map(len, self._allowed))
         self._spelling = np.concatenate([*self._allowed, np.zeros(0)]).astype(np.int32)
         self._begin = np.cumsum([0, *self._sizes])[:-1]
@@ -57,7 +50,7 @@ class Network:
         self._is_forbidden = np.isinf(self._columns[0])
         self._forbidden = np.flatnonzero(self._is_forbidden)
         self._columns[0, self._forbidden] = 0.0
-        self._scopes = [table.scope for table in kept]
+        self._scopes = [scope for scope, _ in kept]
         self._places = _Places(self._sizes, self._scopes, self._base)
         self._fixed = [int(self._base[n]) for n, scope in enumerate(self._scopes) if not scope]
         self._plan = planned(self._sizes, self._scopes, self._base, self._columns.shape[1])
@@ -148,25 +141,18 @@ class _Places:
 # -- preparation -----------------------------------------------------------------------------------
 
 
-def _merged(tables: Sequence[Table]) -> list[Table]:
-    """Sum tables of equal scope."""
-    found: dict[Scope, Floats] = {}
-    for table in tables:
-        known = found.get(table.scope)
-        found[table.scope] = table.columns if known is None else known + table.columns
-    return [Table(scope, columns) for scope, columns in found.items()]
-
-
-def _flat(tables: Sequence[Table]) -> tuple[Floats, Ints]:
+def _flat(tables: Sequence[tuple[Scope, Floats]]) -> tuple[Floats, Ints]:
     """Lay tables one after another; also return where each begins."""
-    lengths = [math.prod(table.columns.shape[1:]) for table in tables]
-    kinds = len(tables[0].columns) if tables else 2
-    parts = [table.columns.reshape(kinds, -1) for table in tables]
+    lengths = [math.prod(columns.shape[1:]) for _, columns in tables]
+    kinds = len(tables[0][1]) if tables else 2
+    parts = [columns.reshape(kinds, -1) for _, columns in tables]
     base = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return np.concatenate(parts, axis=1) if parts else np.zeros((kinds, 0)), base
 
 
-def undominated(sizes: Sequence[int], tables: Sequence[Table]) -> list[NDArray[np.intp]]:
+def undominated(
+    sizes: Sequence[int], tables: Sequence[tuple[Scope, Floats]]
+) -> list[NDArray[np.intp]]:
     """Return, per variable, the choices that some mix may need.
 
     A choice goes when another is nowhere worse in any kind whatever the neighbours choose (of
@@ -176,8 +162,8 @@ def undominated(sizes: Sequence[int], tables: Sequence[Table]) -> list[NDArray[n
 
     columns, base = _flat(tables)
     touching: list[list[tuple[int, int]]] = [[] for _ in sizes]
-    for number, table in enumerate(tables):
-        for axis, variable in enumerate(table.scope):
+    for number, (scope, _) in enumerate(tables):
+        for axis, variable in enumerate(scope):
             touching[variable].append((number, axis))
     first: list[int] = [0]
     begin: list[int] = [0]
@@ -187,7 +173,7 @@ def undominated(sizes: Sequence[int], tables: Sequence[Table]) -> list[NDArray[n
     near_strides: list[int] = []
     for variable, mentions in enumerate(touching):
         for number, axis in mentions:
-            scope = tables[number].scope
+            scope = tables[number][0]
             moves = strides([sizes[v] for v in scope])
             low.append(int(base[number]))
             steps.append(moves[axis])
@@ -207,12 +193,14 @@ def undominated(sizes: Sequence[int], tables: Sequence[Table]) -> list[NDArray[n
     return found
 
 
-def _restricted(sizes: Sequence[int], table: Table, allowed: Sequence[NDArray[np.intp]]) -> Table:
+def _restricted(
+    sizes: Sequence[int], table: tuple[Scope, Floats], allowed: Sequence[NDArray[np.intp]]
+) -> tuple[Scope, Floats]:
     """Keep the allowed choices; variables with one choice left are no longer in the scope."""
-    columns = table.columns
-    for axis, variable in enumerate(table.scope):
+    scope, columns = table
+    for axis, variable in enumerate(scope):
         if len(allowed[variable]) < sizes[variable]:
             columns = columns.take(allowed[variable], axis=axis + 1)
-    scope = tuple(v for v in table.scope if len(allowed[v]) > 1)
-    shape = (len(columns), *(len(allowed[v]) for v in scope))
-    return Table(scope, np.ascontiguousarray(columns).reshape(shape))
+    kept = tuple(v for v in scope if len(allowed[v]) > 1)
+    shape = (len(columns), *(len(allowed[v]) for v in kept))
+    return kept, np.ascontiguousarray(columns).reshape(shape)

@@ -27,7 +27,6 @@ from shardwright.planner.solve.frontier import (
     non_dominated,
     slope,
 )
-from shardwright.planner.solve.network import Table as Columns
 from shardwright.planner.solve.network import undominated
 from shardwright.planner.solve.tables import eliminate
 
@@ -128,8 +127,7 @@ class NonSupported:
 
     def __init__(self, graph: FactorGraph, max_rows: int = MAX_ROWS) -> None:
         merged = merge_scopes(graph)
-        tables = [Columns(f.scope, np.stack([f.seconds, f.bytes])) for f in merged.factors]
-        self._allowed = undominated(merged.sizes, tables)
+        self._allowed = undominated(merged.sizes, merged.tables)
         self._graph = merged.restrict(self._allowed)
         self._order = elimination_order(
             self._graph.sizes, [factor.scope for factor in self._graph.factors]

@@ -61,6 +61,15 @@ def eliminate(
     return buckets, entries
 
 
+def merged(tables: Iterable[tuple[Scope, Floats]]) -> list[tuple[Scope, Floats]]:
+    """Sum tables of equal scope, so that everything afterwards touches fewer."""
+    found: dict[Scope, Floats] = {}
+    for scope, table in tables:
+        known = found.get(scope)
+        found[scope] = table if known is None else known + table
+    return list(found.items())
+
+
 def joined(sizes: Sequence[int], parts: Iterable[tuple[Scope, Floats]], scope: Scope) -> Floats:
     """Return the sum of tables over a scope that has all their variables, in the same order."""
     total = np.zeros([sizes[v] for v in scope])

@@ -25,15 +25,13 @@ from shardwright.planner.solve.wide.region import room_of
 # Of what is left of the budget, bounding goes on until the first share is used up, searching until
 # the second.
 FEASIBLE = 0.25  # of the budget, at most, goes to a first legal choice before all else
-TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.66), (0.76, 0.84))
+TURNS = ((0.08, 0.14), (0.36, 0.48), (0.58, 0.68))
 SETTLE = 30  # sweeps at fixed prices before a proposal is searched from
-OVER_WEIGHT = 5.0  # what memory over the limit counts in choosing a proposal
-IDLE = 20, 50  # rounds without gain that end a search, and nodes for each further one
-LOOSENED = 4  # times that memory may be over the limit again, before a search ends
+IDLE, STALL = (8, 2_500), 1e-4  # rounds, and nodes for each further one, that gain a smaller share
+LOOSENED = 16  # times in a row that memory is let over the limit again, before a search ends
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
 PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
-REPAIR = 0.8  # of a turn's search, after which a proposal that does not fit yet is given up
 REGION_NODES = 500
 MOST_NODES = 4_000
 
@@ -156,8 +154,8 @@ class _Run:
                 self.dual.advance(self.cost if self.cost < BIG else math.inf)
             if self.is_impossible or self.is_over(searched, "searching"):
                 continue
-            if not self.descend(self._proposal(), searched) and self.cost < BIG:
-                self.descend(self.best, searched)
+            *_, proposal = self.dual.propose(SETTLE)  # the one on which the messages have settled
+            self.descend(proposal, searched)
             if self.cost < BIG:
                 self.prove(min(PROOF_SHARE, searched + PROOF_TURN))
         if feasibility is not None:
@@ -209,47 +207,37 @@ class _Run:
                 self.best, self.cost = choice, capped_cost(self.problem, choice)
             dual.bound = max(dual.bound, branching.bound + rest.constant)
 
-    def _proposal(self) -> Ints:
-        """Return the most promising of the choices that the messages settle on."""
-        best, least = self.dual.choice, math.inf
-        for choice in self.dual.propose(SETTLE):
-            limit = self.problem.limit
-            room = max(limit, 1.0)  # a limit may be 0
-            over = self.problem.profile(choice).max() / room - limit / room
-            merit = capped_cost(self.problem, choice) * (1 + OVER_WEIGHT * max(0.0, over))
-            if merit < least:
-                best, least = choice, merit
-            if self.is_over(1.0, "proposing"):
-                break
-        return best
-
-    def descend(self, choice: Ints, share: float, polishing: bool = False) -> bool:
-        """Search from a choice until the share of the budget is used up or little is gained; return
-        whether it became legal, for which it has a part of that share."""
-        self.seed += 1
-        descent = Descent(self.problem, self.net, self._room, choice, self.seed, self.dual.prices())
+    def descend(self, choice: Ints, share: float, polishing: bool = False) -> None:
+        """Search from a choice until the share of the budget is used up or little is gained."""
+        descent = self._descent(choice)
         patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
-        idle = num = 0
-        least = math.inf
-        started = self._spent(self.num_rounds)
+        num = idle = loosened = 0
+        mark = least = math.inf
         while not self.is_over(share, "polishing" if polishing else "searching"):
             priced = num // 60 % 2 == 0 and not polishing
             most_nodes = MOST_NODES if polishing and num % 4 == 0 else REGION_NODES
             descent.round(1.0 if priced else 0.0, most_nodes)
             num += 1
-            idle += least < math.inf
+            idle += 1
+            if descent.fits and descent.cost < min(mark * (1 - STALL), BIG):
+                mark, idle = descent.cost, 0
             if descent.fits and descent.cost < min(least, BIG):
-                least, idle = descent.cost, 0
+                least = descent.cost
                 if least < self.cost:
-                    self.best, self.cost = descent.choice.copy(), least
-            if idle and idle % patience == 0 and descent.fits:
-                if idle >= LOOSENED * patience and not polishing:
+                    self.best, self.cost, loosened = descent.choice.copy(), least, 0
+            if idle >= patience and descent.fits:
+                if loosened < LOOSENED:
+                    descent.loosen()
+                elif polishing:
+                    descent = self._descent(self.best)
+                else:
                     break
-                descent.loosen()
-            is_late = self._spent(self.num_rounds) > started + REPAIR * (share - started)
-            if is_late and self.cost < BIG and least == math.inf:
-                return False
-        return True
+                loosened, idle, mark = (loosened + 1) % (LOOSENED + 1), 0, math.inf
+
+    def _descent(self, choice: Ints) -> Descent:
+        self.seed += 1
+        prices = self.dual.prices()
+        return Descent(self.problem, self.net, self._room, choice, self.seed, prices)
 
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
