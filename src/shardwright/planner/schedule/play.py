@@ -35,10 +35,12 @@ class Room:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How devices decide: ``share`` see ``SHARES``; ``balances``: a device that has idled less than
-    another waits; ``warmup``: the most forwards of each before its first I."""
+    another waits; ``warmup``: the most forwards of each before its first I, and, ``paced``, one more for
+    every I from there on."""
 
     share: float = 1.0
     balances: bool = False
+    paced: bool = False
     warmup: Sequence[int] = ()
 
 
@@ -130,10 +132,11 @@ class _Play:
             return
         for mesh in reversed(own):
             yield "I", mesh
-        begun = sum(self.done["F"][mesh] for mesh in own)
-        is_first = not any(self.done["I"][mesh] for mesh in own)
-        if self.policy.warmup and is_first and begun >= self.policy.warmup[device]:
-            return
+        if self.policy.warmup:
+            begun, returned = (sum(self.done[p][mesh] for mesh in own) for p in ("F", "I"))
+            most = self.policy.warmup[device] + (returned if self.policy.paced else 0)
+            if begun >= most and (self.policy.paced or not returned):
+                return
         for mesh in reversed(own):
             if self._fits(device, mesh):
                 yield "F", mesh

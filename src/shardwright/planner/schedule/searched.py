@@ -8,7 +8,7 @@ minimised, the longest time from first start to last end on a device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 
 from shardwright.planner.schedule.clock import StageTimes, replay
 from shardwright.planner.schedule.exhaustive import best_order
@@ -19,7 +19,10 @@ from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_sched
 # W is begun where it makes what comes next wait for this share of it at most. All are tried, each
 # also with devices that have idled least waiting longer; more shares found nothing better in the
 # twelve settings of the paper.
-SHARES = (1.0, 0.7, 0.4, 0.0)
+SHARES = (0.0, 0.4, 0.7, 1.0)
+# So many actions are played at most: 15 s. All policies are tried up to 60,000 actions, such as 64
+# stages of 300 microbatches.
+MOST_PLAYED = 3_000_000
 # So few actions, three stages of three microbatches, take some 20 ms to try in every order; a
 # microbatch more can take seconds.
 FEW = 27
@@ -31,7 +34,7 @@ def search_order(
     """Return an order of F, I and W, each stage on a device of its own, whose ``Replay.span`` is short;
     None where the first forward does not fit already.
 
-    With at most ``FEW`` actions no order within the limits is shorter. O(plays * actions log stages).
+    With at most ``FEW`` actions no order within the limits is shorter. O(plays * actions log stages), at most ``MOST_PLAYED`` actions.
     """
     count = len(stages)
     found: list[tuple[float, tuple[Line, ...]]] = []
@@ -39,7 +42,8 @@ def search_order(
         lines = pipeline_order(name, count, num_microbatches)
         if room.has(lines):
             found.append((replay(lines, stages).span, lines))
-    for policy in _policies(stages, num_microbatches, room):
+    plays = max(1, MOST_PLAYED // (3 * count * num_microbatches))
+    for policy in islice(_policies(stages, num_microbatches, room), plays):
         played = list_schedule(stages, num_microbatches, room, policy)
         found += [(played[1], played[0])] if played else []
     if not found:
@@ -60,8 +64,10 @@ def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[
         tuple(_warmup(stages, [min(count, most) for most in fits], waits))
         for waits in (False, True)
     } | {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
-    for warmup, share, balances in product(((), *sorted(warmups)), SHARES, (False, True)):
-        yield Policy(share=share, balances=balances, warmup=warmup)
+    for share, balances in product(SHARES, (True, False)):
+        yield Policy(share=share, balances=balances)
+        for warmup, paced in product(sorted(warmups), (True, False)):
+            yield Policy(share=share, balances=balances, paced=paced, warmup=warmup)
 
 
 def _warmup(stages: Sequence[StageTimes], most: Sequence[int], waits: bool) -> list[int]:
