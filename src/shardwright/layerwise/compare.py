@@ -134,7 +134,9 @@ def study_pipelines(
     rivals: list[PipelinePlan] = []
     refusals: list[tuple[str, str]] = []
     # BaPipe knows 1F1B in its forms, with a flush.
-    known = [s for s in schedules if SCHEDULES[s].flushes and SCHEDULES[s].per_stage]
+    known: list[ScheduleKind] = [
+        s for s in schedules if SCHEDULES[s].flushes and SCHEDULES[s].per_stage
+    ]
     bapipe = tuple(known) or (best.schedule,)
     for name, plan in (
         ("pipedream", lambda: plan_pipedream(judged, counts_transfers=True)),

@@ -66,8 +66,11 @@ def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[
     } | {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
     for share, balances in product(SHARES, (True, False)):
         yield Policy(share=share, balances=balances)
-        for warmup, paced in product(sorted(warmups), (True, False)):
-            yield Policy(share=share, balances=balances, paced=paced, warmup=warmup)
+        for warmup in sorted(warmups):
+            for paced, hurries in ((True, False), (True, True), (False, False)):
+                yield Policy(
+                    share=share, balances=balances, paced=paced, hurries=hurries, warmup=warmup
+                )
 
 
 def _warmup(stages: Sequence[StageTimes], most: Sequence[int], waits: bool) -> list[int]:
@@ -86,5 +89,5 @@ def _warmup(stages: Sequence[StageTimes], most: Sequence[int], waits: bool) -> l
             free, counts[k] = free + stages[k].forward, counts[k] + 1
         back = max(free, arrives) + stages[k].backward
     for k in range(1, len(counts)):
-        counts[k] = min(counts[k], counts[k - 1])
+        counts[k] = max(1, min(counts[k], counts[k - 1] - 1))
     return counts
