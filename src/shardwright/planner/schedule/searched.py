@@ -20,8 +20,8 @@ from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_sched
 # also with devices that have idled least waiting longer; more shares found nothing better in the
 # twelve settings of the paper.
 SHARES = (0.0, 0.4, 0.7, 1.0)
-# So many actions are played at most: 15 s. All policies are tried up to 60,000 actions, such as 64
-# stages of 300 microbatches.
+# So many actions are played at most: half a minute of a busy core. All policies are tried up to
+# 28,000 actions, such as 32 stages of 300 microbatches.
 MOST_PLAYED = 3_000_000
 # So few actions, three stages of three microbatches, take some 20 ms to try in every order; a
 # microbatch more can take seconds.
@@ -43,9 +43,12 @@ def search_order(
         if room.has(lines):
             found.append((replay(lines, stages).span, lines))
     plays = max(1, MOST_PLAYED // (3 * count * num_microbatches))
+    least = least_span(stages, num_microbatches, room)
     for policy in islice(_policies(stages, num_microbatches, room), plays):
         played = list_schedule(stages, num_microbatches, room, policy)
         found += [(played[1], played[0])] if played else []
+        if played and played[1] <= least * (1 + ROUNDING):
+            return played[0]
     if not found:
         return None
     span, lines = min(found, key=lambda each: each[0])
@@ -54,16 +57,32 @@ def search_order(
     return lines
 
 
-def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[Policy]:
-    fits = [
-        int(limit * (1 + ROUNDING) / kept) if kept else count
+def least_span(stages: Sequence[StageTimes], num_microbatches: int, room: Room) -> float:
+    """Return what no order's longest span is below: a stage's own work, and what the forwards that it
+    has memory for leave idle until its first gradient can have come back."""
+    spans: list[float] = []
+    behind = 0.0  # from the end of a stage's first F to the start of its first I
+    for k in range(len(stages) - 1, -1, -1):
+        stage, most = stages[k], _most_forwards(room, num_microbatches)[k]
+        idle = max(0.0, stage.forward + behind - most * stage.forward)
+        spans.append(num_microbatches * sum(map(stage.seconds, "FIW")) + idle)
+        behind += stage.forward + stage.backward + 2 * stage.receive
+    return max(spans)
+
+
+def _most_forwards(room: Room, count: int) -> list[int]:
+    """Return how many microbatches each stage has memory for."""
+    return [
+        min(count, int(limit * (1 + ROUNDING) / kept)) if kept else count
         for limit, kept in zip(room.limits, room.kept, strict=True)
     ]
+
+
+def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[Policy]:
+    fits = _most_forwards(room, count)
     last = len(stages) - 1
-    warmups = {
-        tuple(_warmup(stages, [min(count, most) for most in fits], waits))
-        for waits in (False, True)
-    } | {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
+    warmups = {tuple(_warmup(stages, fits, waits)) for waits in (False, True)}
+    warmups |= {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
     for share, balances in product(SHARES, (True, False)):
         yield Policy(share=share, balances=balances)
         for warmup in sorted(warmups):
