@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.profile import Layer, LayerGraph, WorkerKind
-from shardwright.core.schedules import PLANNED
+from shardwright.core.schedules import EXPLORED, PLANNED
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise import (
-    EXPLORED,
     Level,
     PipelineProblem,
     find_cuts,

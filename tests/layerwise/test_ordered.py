@@ -73,7 +73,7 @@ def test_steps_and_memory_of_equal_stages_are_the_closed_forms(p, m):
     assert plans["1f1b-sno"].seconds == pytest.approx((m + p - 1) * total)
     assert plans["zb-h1"].seconds == pytest.approx(m * total + (p - 1) * 2.0)
     assert plans["zb-h2"].seconds == pytest.approx(m * total) or m < 2 * p
-    assert plans["zb-1p"].seconds <= plans["zb-h1"].seconds
+    assert plans["zb-1p"].seconds <= plans["zb-h1"].seconds * (1 + 1e-12)
     for k, stage in enumerate(plans["1f1b-sno"].stages):
         kept = (2 if k == 0 else 3) * KEPT
         assert stage.memory_bytes == pytest.approx(2 * 2 * WEIGHTS + min(m, p - k) * kept)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from shardwright.core.program import Kind
-from shardwright.planner.schedule import global_order, pipeline_order
+from shardwright.planner.schedule import StageTimes, global_order, pipeline_order, replay
 from shardwright.planner.simulate import simulate
 from tests.planner.programs import Row, build_program
 from tests.planner.simulate.statistics import program_statistics
@@ -62,6 +62,9 @@ def test_step_seconds_equal_the_closed_form(schedule, closed_form, transfer):
         program, seconds = build_program(pipeline_rows(schedule, p, m, transfer))
         step = simulate(program, seconds).step_seconds
         assert step == pytest.approx(closed_form(p, m, transfer), rel=1e-12), (p, m)
+        one = StageTimes(forward=FORWARD, backward=BACKWARD, receive=transfer)
+        clock = replay(pipeline_order(schedule, p, m), [one] * p).seconds
+        assert clock == pytest.approx(step, rel=1e-12), (p, m)
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS)

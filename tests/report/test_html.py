@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from shardwright.core.plan import Frontier
+from shardwright.core.program import Kind
 from shardwright.report.html import page_text
 from shardwright.report.reasons import why_parts
 from shardwright.report.story import PlanStory, Story
@@ -52,6 +53,22 @@ def read(page: str) -> Reader:
     reader = Reader()
     reader.feed(page)
     return reader
+
+
+def test_the_page_draws_the_order_of_a_pipeline_that_is_chosen(story: Story) -> None:
+    page = page_text(story)
+    program = story.plans[story.chosen].program
+    names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+    wanted = {
+        (names[kind], str(microbatch), str(mesh))
+        for kind, microbatch, mesh in zip(
+            program.kind, program.microbatch, program.group, strict=True
+        )
+        if kind in names
+    }
+    drawn = re.findall("<title>(.*?) of microbatch (.*?) on stage (.*?)</title>", page)
+    assert wanted
+    assert sorted(drawn) == sorted(wanted)
 
 
 def test_the_page_is_one_small_file_without_addresses(story: Story) -> None:

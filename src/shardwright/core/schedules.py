@@ -7,7 +7,7 @@ in ``planner.schedule``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 NamedSchedule = Literal["1f1b", "gpipe", "1f1b-so", "interleaved", "looped-bfs"]
 ScheduleName = Literal[NamedSchedule, "custom"]
@@ -77,13 +77,17 @@ SCHEDULES: dict[str, Schedule] = {
     "custom": Schedule(title="an order of one's own", program="custom", profile=True, per_stage=None,
                        chunks=True, posts=True),
 }  # fmt: skip
-# What strategies may name; what profiles of layers are planned for by their closed forms, and by a
-# replay of their order; what has an order.
+# What strategies may name; what profiles of layers are planned for by closed forms, by a replay of
+# the order, and where none is named: those of the first that run on GPUs.
 NAMED: tuple[NamedSchedule, ...] = get_args(NamedSchedule)
-REPLAYED: tuple[ScheduleKind, ...] = ("interleaved", "looped-bfs", *get_args(SplitName))
-PLANNED: tuple[ScheduleKind, ...] = (
-    "pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as",
-)  # fmt: skip
+_PROFILED = cast(tuple[ScheduleKind, ...], tuple(n for n, s in SCHEDULES.items() if s.profile))
+PLANNED: tuple[ScheduleKind, ...] = tuple(
+    n for n in _PROFILED if not (SCHEDULES[n].chunks or SCHEDULES[n].splits)
+)
+REPLAYED: tuple[ScheduleKind, ...] = tuple(
+    n for n in _PROFILED if n not in PLANNED and n != "custom"
+)
+EXPLORED: tuple[ScheduleKind, ...] = tuple(n for n in PLANNED if SCHEDULES[n].program)
 
 
 def refusal(name: str) -> str:

@@ -4,9 +4,8 @@
 one cost model, which ``problem`` states.
 """
 
-from shardwright.layerwise.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
+from shardwright.layerwise.bapipe import plan_bapipe
 from shardwright.layerwise.compare import (
-    EXPLORED,
     judged_as,
     study_levels,
     study_pipelines,
@@ -23,7 +22,7 @@ from shardwright.layerwise.problem import (
 from shardwright.layerwise.relaxation import relaxations
 
 __all__ = [
-    "EXPLORED", "STREAMING", "SYNCHRONOUS", "Cuts", "Level", "PipelineProblem",
+    "Cuts", "Level", "PipelineProblem",
     "find_cuts", "in_flight", "judged_as", "lower_bound", "measure", "plan_bapipe",
     "plan_exact", "plan_order", "plan_pipedream", "relaxations", "study_levels", "study_orders",
     "study_pipelines",

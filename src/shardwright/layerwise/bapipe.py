@@ -23,10 +23,6 @@ from shardwright.layerwise.problem import (
     memory_bytes,
 )
 
-# What it explores: devices that run one operation at a time, and devices that stream.
-SYNCHRONOUS: tuple[ScheduleKind, ...] = ("1f1b-so", "1f1b-sno")
-STREAMING: tuple[ScheduleKind, ...] = ("fbp-as", "1f1b-as")
-
 
 def plan_bapipe(problem: PipelineProblem, schedules: Sequence[ScheduleKind] = ()) -> PipelinePlan:
     """Plan as BaPipe does and judge by the problem's model; of ``schedules`` the fastest that fits.

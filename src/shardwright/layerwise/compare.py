@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shardwright.core.profile import PipelinePlan, PipelineStage, PipelineStudy
 from shardwright.core.schedules import SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
-from shardwright.layerwise.bapipe import STREAMING, SYNCHRONOUS, plan_bapipe
+from shardwright.layerwise.bapipe import plan_bapipe
 from shardwright.layerwise.exact import plan_exact
 from shardwright.layerwise.ordered import bars
 from shardwright.layerwise.pipedream import (
@@ -29,8 +29,6 @@ from shardwright.layerwise.problem import (
 )
 from shardwright.planner.schedule import Replay, StageTimes, pipeline_order, replay, side_by_side
 
-# Tried when no schedule is named: those of devices that run one operation at a time.
-EXPLORED: tuple[ScheduleKind, ...] = (*SYNCHRONOUS, "gpipe")
 ROUNDING = 1e-9  # of sums in another order
 
 
@@ -135,9 +133,11 @@ def study_pipelines(
     judged = dataclasses.replace(problem, schedule=best.schedule)
     rivals: list[PipelinePlan] = []
     refusals: list[tuple[str, str]] = []
-    bapipe: tuple[ScheduleKind, ...] = tuple(
-        s for s in schedules if s in SYNCHRONOUS or s in STREAMING
-    ) or (best.schedule,)
+    # BaPipe knows 1F1B in its forms, with a flush.
+    known: list[ScheduleKind] = [
+        s for s in schedules if SCHEDULES[s].flushes and SCHEDULES[s].per_stage
+    ]
+    bapipe = tuple(known) or (best.schedule,)
     for name, plan in (
         ("pipedream", lambda: plan_pipedream(judged, counts_transfers=True)),
         ("pipedream, transfers ignored", lambda: plan_pipedream(judged)),

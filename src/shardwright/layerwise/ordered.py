@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.core.profile import Bar, PipelinePlan, PipelineStage, PipelineStudy, WorkerKind
-from shardwright.core.schedules import REPLAYED, SCHEDULES, ScheduleKind
+from shardwright.core.schedules import EXPLORED, REPLAYED, SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.problem import Crew, Load, PipelineProblem, load
 from shardwright.planner.schedule import (
@@ -36,7 +36,7 @@ PLANNER = "balanced"
 # More chunks of a worker than four gained less than 1 % where they were tried, and double transfers.
 CHUNKS = (2, 3, 4)
 # What is shown beside an order: the schedules that any other is compared with.
-BESIDE: tuple[ScheduleKind, ...] = ("1f1b-sno", "1f1b-so", "gpipe", *REPLAYED)
+BESIDE: tuple[ScheduleKind, ...] = (*EXPLORED, *REPLAYED)
 
 
 def study_orders(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.core.explanation import Relaxation
 from shardwright.core.profile import PipelinePlan, WorkerKind
-from shardwright.core.schedules import PLANNED, ScheduleKind
+from shardwright.core.schedules import PLANNED, SCHEDULES, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.layerwise.exact import plan_exact
 from shardwright.layerwise.problem import PipelineProblem
@@ -111,7 +111,7 @@ def _schedules(
 ) -> Iterator[Relaxation | None]:
     """Try the schedules that were not asked for, with as many microbatches."""
     for schedule in PLANNED:
-        if schedule in tried or (schedule == "pipedream") != (problem.microbatches == 0):
+        if schedule in tried or SCHEDULES[schedule].flushes != (problem.microbatches > 0):
             continue
         plan = _plan(dataclasses.replace(problem, schedule=schedule))
         yield _said(f"schedule {schedule}", f"--schedule {schedule}", plan)

@@ -21,6 +21,7 @@ from shardwright.core.program import Program
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.report.comparison import comparison_notes, differences
+from shardwright.report.lanes import lanes_of, lanes_svg
 from shardwright.report.story import (
     WORK,
     PlanStory,
@@ -56,6 +57,7 @@ def page_text(story: Story) -> str:
         "plotly": get_plotlyjs(),
         "data": data,
         "frontier": _frontier_rows(story),
+        "lanes": _lanes(story),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], template)
 
@@ -101,6 +103,20 @@ def _frontier_rows(story: Story) -> str:
             + "</tr>"
         )
     return "\n".join(rows)
+
+
+def _lanes(story: Story) -> str:
+    """Return the picture of the chosen plan's order, nothing where it has no pipeline."""
+    item = story.plans[story.chosen]
+    lanes = lanes_of(item.program, item.predicted)
+    if len(item.program.meshes) < 2 or sum(map(len, lanes)) > MAX_BARS:
+        return ""
+    return (
+        '<section aria-labelledby="h-lanes"><h3 id="h-lanes">The order of the chosen pipeline</h3>'
+        '<p class="hint">A lane for the devices of each stage, as predicted: every microbatch from its '
+        "first operator to its last, and its number.</p>"
+        f"<figure>{lanes_svg(lanes)}</figure></section>"
+    )
 
 
 def _half_width(item: PlanStory) -> float:

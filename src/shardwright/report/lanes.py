@@ -7,9 +7,14 @@ as a picture (SVG) colours tell phases, and a lighter shade the later stages of 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from shardwright.core.profile import Bar
+from shardwright.core.program import Kind, Program
+from shardwright.core.timeline import Timeline
 from shardwright.report.units import seconds_text
 
 Lanes = Sequence[Sequence[Bar]]
@@ -19,6 +24,7 @@ IDLE = "."
 COLOURS = {"F": "#4477aa", "B": "#ee6677", "I": "#ee6677", "W": "#228833"}
 PHASES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 ROW, GAP, LEFT, UNIT = 22, 4, 70, 9
+COMPUTES = {Kind.FORWARD: "F", Kind.RECOMPUTE: "B", Kind.BACKWARD: "B"}
 MOST_NAMED = 2000  # actions of a picture that carry their number
 
 
@@ -85,6 +91,25 @@ def lanes_svg(lanes: Lanes) -> str:
         f"{html.escape(seconds_text(finish))}</text></svg>"
     )
     return "\n".join(parts)
+
+
+def lanes_of(program: Program, timeline: Timeline) -> Lanes:
+    """Return what the devices of every set of meshes compute when: each microbatch's forward and
+    backward from its first instruction to its last."""
+    spans: dict[tuple[frozenset[int], int, str, int], tuple[float, float]] = {}
+    for index in np.flatnonzero(np.isin(program.kind, list(COMPUTES)) & (program.microbatch >= 0)):
+        mesh = int(program.group[index])
+        devices = frozenset(program.meshes[mesh].devices)
+        phase = COMPUTES[Kind(int(program.kind[index]))]
+        key = devices, mesh, phase, int(program.microbatch[index])
+        start, end = float(timeline.working_from[index]), float(timeline.end[index])
+        if not math.isnan(start):
+            before = spans.get(key, (start, end))
+            spans[key] = min(before[0], start), max(before[1], end)
+    lanes: dict[frozenset[int], list[Bar]] = {}
+    for (devices, mesh, phase, microbatch), (start, end) in spans.items():
+        lanes.setdefault(devices, []).append(Bar(mesh, phase, microbatch, start, end))
+    return [sorted(lane, key=lambda bar: bar.start) for lane in lanes.values()]
 
 
 def _finish(lanes: Lanes) -> float:

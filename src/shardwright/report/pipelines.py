@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.profile import LayerGraph, PipelinePlan, PipelineStage, PipelineStudy
+from shardwright.core.schedules import SCHEDULES
 from shardwright.report.tables import plain_table
 from shardwright.report.units import bytes_text, percent_text, seconds_text
 
@@ -105,7 +106,7 @@ def _values(graph: LayerGraph, plan: PipelinePlan) -> dict[str, Any]:
 
 
 def _has_flush(plan: PipelinePlan) -> bool:
-    return plan.schedule != "pipedream"
+    return SCHEDULES[plan.schedule].flushes
 
 
 def _stage_table(graph: LayerGraph, plan: PipelinePlan) -> Table:

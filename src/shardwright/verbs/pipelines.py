@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from shardwright.core.profile import CostFormula, LayerGraph, PipelinePlan, PipelineStudy
-from shardwright.core.schedules import PLANNED, REPLAYED, ScheduleKind
+from shardwright.core.schedules import EXPLORED, PLANNED, REPLAYED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
 from shardwright.files.layergraph import read_layer_graph
 from shardwright.files.workers import read_bandwidths, read_levels, read_workers
@@ -50,7 +50,6 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
     Raises InputError for a malformed profile or request, NoPlan when nothing fits.
     """
     from shardwright.layerwise import (
-        EXPLORED,
         Level,
         PipelineProblem,
         find_cuts,

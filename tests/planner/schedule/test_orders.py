@@ -205,10 +205,13 @@ def test_crews_share_all_devices_or_none():
 def test_names_of_the_table_are_those_of_the_types():
     from typing import get_args
 
-    from shardwright.core.schedules import PLANNED, REPLAYED, refusal
+    from shardwright.core.schedules import EXPLORED, PLANNED, REPLAYED, refusal
 
     assert {s.program for s in SCHEDULES.values()} - {""} == {*NAMED, "custom"}
     assert {name for name, s in SCHEDULES.items() if s.profile} == set(get_args(ScheduleKind))
     assert {*PLANNED, *REPLAYED, "custom"} == set(get_args(ScheduleKind))
+    # Which comes first decides between equals, and is what is told.
+    assert PLANNED == ("pipedream", "1f1b-so", "1f1b-sno", "gpipe", "1f1b-as", "fbp-as")
+    assert EXPLORED == ("1f1b-so", "1f1b-sno", "gpipe")
     for name, schedule in SCHEDULES.items():
         assert bool(refusal(name)) is not bool(schedule.program)

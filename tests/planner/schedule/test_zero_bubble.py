@@ -19,7 +19,7 @@ from shardwright.planner.schedule import (
     search_order,
 )
 from shardwright.planner.schedule.pipeline import Action, check_order
-from shardwright.planner.schedule.searched import FEW
+from shardwright.planner.schedule.searched import FEW, least_span
 
 # Qi et al., ICLR 2024, tables of measured times and of bubble rates: p, m, F, I, W, transfer in ms; the
 # rates of 1F1B, interleaved 1F1B, ZB-H1, ZB-H2, ZB-1p, ZB-2p. Interleaved: with so many chunks.
@@ -148,6 +148,7 @@ def test_no_order_of_a_small_pipeline_beats_the_searched_one(seed):
     lines = search_order(stages, m, room)
     found = replay(lines, stages).span
     assert room.has(lines)
+    assert least_span(stages, m, room) <= found * (1 + 1e-12)
     own = [text for text in sequences(m) if peak(text, left) <= most + 1e-9]
     for texts in itertools.product(own, repeat=p):
         assert longest_span(stages, texts, found) >= found - 1e-9

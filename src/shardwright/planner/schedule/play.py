@@ -35,10 +35,13 @@ class Room:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How devices decide: ``share`` see ``SHARES``; ``balances``: a device that has idled less than
-    another waits; ``warmup``: the most forwards of each before its first I."""
+    another waits; ``warmup``: the most forwards of each before its first I, and, ``paced``, one more for
+    every I from there on; ``hurries``: these before I."""
 
     share: float = 1.0
     balances: bool = False
+    paced: bool = False
+    hurries: bool = False
     warmup: Sequence[int] = ()
 
 
@@ -128,15 +131,15 @@ class _Play:
                 if after.phase == "I" or self._fits(device, after.mesh) or not self._can_free(own):
                     yield after.phase, after.mesh
             return
-        for mesh in reversed(own):
-            yield "I", mesh
-        begun = sum(self.done["F"][mesh] for mesh in own)
-        is_first = not any(self.done["I"][mesh] for mesh in own)
-        if self.policy.warmup and is_first and begun >= self.policy.warmup[device]:
-            return
-        for mesh in reversed(own):
-            if self._fits(device, mesh):
-                yield "F", mesh
+        forwards = [mesh for mesh in reversed(own) if self._fits(device, mesh)]
+        if self.policy.warmup:
+            begun, returned = (sum(self.done[p][mesh] for mesh in own) for p in ("F", "I"))
+            most = self.policy.warmup[device] + (returned if self.policy.paced else 0)
+            if begun >= most and (self.policy.paced or not returned):
+                forwards = []
+        phases: list[tuple[Phase, int]] = [("I", mesh) for mesh in reversed(own)]
+        ahead: list[tuple[Phase, int]] = [("F", mesh) for mesh in forwards]
+        yield from (ahead + phases if self.policy.hurries else phases + ahead)
 
     def _fits(self, device: int, mesh: int) -> bool:
         most = self.room.limits[device] * (1 + ROUNDING)

@@ -8,7 +8,7 @@ minimised, the longest time from first start to last end on a device.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 
 from shardwright.planner.schedule.clock import StageTimes, replay
 from shardwright.planner.schedule.exhaustive import best_order
@@ -19,7 +19,10 @@ from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_sched
 # W is begun where it makes what comes next wait for this share of it at most. All are tried, each
 # also with devices that have idled least waiting longer; more shares found nothing better in the
 # twelve settings of the paper.
-SHARES = (1.0, 0.7, 0.4, 0.0)
+SHARES = (0.0, 0.4, 0.7, 1.0)
+# So many actions are played at most: half a minute of a busy core. All policies are tried up to
+# 28,000 actions, such as 32 stages of 300 microbatches.
+MOST_PLAYED = 3_000_000
 # So few actions, three stages of three microbatches, take some 20 ms to try in every order; a
 # microbatch more can take seconds.
 FEW = 27
@@ -31,7 +34,7 @@ def search_order(
     """Return an order of F, I and W, each stage on a device of its own, whose ``Replay.span`` is short;
     None where the first forward does not fit already.
 
-    With at most ``FEW`` actions no order within the limits is shorter. O(plays * actions log stages).
+    With at most ``FEW`` actions no order within the limits is shorter. O(plays * actions log stages), at most ``MOST_PLAYED`` actions.
     """
     count = len(stages)
     found: list[tuple[float, tuple[Line, ...]]] = []
@@ -39,9 +42,13 @@ def search_order(
         lines = pipeline_order(name, count, num_microbatches)
         if room.has(lines):
             found.append((replay(lines, stages).span, lines))
-    for policy in _policies(stages, num_microbatches, room):
+    plays = max(1, MOST_PLAYED // (3 * count * num_microbatches))
+    least = least_span(stages, num_microbatches, room)
+    for policy in islice(_policies(stages, num_microbatches, room), plays):
         played = list_schedule(stages, num_microbatches, room, policy)
         found += [(played[1], played[0])] if played else []
+        if played and played[1] <= least * (1 + ROUNDING):
+            return played[0]
     if not found:
         return None
     span, lines = min(found, key=lambda each: each[0])
@@ -50,18 +57,39 @@ def search_order(
     return lines
 
 
-def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[Policy]:
-    fits = [
-        int(limit * (1 + ROUNDING) / kept) if kept else count
+def least_span(stages: Sequence[StageTimes], num_microbatches: int, room: Room) -> float:
+    """Return what no order's longest span is below: a stage's own work, and what the forwards that it
+    has memory for leave idle until its first gradient can have come back."""
+    spans: list[float] = []
+    behind = 0.0  # from the end of a stage's first F to the start of its first I
+    for k in range(len(stages) - 1, -1, -1):
+        stage, most = stages[k], _most_forwards(room, num_microbatches)[k]
+        idle = max(0.0, stage.forward + behind - most * stage.forward)
+        spans.append(num_microbatches * sum(map(stage.seconds, "FIW")) + idle)
+        behind += stage.forward + stage.backward + 2 * stage.receive
+    return max(spans)
+
+
+def _most_forwards(room: Room, count: int) -> list[int]:
+    """Return how many microbatches each stage has memory for."""
+    return [
+        min(count, int(limit * (1 + ROUNDING) / kept)) if kept else count
         for limit, kept in zip(room.limits, room.kept, strict=True)
     ]
+
+
+def _policies(stages: Sequence[StageTimes], count: int, room: Room) -> Iterator[Policy]:
+    fits = _most_forwards(room, count)
     last = len(stages) - 1
-    warmups = {
-        tuple(_warmup(stages, [min(count, most) for most in fits], waits))
-        for waits in (False, True)
-    } | {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
-    for warmup, share, balances in product(((), *sorted(warmups)), SHARES, (False, True)):
-        yield Policy(share=share, balances=balances, warmup=warmup)
+    warmups = {tuple(_warmup(stages, fits, waits)) for waits in (False, True)}
+    warmups |= {tuple(each * (last - k) + 1 for k in range(len(stages))) for each in (1, 2)}
+    for share, balances in product(SHARES, (True, False)):
+        yield Policy(share=share, balances=balances)
+        for warmup in sorted(warmups):
+            for paced, hurries in ((True, False), (True, True), (False, False)):
+                yield Policy(
+                    share=share, balances=balances, paced=paced, hurries=hurries, warmup=warmup
+                )
 
 
 def _warmup(stages: Sequence[StageTimes], most: Sequence[int], waits: bool) -> list[int]:
@@ -80,5 +108,5 @@ def _warmup(stages: Sequence[StageTimes], most: Sequence[int], waits: bool) -> l
             free, counts[k] = free + stages[k].forward, counts[k] + 1
         back = max(free, arrives) + stages[k].backward
     for k in range(1, len(counts)):
-        counts[k] = min(counts[k], counts[k - 1])
+        counts[k] = max(1, min(counts[k], counts[k - 1] - 1))
     return counts
