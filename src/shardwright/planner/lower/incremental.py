@@ -81,6 +81,7 @@ class IncrementalLowering:
             strategy.accumulation,
             strategy.gradient_sync.dtype,
             strategy.gradient_sync.error_feedback,
+            strategy.updates,
         )
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)
@@ -181,7 +182,7 @@ class _Replay(Lowering):
         builder, stages = self.builder, range(len(self.stages))
         pending = sum(len(block.pending) for block in self.blocks)
         reaches = builder.makes_again and (builder.strategy.reshard_again or len(stages) > 1)
-        reaches = reaches or builder.strategy.updates == "ready"
+        reaches = reaches or builder.strategy.updates != "step"
         if reaches or len(self.parameters.pending) != pending:
             return super().templates()
         blocks = stages_of(builder, self.blocks, self.records.shared, self.finish)

@@ -291,7 +291,7 @@ class Lowering:
         if builder.strategy.clips or builder.strategy.precision == "float16":
             steps.append(Step(Kind.CLIP, -1, f"compute:{mesh}", reads=reduced))
         masters = tuple(k.master for k in kept)
-        if builder.strategy.updates == "ready":
+        if builder.strategy.updates != "step":
             item = len(builder.updates)
             builder.updates.append(masters)
         steps.append(Step(Kind.UPDATE, item, f"compute:{mesh}", reads=reduced, writes=masters))

@@ -1,4 +1,5 @@
-"""Updates within the last backward: each parameter as soon as its gradient is final, which then goes."""
+"""Updates within backward, of the last microbatch or of each: of a parameter as soon as its gradient is
+final, which then goes."""
 
 from __future__ import annotations
 
@@ -50,5 +51,5 @@ def _update(builder: ProgramBuilder, kept: Sequence[Kept]) -> Step:
         resource=f"compute:{kept[0].mesh}",
         reads=tuple([one.reduced for one in kept]),
         writes=masters,
-        last_only=True,
+        last_only=builder.strategy.updates == "ready",
     )
