@@ -91,9 +91,9 @@ def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:
     """Return the measured and the predicted peak of each plan; the last one updates often."""
     torch.set_num_threads(1)
     found: list[tuple[float, float]] = []
+    module, batch = zoo.gpt(width=64, length=4, depth=2)
+    captured = capture(module, batch)
     for seed in seeds:
-        module, batch = zoo.gpt(width=64, length=4, depth=4)
-        captured = capture(module, batch)
         how = often if seed is seeds[-1] else early
         program = lower(captured.graph, how(seed_strategy(captured.graph, seed)))
         executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
