@@ -76,21 +76,18 @@ class _Planned(Request):
 def plan(asked: _Planned) -> Frontier:
     """Return the frontier of plans for a model on a cluster (None: this machine).
 
-    ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``,
-    with a grid after a colon if wanted) or a parts file: then it is planned and nothing is searched.
-    ``clip`` is the largest global norm of the gradients, held in the plan (0: not clipped).
-    ``accumulation="own"`` adds gradients up in the parameters' dtype; they travel in ``gradient_dtype``,
-    with ``error_feedback`` what that loses is added to the next gradient.
-    ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the
-    fastest plan for each number of devices, as far as no other beats it), ``deadline`` the most
-    that a step may take. ``seconds`` end the search with the best so far; ``method="mcmc"`` draws
-    ``proposals`` at random instead of searching exactly, or as many as it can in ``seconds``.
-    ``spacing=0.02`` looks for plans between neighbours on the frontier that are more than 2 % apart
-    in both time and memory. On this machine the ``trials`` best plans of a model given by name are
-    run for some steps beside plain data parallelism (None: 4). ``costs`` is a plan file that ``tune``
-    has written, for what it fitted to measured steps. Deterministic, unless given ``seconds``: equal
-    inputs, measurements and seed give equal plans. Raises NoPlan when nothing fits, saying how much
-    is missing where.
+    ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``, with a grid after
+    a colon if wanted) or a parts file: then it is planned and nothing is searched. ``clip`` is the largest global
+    norm of the gradients, held in the plan (0: not clipped). ``accumulation="own"`` adds gradients up in the
+    parameters' dtype; they travel in ``gradient_dtype`` (``error_feedback``: what that loses is added to the next).
+    ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the fastest plan for
+    each number of devices, as far as no other beats it), ``deadline`` the most that a step may take. ``seconds`` end
+    the search with the best so far; ``method="mcmc"`` draws ``proposals`` at random instead of searching exactly, or
+    as many as it can in ``seconds``. ``spacing=0.02`` looks for plans between neighbours on the frontier that are
+    more than 2 % apart in both time and memory. On this machine the ``trials`` best plans of a model given by name
+    are run for some steps beside plain data parallelism (None: 4). ``costs`` is a plan file that ``tune`` has
+    written, for what it fitted to measured steps. Deterministic, unless given ``seconds``: equal inputs, measurements
+    and seed give equal plans. Raises NoPlan when nothing fits.
     """
     return study(asked.model, asked.cluster, asked, batch=asked.batch).frontier
 

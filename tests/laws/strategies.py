@@ -135,6 +135,7 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
             index for index in range(len(graph.operators)) if random.random() < starting
         ),
         clips=shape.clips,
+        updates="ready" if not shape.clips and random.random() < 0.4 else "step",
     )
 
 

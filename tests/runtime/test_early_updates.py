@@ -20,7 +20,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.scaling import Scaling
 from tests import zoo
-from tests.runtime.equivalence import assert_close, train_plain
+from tests.runtime.equivalence import Run, assert_close, batches, copied, train_plain
 from tests.runtime.rehearsed import train_rehearsed
 from tests.runtime.world import run_ranks
 
@@ -88,13 +88,14 @@ def test_gradients_of_the_whole_model_are_never_there_at_once(seed: Seed) -> Non
 
 
 def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:
-    """Return the measured and the predicted peak of each plan."""
+    """Return the measured and the predicted peak of each plan; the last one updates often."""
     torch.set_num_threads(1)
     found: list[tuple[float, float]] = []
+    module, batch = zoo.gpt(width=64, length=4, depth=2)
+    captured = capture(module, batch)
     for seed in seeds:
-        module, batch = zoo.gpt(width=64, length=4, depth=4)
-        captured = capture(module, batch)
-        program = lower(captured.graph, early(seed_strategy(captured.graph, seed)))
+        how = often if seed is seeds[-1] else early
+        program = lower(captured.graph, how(seed_strategy(captured.graph, seed)))
         executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
         executor.step(batch)
         predicted = simulate(program, np.ones(program.num_instructions), scatter_copies=1.0)
@@ -106,13 +107,47 @@ def peaks(seeds: list[Seed]) -> list[tuple[float, float]]:
 @pytest.mark.ranks
 def test_the_peak_is_the_one_predicted() -> None:
     seeds = [
-        Seed(data=2),
+        Seed(data=2), Seed(data=2, num_microbatches=2), Seed(data=2, zero=2, num_microbatches=2),
         Seed(data=2, num_microbatches=2),
-        Seed(data=2, zero=2, num_microbatches=2),
-    ]
+    ]  # fmt: skip
     for found in run_ranks(2, peaks, seeds):
         for measured, predicted in found:
             assert measured == pytest.approx(predicted, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        Seed(num_microbatches=2), Seed(data=2, num_microbatches=4),
+        Seed(data=2, tensor=2, zero=3, num_microbatches=2, recompute=True),
+    ],
+    ids=lambda seed: seed.label,
+)  # fmt: skip
+def test_after_every_microbatch_training_is_that_of_many_small_steps(seed: Seed) -> None:
+    module, batch = zoo.gpt()
+    captured = capture(module, batch)
+    strategy = often(seed_strategy(captured.graph, seed))
+    runs, _ = train_rehearsed(captured, strategy, module, batch, SGD)
+    plain, _ = zoo.gpt()
+    optimizer, pieces, losses = SGD(plain.parameters()), seed.num_microbatches, list[float]()
+    for whole in batches(batch):
+        parts = {name: one.chunk(pieces) for name, one in whole.items()}
+        found = []
+        for turn in range(pieces):
+            optimizer.zero_grad()
+            loss = plain(**{name: part[turn] for name, part in parts.items()}) / pieces
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+        losses.append(sum(found))
+    expected = Run(losses, copied(plain.named_parameters()), copied(plain.named_buffers()), [])
+    for run in runs:
+        assert_close(run, expected, seed.label, 1e-12)
+
+
+def often(strategy: Strategy) -> Strategy:
+    """Return a strategy that updates after every microbatch."""
+    return replace(early(strategy), updates="microbatch")
 
 
 class Counting(torch.optim.SGD):
@@ -123,6 +158,9 @@ def test_what_needs_all_gradients_at_once_is_refused() -> None:
     module, batch = zoo.mlp()
     captured = capture(module, batch)
     strategy = early(seed_strategy(captured.graph, Seed()))
+    for seed in (Seed(data=2, zero=1), Seed(stages=2), Seed(schedule="gpipe")):
+        with pytest.raises(InputError, match="after every microbatch"):
+            lower(captured.graph, often(seed_strategy(captured.graph, seed)))
     for wrong in (replace(strategy, clips=True), replace(strategy, precision="float16")):
         with pytest.raises(InputError, match="gradients are ready"):
             lower(captured.graph, wrong)

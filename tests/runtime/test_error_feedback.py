@@ -196,13 +196,13 @@ def peaks(plans: list[tuple[WireDtype, int, int]]) -> list[tuple[float, float]]:
     """Return, by plan of (wire, ZeRO level, microbatches), the measured and the predicted peak."""
     torch.set_num_threads(1)
     found: list[tuple[float, float]] = []
+    module, batch = zoo.gpt(width=64, length=8, depth=1, dtype=torch.float64)
+    captured = capture(module, batch)
     for wire, zero, microbatches in plans:
-        module, batch = zoo.gpt(width=64, length=8, depth=1, dtype=torch.float64)
-        captured = capture(module, batch)
         seed = Seed(data=2, zero=zero, num_microbatches=microbatches)
         strategy = feeding_back(seed_strategy(captured.graph, seed), wire)
         program = lower(captured.graph, replace(strategy, optimizer_states=1))
-        executor = Executor(captured, program, module, optimizer=SGD)
+        executor = Executor(captured, program, copy.deepcopy(module), optimizer=SGD)
         executor.step(batch)
         seconds = np.ones(program.num_instructions)
         predicted = simulate(program, seconds, scatter_copies=1.0).peak_bytes[0]

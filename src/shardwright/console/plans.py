@@ -189,6 +189,12 @@ def show_simulation(terminal: Terminal, story: PlanStory, trace: Path | None) ->
         f"{bytes_text(story.predicted.worst_peak_bytes)} at the peak",
     )
     terminal.say(title, plan_tables(story))
+    if story.input_seconds:
+        waits = story.input_seconds >= story.predicted.step_seconds
+        terminal.say(
+            f"Input: {seconds_text(story.input_seconds)} a step, beneath the step before"
+            f"{': steps wait for it' if waits else ''}."
+        )
     if story.plan.is_stale:
         terminal.say(Text(f"Note: {STALE}; what is shown here was predicted anew.", style="yellow"))
     terminal.emit(**story_summary(story), trace=str(trace) if trace else None)

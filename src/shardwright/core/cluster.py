@@ -9,6 +9,7 @@ at the border (``shardwright.files.clusterfile``).
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -81,7 +82,9 @@ class Cluster:
 
     ``overlap_slowdown`` is the factor by which computation and communication each stretch while both
     run on one device (1 = free overlap). ``software`` is one of ``SOFTWARE``: which kernels GPUs run;
-    it means nothing for CPUs. ``notes`` are sentences about what was assumed.
+    it means nothing for CPUs. ``input_rate``: samples of the global batch per second that the ranks of a host
+    are given by their loaders, all at once; ``copy_bandwidth``: bytes/s from a host's memory to those of its
+    devices together; 0 where input is never waited for. ``notes`` are sentences about what was assumed.
     """
 
     name: str
@@ -91,12 +94,16 @@ class Cluster:
     overlap_slowdown: float = 1.0
     notes: tuple[str, ...] = ()
     software: str = "eager"
+    input_rate: float = 0.0
+    copy_bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise ValueError("a cluster needs at least one device")
         if self.software not in SOFTWARE:
             raise ValueError(f"software is one of {', '.join(SOFTWARE)}, not {self.software!r}")
+        if not (0 <= self.input_rate < math.inf and 0 <= self.copy_bandwidth < math.inf):
+            raise ValueError("rates of input are finite and 0 or more")
         roots = [switch for switch in self.switches if switch.parent < 0]
         if len(roots) != 1:
             raise ValueError(f"a cluster is one tree, but {len(roots)} switches have no parent")

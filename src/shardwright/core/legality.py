@@ -18,7 +18,7 @@ from shardwright.core.layout import (
     local_shape,
     shard_dim,
 )
-from shardwright.core.strategy import Mesh, Strategy
+from shardwright.core.strategy import MIXED, Mesh, Strategy
 from shardwright.errors import InputError
 
 # Limits, so that no file can make a Program that fills the memory.
@@ -82,7 +82,15 @@ def check_alone(strategy: Strategy) -> None:
             "the largest gradient norm is a finite number of at least 0, and 0 where clips is false, "
             f"but max_norm is {strategy.max_norm}; plan again with --clip, or set clips to true"
         )
-    if strategy.updates == "ready" and (strategy.clips or strategy.precision == "float16"):
+    if strategy.updates == "microbatch" and not _may_update_often(strategy):
+        raise InputError(
+            "parameters can be updated after every microbatch where the next one's forward comes behind, "
+            "and where they are updated where they rest: on one mesh, with schedule 1f1b, in one dtype, and "
+            f"in one layout, but meshes, schedule and precision are {len(strategy.meshes)}, "
+            f"{strategy.pipeline.schedule} and {strategy.precision}; update by step, or change these, "
+            "or ZeRO-1 and 2 into 0 or 3"
+        )
+    if strategy.updates != "step" and (strategy.clips or strategy.precision == "float16"):
         raise InputError(
             "parameters can be updated when their gradients are ready where none waits for all others', "
             f"but clips is {strategy.clips} and the precision is {strategy.precision}; update by step, "
@@ -95,6 +103,15 @@ def check_alone(strategy: Strategy) -> None:
             f"loss whose scale stays as it is, but they travel in {sync.dtype} and the precision is "
             f"{strategy.precision}; name a dtype, and plan float16 without error feedback"
         )
+
+
+def _may_update_often(strategy: Strategy) -> bool:
+    return (
+        len(strategy.meshes) == 1
+        and strategy.pipeline.schedule == "1f1b"
+        and strategy.precision not in MIXED
+        and all(one.rest == one.optimizer for one in strategy.parameters)
+    )
 
 
 def _check_mesh(number: int, mesh: Mesh) -> None:

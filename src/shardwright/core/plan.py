@@ -31,7 +31,7 @@ def digest_of(strategy: Strategy) -> str:
         *([] if is_own else ["on the wire"]),
         # Only where they say something: digests of older files stay true.
         *(["error feedback"] if sync.error_feedback else []),
-        *(["updates when ready"] if strategy.updates == "ready" else []),
+        *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
         *strategy.pipeline.order,
     )
     return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]

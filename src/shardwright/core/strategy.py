@@ -17,7 +17,7 @@ Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row
 SyncEvery = Literal["step", "microbatch"]
 Recomputation = Literal["none", "attention", "selective", "blocks"]
 Accumulation = Literal["float32", "own"]
-Updates = Literal["step", "ready"]
+Updates = Literal["step", "ready", "microbatch"]
 WireDtype = Literal["parameter", "float32", "bfloat16", "float16"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
 MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
@@ -157,7 +157,8 @@ class Strategy:
     ``accumulation``: the dtype in which gradients of several microbatches add up where parameters have
     a narrower one, ``own`` for the parameters'; it costs memory only, since they travel in their own.
     ``updates``: at the end of a ``step``, or of each parameter when its gradient is ``ready``, which is then
-    freed; those whose gradients come from several meshes wait for the end all the same.
+    freed; those whose gradients come from several meshes wait for the end all the same. Of each so after
+    every ``microbatch``, by its share of the gradient, on one mesh.
     ``label`` is what people call it ("data parallel x 2, ZeRO-1").
     """
 

@@ -128,6 +128,8 @@ class _Builder:
             devices=tuple(self.devices),
             overlap_slowdown=self.table.overlap_slowdown,
             software=self.table.software,
+            input_rate=self.table.input_rate,
+            copy_bandwidth=self.table.copy_bandwidth or 0.0,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
 
@@ -325,6 +327,11 @@ def write_cluster(cluster: Cluster) -> str:
         lines.append(f"overlap_slowdown = {float(cluster.overlap_slowdown)!r}")
     if cluster.software != "eager":
         lines.append(f"software = {_text(cluster.software)}")
+    if cluster.input_rate:
+        lines.append(f"input_rate = {float(cluster.input_rate)!r}")
+    if cluster.copy_bandwidth:
+        bandwidth = write_quantity(cluster.copy_bandwidth, "bandwidth")
+        lines.append(f"copy_bandwidth = {_text(bandwidth)}")
     if cluster.notes:
         lines.append(f"notes = [{', '.join(map(_text, cluster.notes))}]")
     for kind in cluster.kinds:

@@ -112,6 +112,8 @@ class ClusterTable(_Table):
     software: Literal[
         "eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core"
     ] = "eager"
+    input_rate: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] = 0.0
+    copy_bandwidth: Bandwidth | None = None
     notes: tuple[str, ...] = Field(default=(), strict=False)
     kind: dict[str, KindTable] = {}
     switch: tuple[SwitchTable, ...] = Field(default=(), strict=False)

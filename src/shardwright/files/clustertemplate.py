@@ -13,6 +13,11 @@ name = "my-cluster"
 # products) or "eager-2023".
 # software = "compiled"
 
+# What a training loop is given: samples of the global batch per second, by the loaders of a host's ranks
+# all at once; and bytes from the host's memory to its devices together. Without them input costs nothing.
+# input_rate = 2000
+# copy_bandwidth = "25 GB/s"
+
 # Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4 ...)
 # or a [kind.NAME] table below. preset = "AWS p5.48xlarge" fills in kind, devices, uplink, price.
 [[host]]

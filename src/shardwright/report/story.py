@@ -72,7 +72,7 @@ class PlanStory:
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
     ``beside`` is what the driver of a GPU sees besides that on the fullest stage: parts and their bytes.
     ``axes``: what each axis of the meshes splits, in words. ``why`` is what speaks for the plan, where
-    that was looked for.
+    that was looked for. ``input_seconds``: how long a step's input takes beneath the step before.
     """
 
     plan: Plan
@@ -80,6 +80,7 @@ class PlanStory:
     predicted: Timeline
     measured: Timeline | None = None
     spread_seconds: float = 0.0
+    input_seconds: float = 0.0
     process_bytes: float = 0.0
     beside: tuple[tuple[str, float], ...] = ()
     operators: tuple[OperatorRow, ...] = ()

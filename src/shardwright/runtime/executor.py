@@ -347,8 +347,9 @@ class Executor:
             return lambda: self._clip(every)
         at = int(program.microbatch[index])
         pairs = [(master.parameter, store.slot(master.gradient, at)) for master in masters]
-        # Where other meshes still have to run, the loss is not known yet.
-        knows = at < 0 or len(program.meshes) == 1
+        last = program.strategy.pipeline.num_microbatches - 1
+        # While other microbatches or meshes have to run, the loss is not known.
+        knows = at < 0 or (at == last and len(program.meshes) == 1)
         return lambda: self._update(pairs, knows=knows)
 
     def _before_update(self) -> None:
@@ -359,8 +360,7 @@ class Executor:
             # Here every gradient is complete, of all meshes that this rank is on.
             store = self.machine.store
             slots = [store.slot(master.gradient, 0) for master in self.machine.parameters.masters]
-            device = next(iter(self.machine.sites.values())).device
-            found = self.scaler.unscale(store.data, store.owned, dict.fromkeys(slots), device)
+            found = self.scaler.unscale(store.data, store.owned, dict.fromkeys(slots), store.device)
             self._skips = bool(self.world.all_reduce(found).wait() > 0)
 
     def _clip(self, pairs: Sequence[tuple[int, bool]]) -> None:
@@ -369,7 +369,7 @@ class Executor:
         if self._max_norm is None:
             return
         if self._skips:
-            device = next(iter(self.machine.sites.values())).device
+            device = self.machine.store.device
             self.gradient_norm = torch.full((), torch.inf, dtype=torch.float64, device=device)
         else:
             self.gradient_norm = clip(self.machine, pairs, self._max_norm)

@@ -185,7 +185,8 @@ def _tasks(plan: Plan, origin: Origin, trial: Trial, samples: Samples) -> list[T
     needed = _pieces_of_batch(samples, plan.strategy)
     # What travels is rounded as little as everything else.
     exact = replace(
-        plan.strategy, gradient_sync=replace(plan.strategy.gradient_sync, dtype="parameter")
+        plan.strategy,
+        gradient_sync=replace(plan.strategy.gradient_sync, dtype="parameter", error_feedback=False),
     )
     sizes = [
         size

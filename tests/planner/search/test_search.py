@@ -81,6 +81,23 @@ def test_every_plan_predicts_what_simulating_it_again_gives() -> None:
     assert frontier.chosen == 0
 
 
+def test_where_input_binds_a_step_takes_its_time_and_fewer_devices_cost_less() -> None:
+    graph, training = mlp(), Training()
+    where = cluster(2, 1, **SLOW)
+    free = search(graph, where, CostTable(), training=training, limits=FEW)
+    size = graph.tensors[graph.inputs[0]].shape[0]
+    given = 3 * max(plan.predicted.step_seconds for plan in free.plans)
+    fed = search(
+        graph, replace(where, input_rate=size / given), CostTable(), training=training, limits=FEW
+    )
+    assert fed.best.predicted.step_seconds == pytest.approx(given)
+    assert min(plan.predicted.step_seconds for plan in fed.plans) == fed.best.predicted.step_seconds
+    cheapest = min(fed.plans, key=lambda plan: plan.predicted.dollars)
+    assert len(cheapest.strategy.devices) == 1
+    assert fed.best.bound is not None
+    assert fed.best.bound.step_seconds == pytest.approx(given)
+
+
 def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_true() -> None:
     graph, where = mlp(), cluster(2, 1, **SLOW)
     training = Training(gradient_dtype="bfloat16", error_feedback=True)
@@ -94,6 +111,7 @@ def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_tru
     assert half.best.bound.step_seconds <= half.best.predicted.step_seconds
     for plan in half.plans:
         assert plan.strategy.gradient_sync.dtype == "bfloat16"
+        assert plan.strategy.gradient_sync.error_feedback
         assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
             simulated(graph, plan, where)
         )

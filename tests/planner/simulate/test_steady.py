@@ -13,14 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.program import Kind, Program
+from shardwright.planner.cost.feed import input_bytes, input_costs
 from shardwright.planner.lower import check, lower
 from shardwright.planner.lower.feed import fed
-from shardwright.planner.simulate import simulate, steady_seconds
+from shardwright.planner.simulate import simulate, steady_seconds, with_input
+from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import cut
 from tests import zoo
+from tests.planner.search.models import cluster
 
 pytestmark = pytest.mark.torch
 SEEDS = [
@@ -39,7 +42,7 @@ def durations(program: Program, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(0.1, 1.0, program.num_instructions)
 
 
-def with_input(program: Program, seconds: np.ndarray, fetch: float, copy: float) -> np.ndarray:
+def durations_with(program: Program, seconds: np.ndarray, fetch: float, copy: float) -> np.ndarray:
     """Return the durations of a fed Program."""
     ahead = program.kind[: program.num_instructions - len(seconds)]
     return np.concatenate([np.where(ahead == Kind.FETCH, fetch, copy), seconds])
@@ -55,7 +58,7 @@ def test_a_step_takes_the_longer_of_input_and_the_rest(
     step = simulate(program, seconds).step_seconds
     assert steady_seconds(program, seconds) == pytest.approx(step, rel=1e-9)
     ahead = fed(program)
-    both = steady_seconds(ahead, with_input(ahead, seconds, fetch, copy))
+    both = steady_seconds(ahead, durations_with(ahead, seconds, fetch, copy))
     assert both == pytest.approx(max(step, fetch + copy), rel=1e-9)
 
 
@@ -65,9 +68,47 @@ def test_input_beneath_a_step_slows_nothing_down(slowdown: float) -> None:
         seconds = durations(program, 3)
         step = simulate(program, seconds, overlap_slowdown=slowdown).step_seconds
         ahead = fed(program)
-        given_input = with_input(ahead, seconds, 0.4 * step, 0.4 * step)
+        given_input = durations_with(ahead, seconds, 0.4 * step, 0.4 * step)
         found = steady_seconds(ahead, given_input, overlap_slowdown=slowdown)
         assert found == pytest.approx(step, rel=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 3), st.integers(0, 99), st.floats(0.05, 5), st.floats(10, 1000))
+def test_rates_of_a_cluster_give_the_step_and_the_memory_of_a_fed_program(
+    which: int, seed: int, rate: float, bandwidth: float
+) -> None:
+    program, graph = lowered()[which], capture(*zoo.mlp()).graph
+    hosts = cluster(2, program.strategy.devices[-1] // 2 + 1)
+    where = replace(hosts, input_rate=rate, copy_bandwidth=bandwidth)
+    costs = input_costs(program, graph, find_samples(graph), where)
+    assert not input_costs(program, graph, find_samples(graph), hosts)
+    size = max(graph.tensors[one].shape[0] for one in graph.inputs)
+    assert {fetch for fetch, _ in costs.values()} == {size / rate}
+    seconds, ahead = durations(program, seed), fed(program)
+    given_input = with_input_of(ahead, seconds, costs)
+    found = with_input(program, simulate(program, seconds), costs)
+    assert steady_seconds(ahead, given_input) == pytest.approx(found.step_seconds, rel=1e-9)
+    assert simulate(ahead, given_input).peak_bytes == found.peak_bytes
+
+
+def with_input_of(
+    program: Program, seconds: np.ndarray, costs: dict[int, tuple[float, float]]
+) -> np.ndarray:
+    """Return the durations of a fed Program, by what meshes are to be given."""
+    ahead = np.flatnonzero(np.isin(program.kind, (Kind.FETCH, Kind.COPY))).tolist()
+    own = [costs[int(program.group[i])][int(program.kind[i] == Kind.COPY)] for i in ahead]
+    return np.concatenate([own, seconds])
+
+
+def test_devices_of_a_host_copy_their_shards_over_one_bus() -> None:
+    graph = capture(*zoo.mlp()).graph
+    whole = input_bytes(lower(graph, seed_strategy(graph, Seed())), 0)
+    program = lower(graph, seed_strategy(graph, Seed(data=4)))
+    for hosts, each in ((1, 4), (2, 2), (4, 1)):
+        where = replace(cluster(hosts, each), copy_bandwidth=100.0)
+        found = input_costs(program, graph, find_samples(graph), where)
+        assert found == {0: (0.0, whole / hosts / 100.0)}
 
 
 def test_input_in_the_same_step_is_their_sum() -> None:
@@ -76,7 +117,7 @@ def test_input_in_the_same_step_is_their_sum() -> None:
     seconds, ahead = durations(program, 1), fed(program)
     at_once = replace(ahead, shift=None)
     step = simulate(program, seconds).step_seconds
-    found = steady_seconds(at_once, with_input(ahead, seconds, 3.0, 2.0))
+    found = steady_seconds(at_once, durations_with(ahead, seconds, 3.0, 2.0))
     assert step < found <= step + 5.0 + 1e-9
     assert found >= 5.0 + seconds[program.kind == Kind.UPDATE].max()
 

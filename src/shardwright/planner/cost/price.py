@@ -37,8 +37,7 @@ from shardwright.planner.cost.transfers import transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import update_all, updates_by_mesh
 
-# Beyond so many, prices of segments and messages are forgotten.
-MOST_KNOWN, FIRST_ROWS = 100_000, 512
+MOST_KNOWN, FIRST_ROWS = 100_000, 512  # beyond so many prices, they are forgotten
 SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
 # Kernels that an operator's backward starts for one of its forward, about.
 BACKWARD_KERNELS = 1.5
@@ -289,7 +288,8 @@ class InstructionCosts:
         to, however the readers are spread over segments.
         """
         values, segments, written = self.program.values, self.program.segments, set[int]()
-        is_often = any(kept.sync == "microbatch" for kept in self.program.strategy.parameters)
+        how = self.program.strategy
+        is_often = any("microbatch" in (one.sync, how.updates) for one in how.parameters)
         reads, found = self.reads, list[int]()
         for segment in segments:
             if id(segment) not in reads:
@@ -407,8 +407,8 @@ class InstructionCosts:
     def update(self, mesh: int, masters: Sequence[int] | None = None) -> Cost:
         """Price the update of this mesh's optimizer shards, or of some of them."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
-        states = self.program.strategy.optimizer_states
-        return update_all(self._master_sizes(mesh, masters), states, kind, self.table)
+        sizes, states = self._master_sizes(mesh, masters), self.program.strategy.optimizer_states
+        return update_all(sizes, states, kind, self.table)
 
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
-from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step, price
 from shardwright.planner.cost.burden import is_measured, message_burden
+from shardwright.planner.cost.feed import input_costs
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.judge.ties import doubts_of
@@ -23,7 +24,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
-from shardwright.planner.simulate import Traits, period, simulate
+from shardwright.planner.simulate import Traits, period, simulate, with_input
 from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
@@ -145,13 +146,14 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
         starts = len(context.block_buckets) * context.starting
         if starts < WORTHWHILE * evaluation.seconds or len(parameters) > MOST_GRADIENTS:
             return evaluation
-    dtype = evaluation.strategy.gradient_sync.dtype
-    alone = replace(evaluation.strategy, gradient_sync=GradientSync(dtype=dtype))
+    bare = replace(evaluation.strategy.gradient_sync, method="wfbp", buckets=())
+    alone = replace(evaluation.strategy, gradient_sync=bare)
     program, timeline, _ = evaluator(alone, evaluation.least_seconds)
     buckets = _buckets(context, program, timeline)
-    ways = [GradientSync(method="optimal", buckets=buckets, dtype=dtype)]
+    ways = [replace(bare, method="optimal", buckets=buckets)]
     if is_measured(context.table) and not context.folder.is_long:
-        ways.append(replace(capped_sync(context.graph), dtype=dtype))
+        capped = capped_sync(context.graph)
+        ways.append(replace(bare, method=capped.method, buckets=capped.buckets))
     best = evaluation
     for sync in ways:
         if any(len(bucket) > 1 for bucket in sync.buckets):
@@ -171,8 +173,7 @@ def _by_blocks(context: Context, evaluation: Evaluation, evaluator: Run) -> Eval
 
 def by_blocks(context: Context, strategy: Strategy) -> Strategy:
     """Return a strategy with the gradients of each block travelling together."""
-    dtype = strategy.gradient_sync.dtype
-    sync = GradientSync(method="block", buckets=context.block_buckets, dtype=dtype)
+    sync = replace(strategy.gradient_sync, method="block", buckets=context.block_buckets)
     return replace(strategy, gradient_sync=sync)
 
 
@@ -200,6 +201,8 @@ def evaluate_program(
         scatter_copies=context.cluster.scatter_copies,
         traits=traits,
     )
+    costs = input_costs(program, context.graph, context.samples, context.cluster)
+    timeline = with_input(program, timeline, costs)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
     objective = Objective(

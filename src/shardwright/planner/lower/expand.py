@@ -45,7 +45,7 @@ class Expanded:
 def expand(folded: Folded, whole: Strategy) -> Expanded:
     """Return the Program of the strategy that was folded. Raises Irregular, or ValueError where
     lowering does."""
-    if whole.updates == "ready":
+    if whole.updates != "step":
         raise Irregular  # an update between blocks is of neither
     short = folded.short
     check_pipeline(folded.strategy, short.samples)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Program, resource_classes
+from shardwright.planner.cost.feed import input_bytes
 
 Ints = NDArray[np.int64]
 
@@ -52,7 +51,7 @@ def fed(program: Program) -> Program:
         freed=column(0, "freed"),
         temporary=column(0, "temporary"),
         base_bytes=tuple(
-            base + (_input_bytes(program, mesh) if mesh in copies else 0)
+            base + (input_bytes(program, mesh) if mesh in copies else 0)
             for mesh, base in enumerate(program.base_bytes)
         ),
         shift=np.concatenate([np.full(added, -1), lags]).astype(np.int32),
@@ -83,14 +82,3 @@ def _with_waits(
     lengths = np.array([len(waits) for waits in lists], dtype=np.int64)
     flat = np.array([one for waits in lists for one in waits], dtype=np.int32)
     return np.concatenate([[0], np.cumsum(lengths)]), flat
-
-
-def _input_bytes(program: Program, mesh: int) -> int:
-    pieces = program.strategy.pipeline.num_microbatches
-    return sum(
-        math.prod(value.shape)
-        * DTYPE_BYTES[value.dtype]
-        * (pieces if value.scope == "microbatch" else 1)
-        for value in program.values
-        if value.role == "input" and value.mesh == mesh and value.alias < 0
-    )

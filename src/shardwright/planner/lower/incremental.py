@@ -78,6 +78,7 @@ class IncrementalLowering:
             strategy.accumulation,
             strategy.gradient_sync.dtype,
             strategy.gradient_sync.error_feedback,
+            strategy.updates,
         )
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)
         placed = self._place(strategy)

@@ -54,7 +54,7 @@ class Parameters:
         self.often = set[int]()  # whose gradients are synchronised with every microbatch
         is_alone = len(strategy.meshes) == 1
         for tensor, config in zip(builder.graph.parameters, strategy.parameters, strict=True):
-            if config.sync == "microbatch":
+            if "microbatch" in (config.sync, strategy.updates):
                 self.often.add(tensor)
             readers = builder.graph.consumers[tensor]
             if readers:
@@ -74,7 +74,8 @@ class Parameters:
             return Kept(tensor, mesh, rest, rest, -1, (rest,))
         dtype = builder.master_dtype or spec.dtype
         same = rest_layout == optimizer and dtype == spec.dtype
-        reduced = builder.add_value(tensor, mesh, optimizer, "step", "gradient", dtype=dtype)
+        scope: Scope = "microbatch" if builder.strategy.updates == "microbatch" else "step"
+        reduced = builder.add_value(tensor, mesh, optimizer, scope, "gradient", dtype=dtype)
         builder.reduced.add(reduced)
         rest = master = builder.add_value(
             tensor, mesh, rest_layout, "step", "parameter", resident=True,

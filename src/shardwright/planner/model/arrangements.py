@@ -15,6 +15,7 @@ from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.core.schedules import ScheduleName
 from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
+from shardwright.planner.space.samples import batch_size
 
 # A tensor axis beyond one host pays for every operator on the slow links; small clusters may try,
 # and others where little else helps (``free_axes``).
@@ -64,9 +65,7 @@ class Arrangement:
 
 def global_batch(context: Context) -> int:
     """Return the number of samples in a step."""
-    tensors, dims = context.graph.tensors, context.samples.tensor_dim
-    sizes = [tensors[i].shape[dims[i]] for i in context.graph.inputs if dims[i] >= 0]
-    return max(sizes, default=1)
+    return batch_size(context.graph, context.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

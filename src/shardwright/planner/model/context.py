@@ -51,8 +51,7 @@ Shapes = tuple[Shape, ...]
 LOCAL = frozenset({"slice", "copy"})
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024
-# About the seconds of starting a message, where nobody measured them.
-STARTING = 5e-5
+STARTING = 5e-5  # about the seconds of starting a message, where nobody measured them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

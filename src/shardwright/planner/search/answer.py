@@ -147,11 +147,12 @@ def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     """
     if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
         return None
-    if found.fitting[0].seconds < found.bound * (1 - 1e-9):
+    rate = found.context.cluster.input_rate
+    # Whatever the plan, every batch is drawn whole.
+    least = max(found.bound, global_batch(found.context) / rate if rate else 0.0)
+    if found.fitting[0].seconds < least * (1 - 1e-9):
         return None
-    return Bound(
-        step_seconds=found.bound, gap=max(0.0, 1 - found.bound / evaluation.seconds), model=MODEL
-    )
+    return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=MODEL)
 
 
 def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:

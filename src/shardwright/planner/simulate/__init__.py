@@ -3,11 +3,12 @@
 from shardwright.planner.simulate.loop import period
 from shardwright.planner.simulate.memory import Traits
 from shardwright.planner.simulate.simulation import simulate
-from shardwright.planner.simulate.steady import steady_seconds
+from shardwright.planner.simulate.steady import steady_seconds, with_input
 
 __all__ = [
     "Traits",
     "period",
     "simulate",
     "steady_seconds",
+    "with_input",
 ]

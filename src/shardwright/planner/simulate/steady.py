@@ -3,12 +3,16 @@ than their step's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Program, ResourceClass
+from shardwright.core.timeline import Timeline
+from shardwright.planner.cost.feed import input_bytes
 from shardwright.planner.simulate.plain import shared_groups
 
 if TYPE_CHECKING:
@@ -51,6 +55,33 @@ def steady_seconds(
     ends = end[closings]
     half = len(ends) // 2
     return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))
+
+
+def with_input(
+    program: Program, timeline: Timeline, costs: Mapping[int, tuple[float, float]]
+) -> Timeline:
+    """Return the timeline of a step that is given its input while the one before runs.
+
+    ``costs``: seconds of fetching and copying it, by the meshes that read it. Such a step takes the longer of
+    both and of what it does, as ``steady_seconds`` finds of a Program that is ``fed``; the next one's
+    shards are there all the time.
+    """
+    if not costs:
+        return timeline
+    ahead = [
+        input_bytes(program, mesh) if mesh in costs else 0 for mesh in range(len(program.meshes))
+    ]
+    memory = [
+        rows + np.array([0.0, size]) for rows, size in zip(timeline.memory, ahead, strict=True)
+    ]
+    return replace(
+        timeline,
+        step_seconds=max(timeline.step_seconds, *map(sum, costs.values())),
+        memory=tuple(memory),
+        peak_bytes=tuple(
+            peak + size for peak, size in zip(timeline.peak_bytes, ahead, strict=True)
+        ),
+    )
 
 
 def _unrolled(

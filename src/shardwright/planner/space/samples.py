@@ -228,3 +228,9 @@ class _Analysis:
             found.add(index)
             pending += [self.graph.tensors[t].producer for t in self.graph.operators[index].inputs]
         return frozenset(found)
+
+
+def batch_size(graph: OperatorGraph, samples: Samples) -> int:
+    """Return the number of samples in a step."""
+    dims = samples.tensor_dim
+    return max((graph.tensors[i].shape[dims[i]] for i in graph.inputs if dims[i] >= 0), default=1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from shardwright.core.strategy import GradientSync, Mesh, Strategy
+from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.search.local.moves import (
     Place,
     Space,
@@ -73,7 +73,7 @@ class Proposals:
             configs = replace(configs, configs=tuple(listed))
         changes = {index: configs.configs[index].dims for index in self._operators}
         made = resplit(space, strategy, changes)
-        sync = GradientSync(dtype=strategy.gradient_sync.dtype)
+        sync = replace(strategy.gradient_sync, method="wfbp", buckets=())
         return replace(made, gradient_sync=sync, label="random splits")
 
     def _members(self, strategy: Strategy, index: int) -> list[int]:
