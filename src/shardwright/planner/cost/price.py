@@ -7,7 +7,6 @@ RECEIVE waits for it and costs only the message overhead.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
-from shardwright.core.program import Call, Kind, Message, Program, Segment, Value
+from shardwright.core.program import Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
@@ -243,7 +242,7 @@ class InstructionCosts:
         """Return the bytes of gradients that are summed because a value has several readers."""
         tensors, values = self.graph.tensors, self.program.values
         return sum(
-            (count - 1) * _bytes(values[value])
+            (count - 1) * values[value].bytes
             for value, count in self._gradient_uses(segment).items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
@@ -268,7 +267,7 @@ class InstructionCosts:
         read = tuple(value for value in own if value in uses)
         parameters = tuple(v for v in read if values[v].role == "parameter")
         others = tuple(
-            (values[v].gradient, _bytes(values[v]))
+            (values[v].gradient, values[v].bytes)
             for v in read
             if values[v].role != "parameter" and self._adds(values[v].gradient)
         )
@@ -293,7 +292,7 @@ class InstructionCosts:
         for segment in reversed(segments):
             _, pairs, parameters = reads[id(segment)]
             if is_often:
-                own = [(values[v].gradient, _bytes(values[v])) for v in parameters]
+                own = [(values[v].gradient, values[v].bytes) for v in parameters]
                 pairs += tuple(pair for pair in own if self._adds(pair[0]))
             total = 0
             for gradient, size in pairs:
@@ -310,7 +309,7 @@ class InstructionCosts:
         kept = [(values[v], values[values[v].gradient]) for v in segment.inputs
                 if values[v].gradient >= 0]  # fmt: skip
         size = sum(
-            _bytes(value) + 2 * math.prod(value.shape) * DTYPE_BYTES[total.dtype]
+            value.bytes + 2 * tensor_bytes(value.shape, total.dtype)
             for value, total in kept
             if total.scope == "step"
         )
@@ -382,7 +381,7 @@ class InstructionCosts:
         size = 0
         if message.primitive in {"halo", "halo_sum"}:
             ends = (*message.sources, *message.results)
-            size = max(_bytes(self.program.values[value]) for value in ends)
+            size = max(self.program.values[value].bytes for value in ends)
         key = (message.primitive, message.bytes, size, devices, concurrent)
         if key not in self.wires:
             args = (devices, self.cluster, self.table, concurrent)
@@ -443,7 +442,3 @@ class InstructionCosts:
             spec = self.graph.tensors[tensor]
             self.sizes[key] = local_bytes(spec.shape, spec.dtype, layout, sizes)
         return self.sizes[key]
-
-
-def _bytes(value: Value) -> int:
-    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]

@@ -203,7 +203,7 @@ class Template:
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
     segment = builder.segments[step.item]
     dropped = set(segment.outputs).difference(builder.saved[step.item])
-    dropped.update(segment.spared)
+    dropped.update(segment.unused_in_backward)
     if not dropped:
         return step.reads
     return tuple([value for value in step.reads if value not in dropped])
