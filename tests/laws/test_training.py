@@ -1,6 +1,6 @@
 """Law: whatever legal strategy trains a model, it trains as one process does.
 
-All ranks run in this process (see ``runtime/rehearsal.py``). ``make laws`` tries more strategies.
+All ranks run in this process (see ``runtime/local_world.py``). ``make laws`` tries more strategies.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 
 pytestmark = pytest.mark.torch
 
@@ -83,7 +83,7 @@ def train(captured: Captured, strategy: Strategy, steps: int) -> list[list[Tenso
     module, batch, _ = dropping()
     program = lower(captured.graph, strategy)
 
-    def rank(world: MemoryWorld) -> list[Tensor]:
+    def rank(world: LocalWorld) -> list[Tensor]:
         options = RunOptions(seed=SEED, world=world)
         mine = copy.deepcopy(module)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
@@ -92,7 +92,7 @@ def train(captured: Captured, strategy: Strategy, steps: int) -> list[list[Tenso
                 executor.step(batch)
         return masks.drawn
 
-    return rehearse(rank, len(strategy.devices))[0]
+    return run_locally(rank, len(strategy.devices))[0]
 
 
 PLANS: dict[str, Seed | Grid] = {

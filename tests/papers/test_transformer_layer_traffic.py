@@ -23,7 +23,7 @@ from shardwright.planner.space.grids import Grid, grid_strategy
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, Traffic, rehearse
+from shardwright.runtime.local_world import LocalWorld, Traffic, run_locally
 from tests import zoo
 from tests.papers.test_tensor_parallel_3d import Wire
 from tests.runtime.equivalence import train_plain
@@ -102,7 +102,7 @@ def strategy_of(graph: OperatorGraph, plan: Plan) -> Strategy:
     return grid_strategy(graph, plan) if isinstance(plan, Grid) else seed_strategy(graph, plan)
 
 
-def executor_of(plan: Plan, depth: int, world: MemoryWorld | None = None) -> Executor:
+def executor_of(plan: Plan, depth: int, world: LocalWorld | None = None) -> Executor:
     model = captured(depth)
     program = lower(model.graph, strategy_of(model.graph, plan))
     module = zoo.gpt(batch=B, length=S, width=H, depth=depth)[0]
@@ -155,10 +155,10 @@ def test_a_layer_on_64_ranks_in_one_process_sends_what_the_formulas_say(plan: Gr
     for depth in (2, 3):
         captured(depth)
 
-        def step(world: MemoryWorld, depth: int = depth) -> None:
+        def step(world: LocalWorld, depth: int = depth) -> None:
             executor_of(plan, depth, world).step(batch)
 
-        traffic = rehearse(step, math.prod(plan.sizes))[1]
+        traffic = run_locally(step, math.prod(plan.sizes))[1]
         counts.append([elements(traffic, rank) for rank in (0, 21, 63)])
     differences = [more - less for less, more in zip(*counts, strict=True)]
     assert differences == pytest.approx([expected(plan)] * 3, rel=1e-12)

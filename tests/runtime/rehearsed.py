@@ -12,7 +12,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, Traffic, rehearse
+from shardwright.runtime.local_world import LocalWorld, Traffic, run_locally
 from tests.runtime.equivalence import Run, copied, step_through
 
 
@@ -28,7 +28,7 @@ def train_rehearsed(
     """Return what every rank ended with, and what was sent; the module is left as it is."""
     program = lower(captured.graph, strategy)
 
-    def train(world: MemoryWorld) -> Run:
+    def train(world: LocalWorld) -> Run:
         mine = copy.deepcopy(module)
         options = RunOptions(max_norm=max_norm, seed=5, world=world)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
@@ -37,4 +37,4 @@ def train_rehearsed(
         executor.to_module(mine)
         return Run(losses, copied(mine.named_parameters()), copied(mine.named_buffers()), outputs)
 
-    return rehearse(train, len(strategy.devices))
+    return run_locally(train, len(strategy.devices))

@@ -17,7 +17,7 @@ from shardwright.planner.lower import check, lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.scaling import Scaling
 from tests import zoo
 
@@ -47,7 +47,7 @@ def small_after_large(small: float) -> tuple[nn.Module, dict[str, Tensor]]:
 def trained(captured: Captured, program: Program, module: nn.Module, batch: dict[str, Tensor]):
     """Return every rank's masters after one step, by the value that they are."""
 
-    def train(world: MemoryWorld) -> list[Tensor]:
+    def train(world: LocalWorld) -> list[Tensor]:
         options = RunOptions(seed=5, world=world, scaling=Scaling(scale=1.0))
         mine = copy.deepcopy(module)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
@@ -55,7 +55,7 @@ def trained(captured: Captured, program: Program, module: nn.Module, batch: dict
         masters = executor.machine.parameters.masters
         return [master.parameter.detach().clone() for master in masters]
 
-    return rehearse(train, len(program.strategy.devices))
+    return run_locally(train, len(program.strategy.devices))
 
 
 @pytest.mark.parametrize("how", ["float32", "own"])

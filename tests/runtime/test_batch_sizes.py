@@ -21,7 +21,7 @@ from shardwright.planner.space.resize import resize
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
 from tests.runtime.world import run_ranks
 
@@ -113,7 +113,7 @@ def test_batches_of_other_sizes_train_and_evaluate_as_in_one_process(
     strategy = seed_strategy(captured.graph, seed)
     program = lower(captured.graph, strategy)
 
-    def train(world: MemoryWorld) -> tuple[list[float], nn.Module]:
+    def train(world: LocalWorld) -> tuple[list[float], nn.Module]:
         mine = copy.deepcopy(module)
         executor = Executor(
             captured, program, mine, optimizer=ADAM, options=RunOptions(world=world),
@@ -128,7 +128,7 @@ def test_batches_of_other_sizes_train_and_evaluate_as_in_one_process(
         executor.to_module(mine)
         return losses, mine
 
-    for losses, mine in rehearse(train, len(strategy.devices))[0]:
+    for losses, mine in run_locally(train, len(strategy.devices))[0]:
         assert losses == pytest.approx(expected, rel=1e-9)
         for one, other in zip(mine.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)

@@ -16,7 +16,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
 
 pytestmark = pytest.mark.torch
@@ -57,7 +57,7 @@ def test_the_plans_norm_is_that_of_one_process(seed: Seed, max_norm: float) -> N
     strategy = replace(seed_strategy(captured.graph, seed), clips=True, max_norm=max_norm)
     program = lower(captured.graph, strategy)
 
-    def train(world: MemoryWorld) -> tuple[list[Tensor | None], nn.Module]:
+    def train(world: LocalWorld) -> tuple[list[Tensor | None], nn.Module]:
         mine, options = copy.deepcopy(module), RunOptions(world=world)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
         found: list[Tensor | None] = []
@@ -67,7 +67,7 @@ def test_the_plans_norm_is_that_of_one_process(seed: Seed, max_norm: float) -> N
         executor.to_module(mine)
         return found, mine
 
-    for found, trained in rehearse(train, len(strategy.devices))[0]:
+    for found, trained in run_locally(train, len(strategy.devices))[0]:
         torch.testing.assert_close(found, norms, rtol=1e-10, atol=0)
         for one, other in zip(trained.parameters(), parameters, strict=True):
             torch.testing.assert_close(one.detach(), other, rtol=1e-9, atol=1e-12)

@@ -13,7 +13,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -46,7 +46,7 @@ def test_training_and_evaluation_are_those_of_plain_pytorch(mode: str, seed: See
     captured = capture(module, batch, batch_norm="synchronised")
     program = lower(captured.graph, seed_strategy(captured.graph, seed))
 
-    def train(world: MemoryWorld) -> list[Tensor]:
+    def train(world: LocalWorld) -> list[Tensor]:
         mine = copy.deepcopy(module)
         executor = Executor(captured, program, mine, optimizer=SGD, options=RunOptions(world=world))
         losses = [executor.evaluate(batch), executor.step(batch), executor.step(batch)]
@@ -60,7 +60,7 @@ def test_training_and_evaluation_are_those_of_plain_pytorch(mode: str, seed: See
         expected[-1].backward()
         optimizer.step()
     expected += [evaluated(plain, batch)] * 2
-    for run in rehearse(train, len(program.strategy.devices))[0]:
+    for run in run_locally(train, len(program.strategy.devices))[0]:
         for found, wanted in zip(run, expected, strict=True):
             torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=0)
 

@@ -16,7 +16,7 @@ from shardwright.planner.space.samples import find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
 
 pytestmark = pytest.mark.torch
@@ -130,14 +130,14 @@ def trained(
     assert find_samples(captured.graph).blocker == ""
     program = lower(captured.graph, seed_strategy(captured.graph, seed))
 
-    def train(world: MemoryWorld) -> tuple[list[float], nn.Module, dict[str, Tensor]]:
+    def train(world: LocalWorld) -> tuple[list[float], nn.Module, dict[str, Tensor]]:
         mine, options = copy.deepcopy(module), RunOptions(world=world, seed=3)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
         losses = [float(executor.step(batch, outputs)) for _ in range(3)]
         executor.to_module(mine)
         return losses, mine, executor.outputs
 
-    return rehearse(train, len(program.strategy.devices))[0]
+    return run_locally(train, len(program.strategy.devices))[0]
 
 
 @pytest.mark.parametrize("kind", [InitialState, Cells, Padded, Masked, Factored])

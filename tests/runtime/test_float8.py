@@ -19,7 +19,7 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.operators import linear_blocks
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.float8 import SCALED, scaled_linear, scaled_linear_blocks
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests.runtime.equivalence import batches
 
 pytestmark = pytest.mark.torch
@@ -138,13 +138,13 @@ def train(seed: Seed, width: int = 64) -> list[list[float]]:
     program = lower(captured.graph, replace(strategy, precision=seed.precision))
     adam = partial(torch.optim.AdamW, lr=1e-2)
 
-    def run(world: MemoryWorld) -> list[float]:
+    def run(world: LocalWorld) -> list[float]:
         options = RunOptions(world=world)
         mine = copy.deepcopy(module)
         executor = Executor(captured, program, mine, optimizer=adam, options=options)
         return [float(executor.step(one)) for one in batches(batch, STEPS)]
 
-    return rehearse(run, len(strategy.devices))[0]
+    return run_locally(run, len(strategy.devices))[0]
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-row"])

@@ -11,8 +11,8 @@ import torch
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
+from shardwright.runtime.local_world import LocalWorld, _Shared
 from shardwright.runtime.messages import Groups
-from shardwright.runtime.rehearsal import MemoryWorld, _Room
 from shardwright.runtime.world import Channel, Lanes, Link
 from tests import zoo
 from tests.runtime.equivalence import assert_close, train_plain
@@ -34,11 +34,11 @@ def test_groups_that_each_hold_all_of_the_state_stay_equal(zero: int) -> None:
         assert_close(run, train_plain(MODEL, ADAM, 0.1), seed.label)
 
 
-class Asking(MemoryWorld):
+class Asking(LocalWorld):
     """Notes the links that a rank asks for."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(_Room(size), 0)
+        super().__init__(_Shared(size), 0)
         self.links: list[tuple[int, int, Channel]] = []
 
     def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:

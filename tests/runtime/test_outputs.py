@@ -19,7 +19,7 @@ from shardwright.planner.lower.check import check
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 
 pytestmark = pytest.mark.torch
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -93,7 +93,7 @@ def compare(
     program = lower(captured.graph, strategy)
     check(program)
 
-    def train(world: MemoryWorld) -> list[dict[str, Tensor]]:
+    def train(world: LocalWorld) -> list[dict[str, Tensor]]:
         mine = copy.deepcopy(module)
         options = RunOptions(world=world)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
@@ -114,7 +114,7 @@ def compare(
         expected[-1]["loss"].backward()
         optimizer.step()
     expected.append(plain.eval()(**batch))
-    runs, _ = rehearse(train, len(strategy.devices))
+    runs, _ = run_locally(train, len(strategy.devices))
     for run in runs:
         for found, wanted in zip(run, expected, strict=True):
             for name in found:

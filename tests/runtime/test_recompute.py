@@ -23,7 +23,7 @@ from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.lend import look_up_saved, stand_in
+from shardwright.runtime.saved_tensors import look_up_saved, stand_in
 from tests import zoo
 from tests.runtime.equivalence import assert_close, assert_equivalent, train_plain
 from tests.runtime.rehearsed import train_rehearsed

@@ -19,7 +19,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.scaling import Scaling, scaler_of
 from tests import zoo
 from tests.runtime.equivalence import batches
@@ -50,7 +50,7 @@ def rehearsed(
     program = lower(captured.graph, strategy)
     module, batch = example
 
-    def train(world: MemoryWorld) -> tuple[Trail, dict[str, torch.Tensor]]:
+    def train(world: LocalWorld) -> tuple[Trail, dict[str, torch.Tensor]]:
         mine = copy.deepcopy(module)
         options = RunOptions(world=world, scaling=scaling, max_norm=0.5 if strategy.clips else None)
         executor = Executor(captured, program, mine, optimizer=ADAM, options=options)
@@ -62,7 +62,7 @@ def rehearsed(
         executor.to_module(mine)
         return trail, {name: one.detach() for name, one in mine.named_parameters()}
 
-    return rehearse(train, len(strategy.devices))[0]
+    return run_locally(train, len(strategy.devices))[0]
 
 
 def by_grad_scaler(clips: bool) -> tuple[Trail, dict[str, torch.Tensor]]:

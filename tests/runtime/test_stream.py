@@ -23,7 +23,7 @@ from shardwright.planner.space.resize import resize
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.train import LoopOptions, Step, train
 
@@ -45,7 +45,7 @@ class Noisy(nn.Module):
 
 
 def made(
-    *, plan: Seed | None = None, world: MemoryWorld | None = None, width: int = 16, **options: Any
+    *, plan: Seed | None = None, world: LocalWorld | None = None, width: int = 16, **options: Any
 ) -> Executor:
     """Return an executor of equal weights every time, for batches of 8 and others."""
     torch.manual_seed(0)
@@ -122,10 +122,10 @@ def test_a_data_loader_with_a_short_last_batch_and_lists_of_tensors_trains() -> 
 def test_two_ranks_train_as_one() -> None:
     batches = list(drawn(3))
 
-    def rank(world: MemoryWorld) -> list[float]:
+    def rank(world: LocalWorld) -> list[float]:
         return streamed(batches, made(plan=Seed(data=2, zero=3), world=world))
 
-    found, _ = rehearse(rank, 2)
+    found, _ = run_locally(rank, 2)
     assert found[0] == found[1]
     assert len(found[0]) == 3
 

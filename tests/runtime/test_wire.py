@@ -18,7 +18,7 @@ from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.store import DTYPES
 from tests import zoo
 from tests.runtime.world import run_ranks
@@ -61,7 +61,7 @@ def updated(captured: Captured, strategy: Strategy, module: nn.Module, batch: di
     """Return every rank's whole parameters after one step, and what was sent."""
     program = lower(captured.graph, strategy)
 
-    def train(world: MemoryWorld) -> dict[str, Tensor]:
+    def train(world: LocalWorld) -> dict[str, Tensor]:
         mine = copy.deepcopy(module)
         options = RunOptions(seed=5, world=world)
         executor = Executor(captured, program, mine, optimizer=SGD, options=options)
@@ -69,7 +69,7 @@ def updated(captured: Captured, strategy: Strategy, module: nn.Module, batch: di
         executor.to_module(mine)
         return {name: one.detach().clone() for name, one in mine.named_parameters()}
 
-    return program, *rehearse(train, len(strategy.devices))
+    return program, *run_locally(train, len(strategy.devices))
 
 
 def added_up(shares: list[Tensor], dtype: torch.dtype) -> Tensor:

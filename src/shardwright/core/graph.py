@@ -28,6 +28,11 @@ FLOATING = frozenset({"float64", "float32", "bfloat16", "float16", "complex64", 
 Constant = None | bool | int | float | str | tuple["Constant", ...]
 
 
+def tensor_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Return the bytes of a tensor of this shape."""
+    return math.prod(shape) * DTYPE_BYTES[dtype]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
     """One tensor of the model, by its global shape.
@@ -61,7 +66,7 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         """Size of the whole tensor in bytes."""
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return tensor_bytes(self.shape, self.dtype)
 
     @property
     def is_floating(self) -> bool:

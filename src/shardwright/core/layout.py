@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.core.graph import DTYPE_BYTES
+from shardwright.core.graph import tensor_bytes
 
 REPLICATE = -1
 PARTIAL = -2
@@ -126,7 +126,7 @@ def local_bytes(
     shape: tuple[int, ...], dtype: str, layout: Layout, axis_sizes: tuple[int, ...]
 ) -> int:
     """Return the bytes one device holds of a tensor."""
-    return math.prod(local_shape(shape, layout, axis_sizes)) * DTYPE_BYTES[dtype]
+    return tensor_bytes(local_shape(shape, layout, axis_sizes), dtype)
 
 
 def shard_offsets(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.crossing import Piece, pieces_between, whole_shards
-from shardwright.core.graph import Constant
+from shardwright.core.graph import Constant, tensor_bytes
 from shardwright.core.halo import Halos
 from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
@@ -112,6 +112,11 @@ class Value:
     resident: bool = False
     halos: Halos = ()
 
+    @property
+    def bytes(self) -> int:
+        """What it takes on one device."""
+        return tensor_bytes(self.shape, self.dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -149,8 +154,8 @@ class Segment:
     beyond inputs and outputs, per microbatch; ``temporary_bytes`` (forward, backward) the transient
     peak while it runs, above what it began with and all that it makes; it may be below that.
     ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. Its graph
-    holds none of the inputs in ``remade`` and ``spared``: backward finds the first made again, and
-    does not need the second.
+    holds none of the inputs in ``rematerialised`` and ``unused_in_backward``: backward finds the first
+    made again, and does not need the second.
     """
 
     mesh: int
@@ -160,8 +165,8 @@ class Segment:
     outputs: tuple[int, ...]
     has_backward: bool
     recomputed: bool = False
-    remade: tuple[int, ...] = ()
-    spared: tuple[int, ...] = ()
+    rematerialised: tuple[int, ...] = ()
+    unused_in_backward: tuple[int, ...] = ()
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
     bare_bytes: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import layout_text
 from shardwright.core.plan import Plan
 from shardwright.core.program import Kind, Program
@@ -164,7 +164,7 @@ def memory_by_part(story: PlanStory, mesh: int) -> tuple[tuple[str, float], ...]
     for value in program.values:
         if value.mesh != mesh or value.alias >= 0 or value.scope != "step":
             continue
-        size = float(np.prod(value.shape, dtype=np.float64) * DTYPE_BYTES[value.dtype])
+        size = float(value.bytes)
         if value.role == "parameter" and value.resident:
             parts["parameters"] += size
             masters.setdefault(value.tensor, size)

@@ -19,10 +19,10 @@ from shardwright.core.program import Kind, Program, Segment
 from shardwright.runtime import halos, messages
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.engine import edge_of, run_backward
-from shardwright.runtime.lend import look_up_saved, stand_in
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters, taken
 from shardwright.runtime.randomness import Clock
+from shardwright.runtime.saved_tensors import look_up_saved, stand_in
 from shardwright.runtime.segment import (
     Mode,
     Site,
@@ -167,7 +167,7 @@ class Compiler:
             incoming = [values[value].gradient for value in segment.outputs]
             made = [values[value].gradient for value in segment.inputs]
             gathered = [v for v in segment.inputs if values[v].role == "parameter"]
-            return Touch(slots((*gathered, *incoming, *segment.remade)), (), slots(made))
+            return Touch(slots((*gathered, *incoming, *segment.rematerialised)), (), slots(made))
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             message = program.messages[item]
             reads = () if kind == Kind.RECEIVE else slots(message.sources)
@@ -251,7 +251,9 @@ class Compiler:
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]
         lent = (
-            frozenset((*segment.remade, *segment.spared)) if kept is not None else frozenset[int]()
+            frozenset((*segment.rematerialised, *segment.unused_in_backward))
+            if kept is not None
+            else frozenset[int]()
         )
         slots = [
             (
@@ -263,7 +265,7 @@ class Compiler:
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
         ]
-        remade = [machine.store.slot(value, microbatch) for value in segment.remade]
+        rematerialised = [machine.store.slot(value, microbatch) for value in segment.rematerialised]
         tracked = [
             place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0
         ]
@@ -295,7 +297,7 @@ class Compiler:
             if kept is None:
                 outputs = run(*arguments)
             else:
-                with torch.enable_grad(), look_up_saved(data, remade):
+                with torch.enable_grad(), look_up_saved(data, rematerialised):
                     outputs = run(*arguments)
                     edges = [edge_of(outputs[place]) for place in trained]
                 kept[:] = (

@@ -115,11 +115,6 @@ def _leave_world() -> None:
         dist.destroy_process_group()
 
 
-def local_rank() -> int:
-    """Return which of its host's ranks this process is, by the launcher's or torchrun's word."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def launch(
     target: Callable[..., Any],
     nprocs: int,

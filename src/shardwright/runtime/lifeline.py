@@ -32,7 +32,7 @@ def die_with_launcher() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         sentinel = parent.sentinel
-        _die_when(lambda: multiprocessing.connection.wait([sentinel]))
+        die_when(lambda: multiprocessing.connection.wait([sentinel]))
 
 
 def die_with_parent() -> None:
@@ -43,10 +43,11 @@ def die_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_SECONDS)
 
-    _die_when(wait)
+    die_when(wait)
 
 
-def _die_when(wait: Callable[[], object]) -> None:
+def die_when(wait: Callable[[], object]) -> None:
+    """End this process once ``wait`` returns, and on Linux with the parent's thread that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 

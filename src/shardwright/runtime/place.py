@@ -101,7 +101,7 @@ def check_world(device: str, backend: str) -> None:
         )
 
 
-def choose(asked: torch.device | str | None, planned: str) -> str:
+def choose(asked: torch.device | str | None = None, planned: str = "") -> str:
     """Return this rank's device, and warn where it is not of the type that was planned for."""
     wish = "" if asked is None else str(asked)
     device = device_of(wish, planned, this_host())

@@ -169,8 +169,8 @@ class Reader:
 
     def read(self, stored: Stored, start: Sequence[int], out: Tensor) -> None:
         """Fill ``out`` with the box of a stored tensor that begins at ``start``, converting its
-        dtype where that differs. Raises CheckpointError where that would change values' kind."""
-        if _kind(stored.dtype) != _kind(out.dtype) or len(stored.shape) != out.dim():
+        dtype where that differs. Raises CheckpointError where it may not be (``convertible``)."""
+        if not convertible(stored.dtype, out.dtype) or len(stored.shape) != out.dim():
             keys = ", ".join(sorted({piece.key for piece in stored.pieces})) or "a tensor"
             raise CheckpointError(
                 f"values must stay what they are, but {keys} is {stored.dtype} with "
@@ -224,13 +224,9 @@ class Reader:
             ) from error
 
 
-def _kind(dtype: torch.dtype) -> str:
-    """Return what values of a dtype are: conversions within one are rounding, at worst."""
-    if dtype == torch.bool:
-        return "truth"
-    if dtype.is_complex:
-        return "complex"
-    return "floating" if dtype.is_floating_point else "integer"
+def convertible(saved: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether values may be converted: among floating dtypes, as the precision of a plan asks for."""
+    return saved == wanted or (saved.is_floating_point and wanted.is_floating_point)
 
 
 @contextmanager

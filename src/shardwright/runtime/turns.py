@@ -1,6 +1,6 @@
 """Threads of which only one runs at a time, in an order that does not depend on time.
 
-A thread that must wait passes the baton on to the next one, in the order of their numbers, that can
+A thread that must wait passes the turn on to the next one, in the order of their numbers, that can
 go on. So nothing can hang: when nobody can go on, all end with what each of them waited for.
 """
 
@@ -25,7 +25,7 @@ class _Wait:
     reason: Callable[[], str]
 
 
-class Baton:
+class Turns:
     """Lets one of several threads run at a time."""
 
     def __init__(self, count: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from shardwright.errors import CheckpointError
 from shardwright.runtime.store import DTYPES
 from shardwright.runtime.tables import Box, Manifest, ModuleTable, TensorTable
-from shardwright.runtime.tensorfile import CODES, reading
+from shardwright.runtime.tensorfile import CODES, convertible, reading
 
 STORED_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CODES}
 # A module may have tensors on the meta device of dtypes that no file holds.
@@ -110,11 +110,6 @@ def _check_groups(manifest: Manifest) -> None:
             raise ValueError(f"{key[:200]!r} is of a parameter that is in no optimizer group")
         if key in manifest.values and kind != "optimizer":
             raise ValueError(f"{key[:200]!r} is no value of an optimizer")
-
-
-def convertible(saved: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether values may be converted: among floating dtypes, as the precision of a plan asks for."""
-    return saved == wanted or (saved.is_floating_point and wanted.is_floating_point)
 
 
 def misfit(directory: Path, manifest: Manifest, files: Iterable[str]) -> str:

@@ -26,8 +26,8 @@ from shardwright.runtime.capture.prepare import find_loss
 from shardwright.runtime.deferred import copy_deferred
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.gather import whole_tensors
+from shardwright.runtime.local_world import run_locally
 from shardwright.runtime.randomness import WithoutDropout, is_dropout, is_random
-from shardwright.runtime.rehearsal import rehearse
 from shardwright.runtime.segment import with_settings
 from shardwright.runtime.store import DTYPES
 from shardwright.runtime.world import World
@@ -227,7 +227,7 @@ def train_here(
         own = copy_deferred(module)
         return train_as_rank(captured, program, own, batches, world=world, tell=tell)
 
-    return rehearse(rank, len(program.strategy.devices))[0]
+    return run_locally(rank, len(program.strategy.devices))[0]
 
 
 def gaps(ranks: Sequence[Trained], yardstick: Trained, captured: Captured) -> tuple[Gap, ...]:

@@ -1,6 +1,6 @@
 """The world: all that an executor asks of other ranks, behind one narrow door.
 
-``TorchWorld`` is ``torch.distributed``, one process per rank. ``rehearsal.py`` has another one with
+``TorchWorld`` is ``torch.distributed``, one process per rank. ``local_world.py`` has another one with
 all ranks in one process. Every function starts its work and returns a ``Pending``.
 """
 

@@ -1,7 +1,7 @@
 """What one example call teaches: which dims of which tensors may be cut at the same time.
 
 Every way to cut is tried at several random shapes, forward and backward. A kernel that does not look
-at the shapes of its pieces may read out of bounds, so this should run ``apart``.
+at the shapes of its pieces may read out of bounds, so this should run isolated.
 """
 
 from __future__ import annotations

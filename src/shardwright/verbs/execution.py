@@ -11,7 +11,7 @@ from shardwright.core.cluster import Cluster
 from shardwright.core.plan import Plan
 from shardwright.planner.lower import lower
 from shardwright.planner.space.resize import resize
-from shardwright.verbs.legality import check_plan
+from shardwright.verbs.legality import lowered
 from shardwright.verbs.subject import Batch, capture
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def build_executor(
         )
 
     captured = captured_with(batch, plan.global_batch)
-    check_plan(plan, captured.graph)
+    program = lowered(plan, captured.graph)
     example = named_batch(module, batch)
 
     def resized(other: Mapping[str, Tensor]) -> tuple[Captured, Program]:
@@ -75,5 +75,4 @@ def build_executor(
         again = with_modules_of(captured_with({**example, **given}, None), module)
         return again, lower(again.graph, resize(captured.graph, again.graph, strategy))
 
-    program = lower(captured.graph, strategy)
     return Executor(captured, program, module, optimizer=optimizer, options=options, resize=resized)

@@ -29,11 +29,11 @@ from shardwright.runtime.rules import (
     Crashed,
     Differ,
     Split,
-    apart,
     draw,
     example_of,
     find_operator,
     is_crash,
+    run_isolated,
 )
 from shardwright.verbs.cuts import Finding, learn
 from shardwright.verbs.request import Watch
@@ -88,7 +88,7 @@ def propose(kind: str, examples: Sequence[Call], *, cases: int = CASES, seed: in
         return replace(found, num_crashes=num_crashes)
 
     try:
-        return apart(work)
+        return run_isolated(work)
     except Crashed as error:
         return _nothing(kind, examples, str(error))
 

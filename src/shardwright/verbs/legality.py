@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
+from shardwright.core.program import Program
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import AGAIN, check_fits
+from shardwright.planner.lower import lower
 from shardwright.planner.space import check_strategy, find_samples
 
 
@@ -14,7 +19,20 @@ def check_plan(plan: Plan, graph: OperatorGraph, cluster: Cluster | None = None)
     """Raise PlanMismatch unless a plan was made for this graph and cluster, and its strategy is
     legal."""
     check_fits(plan, graph, cluster)
-    try:
+    with _as_mismatch():
         check_strategy(graph, plan.strategy, find_samples(graph))
+
+
+def lowered(plan: Plan, graph: OperatorGraph) -> Program:
+    """Lower a plan, which checks it too. Raises as ``check_plan`` does."""
+    check_fits(plan, graph)
+    with _as_mismatch():
+        return lower(graph, plan.strategy)
+
+
+@contextmanager
+def _as_mismatch() -> Iterator[None]:
+    try:
+        yield
     except InputError as error:
         raise PlanMismatch(f"the plan does not fit its model: {error}; or {AGAIN}") from error

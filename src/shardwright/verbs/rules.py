@@ -20,7 +20,16 @@ from shardwright.planner.space.rules.examples import EXAMPLES
 from shardwright.planner.space.rules.examples.resize import is_small, resized
 from shardwright.planner.space.rules.normalisation import LOCAL_STATISTICS
 from shardwright.planner.space.rules.signature import Rule
-from shardwright.runtime.rules import Axis, Case, Crashed, Differ, Refused, apart, difference, draw
+from shardwright.runtime.rules import (
+    Axis,
+    Case,
+    Crashed,
+    Differ,
+    Refused,
+    difference,
+    draw,
+    run_isolated,
+)
 from shardwright.verbs.request import Watch
 from shardwright.verbs.results import RuleCheck, RuleChecks
 
@@ -51,15 +60,15 @@ def verify_rules(
         watch.tell(f"verifying {kind}", at / len(wanted))
         if watch.stop():
             break
-        rows.append(_check_apart(kind, cases, seed))
+        rows.append(_check_isolated(kind, cases, seed))
     return RuleChecks(rows=tuple(rows), seed=seed, is_complete=len(rows) == len(wanted))
 
 
-def _check_apart(kind: str, cases: int, seed: int) -> RuleCheck:
+def _check_isolated(kind: str, cases: int, seed: int) -> RuleCheck:
     """Check a kind in a child process, which a wrong rule may end."""
     examples = EXAMPLES.get(kind, ())
     try:
-        return apart(
+        return run_isolated(
             lambda differ: check_kind(kind, examples, cases=cases, seed=seed, differ=differ)
         )
     except Crashed as error:

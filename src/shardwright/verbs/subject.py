@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import KEPT_AS
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import CaptureError, InputError
 from shardwright.files import clusterfile
 from shardwright.planner.search import Training
@@ -112,18 +112,16 @@ def training_for(request: Request) -> Training:
 def training_of(strategy: Strategy) -> Training:
     """Return how a plan's model is trained; it says of blocks, not in a word, what is recomputed."""
     sync = strategy.gradient_sync
-    return _training(
-        strategy,
-        gradient_dtype=sync.dtype,
-        error_feedback=sync.error_feedback,
-        recompute=Training().recompute,
+    again = Training().recompute
+    return _training(strategy, sync, gradient_dtype=sync.dtype, recompute=again)
+
+
+def _training(*sources: Request | Strategy | GradientSync, **more: Any) -> Training:
+    named = {one.name for one in fields(Training)}
+    shared = [(source, one.name) for source in sources for one in fields(source)]
+    return Training(
+        **{name: getattr(source, name) for source, name in shared if name in named} | more
     )
-
-
-def _training(source: Request | Strategy, **more: Any) -> Training:
-    own = {one.name for one in fields(source)}
-    shared = [one.name for one in fields(Training) if one.name in own]
-    return Training(**{name: getattr(source, name) for name in shared} | more)
 
 
 def find_cluster(cluster: Cluster | str | None, watch: Watch | None = None) -> tuple[Cluster, bool]:

@@ -11,7 +11,7 @@ import os
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
@@ -37,7 +37,6 @@ class Task:
     seq: int | None
     optimizer: str
     folder: str
-    backend: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +71,11 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
             seq=origin.seq,
             optimizer=job.optimizer or origin.optimizer,
             folder=str(folder),
-            backend=local_backend(),
         )
         with following(folder, watch):
             (end, *_) = launch(
                 train_rank, len(devices), (task,),
-                backend=task.backend, stops=bool(job.checkpoint_dir),
+                backend=local_backend(), stops=bool(job.checkpoint_dir),
             )  # fmt: skip
         return _outcome(end, read_events(folder / "events"))
 
@@ -100,7 +98,6 @@ def train_rank(task: Task) -> LoopEnd:
     """Train as one rank: the body of every process."""
     from shardwright.runtime.capture import load_model
     from shardwright.runtime.executor import RunOptions
-    from shardwright.runtime.launch import local_rank
     from shardwright.runtime.train import (
         LoopOptions,
         Step,
@@ -120,7 +117,6 @@ def train_rank(task: Task) -> LoopEnd:
         optimizer=named_optimizer(task.optimizer, job.learning_rate),
         batch=example,
         options=RunOptions(
-            device=f"cuda:{local_rank()}" if task.backend == "cuda" else "cpu",
             max_norm=job.clip or None,
             check_finite=True,
             releases=True,

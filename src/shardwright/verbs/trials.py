@@ -61,7 +61,6 @@ class Task:
     steps: int
     budget_seconds: float
     with_torch: bool = False
-    backend: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +175,6 @@ def _run_together(
             steps=max(1, min(MOST_STEPS, round(TURN_SECONDS / slowest))),
             budget_seconds=ROUND_SECONDS,
             with_torch=with_torch,
-            backend=local_backend(),
         )
         with following(folder, watch):
             ranks = len(plans[0].strategy.devices)
@@ -186,12 +184,10 @@ def _run_together(
 
 def trial_rank(task: Task) -> tuple[Laps, ...]:
     """Run all contestants as one rank: the body of every process."""
-    from shardwright.runtime.launch import local_rank
     from shardwright.runtime.race import Rules
 
     folder = Path(task.folder)
     plans = [read_plan_file(folder / name).frontier.best for name in task.plans]
-    device = f"cuda:{local_rank()}" if task.backend == "cuda" else None
     rules = Rules(turns=task.turns, steps=task.steps, budget_seconds=task.budget_seconds)
     events = folder / "events"
 
@@ -199,7 +195,7 @@ def trial_rank(task: Task) -> tuple[Laps, ...]:
         with events.open("a") as file:
             file.write(json.dumps({"step": turn, "of": task.turns}) + "\n")
 
-    return race_plans(prepare(task, plans[0]), plans, task, rules, tell=tell, device=device)
+    return race_plans(prepare(task, plans[0]), plans, task, rules, tell=tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,15 +231,17 @@ def race_plans(
     rules: Rules,
     *,
     tell: Callable[[int], None] = lambda turn: None,
-    device: str | None = None,
 ) -> tuple[Laps, ...]:
     """Build the executor of every plan on this rank, in the world that is joined, and race them."""
     from shardwright.runtime.executor import Executor, RunOptions
+    from shardwright.runtime.place import choose, stand_on
     from shardwright.runtime.race import PlainData, race
     from shardwright.runtime.train import build_seeded, build_sharded, named_optimizer
 
     source, captured = ground.source, ground.captured
     optimizer = named_optimizer(task.optimizer, LEARNING_RATE)
+    device = choose()
+    stand_on(device)
     options = RunOptions(device=device, releases=True)
     executors = [
         Executor(

@@ -56,17 +56,14 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
     (the plan's own where it is empty). A collective call: every rank returns what its own clock
     saw, and rank 0's is written. Raises PlanMismatch where the ranks are not the plan's.
     """
-    from shardwright.runtime.launch import join_world, local_rank
-    from shardwright.runtime.profile import local_backend
+    from shardwright.runtime.launch import join_world
     from shardwright.runtime.race import Rules
 
     document = read_plan_file(plan)
     best, cluster = document.frontier.best, document.cluster
     if cluster is None:
         raise InputError(f"{plan} keeps no cluster; plan again with `shardwright plan`, then tune")
-    backend = local_backend()
-    device = f"cuda:{local_rank()}" if backend == "cuda" else None
-    rank, size = join_world(device=device or "cpu")
+    rank, size = join_world()
     if size != cluster.num_devices:
         raise PlanMismatch(
             f"the plan is for a cluster of {cluster.num_devices} devices, but {size} ranks were "
@@ -82,7 +79,6 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
         turns=TURNS,
         steps=max(1, min(MOST_STEPS, round(TURN_SECONDS / best.objective.step_seconds))),
         budget_seconds=ROUND_SECONDS,
-        backend=backend,
     )
     ground = prepare(task, best)
     check_plan(best, ground.captured.graph)
@@ -97,7 +93,7 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
             "divide the batch: there is nothing to tune"
         )
     rules = Rules(turns=task.turns, steps=task.steps, budget_seconds=task.budget_seconds)
-    laps = race_plans(ground, plans, task, rules, device=device)
+    laps = race_plans(ground, plans, task, rules)
     known = {one.strategy: as_measured(lap) for one, lap in zip(plans, laps, strict=True)}
     table = refit(survey.context, {one: found.step_seconds for one, found in known.items()})
     again = surveyed(facts[0], cluster, table, document.frontier, training_of(best.strategy))

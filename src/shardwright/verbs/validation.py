@@ -1,7 +1,7 @@
 """What ``api.validate`` is made of: published runs to predictions, and how far they are apart.
 
 Each model is captured once per batch and length, as three layers which are repeated; each run's one
-strategy is judged. So hundreds of runs take minutes.
+strategy is evaluated. So hundreds of runs take minutes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def validate(path: str | Path, watch: Watch | None = None) -> Validation:
     runs = [run for run in read_runs(path) if run.quality.upper()[:1] in SCORED]
     if not runs:
         raise InputError(f"{path}: all runs have quality C or D, which are not scored; give A or B")
-    judge, cases = _Judge(), dict[int, Case]()
+    predictor, cases = _Predictor(), dict[int, Case]()
     for run in sorted(runs, key=_work_order):
         watch.tell(f"{run.source_id}: {run.model} on {run.gpus} {run.gpu}", len(cases) / len(runs))
-        cases[run.row] = judge.case(run)
+        cases[run.row] = predictor.case(run)
         if watch.stop():
             break
     ordered = [cases[row] for row in sorted(cases)]
@@ -52,7 +52,7 @@ def _work_order(run: PublishedRun) -> tuple[object, ...]:
     return (run.model, run.layers, run.hidden, run.seq, run.global_batch or 0, run.row)
 
 
-class _Judge:
+class _Predictor:
     """Predicts runs, keeping the last few graphs."""
 
     def __init__(self) -> None:
@@ -70,26 +70,26 @@ class _Judge:
 
     def _predicted(self, case: Case, said: Expression, reading: Reading) -> Case:
         context = Context(self._graph(said), said.cluster, CostTable(), said.training)
-        found = [self._judged(case, context, said, seed, reading) for seed in said.seeds]
+        found = [self._evaluated(case, context, said, seed, reading) for seed in said.seeds]
         return min(found, key=lambda one: (not one.fits, one.predicted_seconds))
 
-    def _judged(
+    def _evaluated(
         self, case: Case, context: Context, said: Expression, seed: Seed, reading: Reading
     ) -> Case:
         try:
             strategy = strategy_of(context, said, seed)
-            prices, timeline, judged = evaluate_closely(
+            prices, timeline, evaluated = evaluate_closely(
                 context, strategy, runs_ahead=said.runs_ahead
             )
-            memory = read(reading, context, strategy, judged.stage_bytes)
+            memory = read(reading, context, strategy, evaluated.stage_bytes)
         except (ValueError, ShardwrightError) as error:
             raise Inexpressible("strategy is not legal here", str(error)) from error
         return replace(
             case,
-            predicted_seconds=judged.seconds,
+            predicted_seconds=evaluated.seconds,
             predicted_bytes=memory.bytes,
             half_width=half_width(prices, timeline.critical)
-            * judged.seconds
+            * evaluated.seconds
             / timeline.step_seconds,
             fits=memory.fits,
         )

@@ -95,7 +95,7 @@ def test_what_runs_again_runs_just_before_the_backward_that_needs_it() -> None:
         if program.kind[here] == Kind.RECOMPUTE:
             made = set(program.segments[int(program.item[here])].outputs)
             assert program.kind[following] == Kind.BACKWARD
-            assert made & set(program.segments[int(program.item[following])].remade)
+            assert made & set(program.segments[int(program.item[following])].rematerialised)
 
 
 @pytest.mark.parametrize("name", ["none", "selective", "blocks"])

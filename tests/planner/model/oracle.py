@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import extended_shape
 from shardwright.core.layout import PARTIAL, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
 from shardwright.planner.cost.recomputation import storages
-from shardwright.planner.model.context import Context, MessageCosts, num_bytes
+from shardwright.planner.model.context import Context, MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config
 from shardwright.planner.model.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
@@ -71,7 +72,7 @@ class Additive:
         column = ONCE if context.is_once(index) else EACH
         self.totals[column] += times * price.forward + price.backward
         inner = sum(
-            num_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype)
+            tensor_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype)
             for p in saves.inputs[index]
             if not mode.whole and self._maker(operator.inputs[p]) not in mode.operators
         )
@@ -79,12 +80,12 @@ class Additive:
             self.totals[FLIGHT] += inner
             inner = 0
         inner += sum(
-            num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
+            tensor_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
             for p in saves.outputs[index]
         )
         inner += saves.extra[index](inputs, outputs)
         across = sum(
-            num_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
+            tensor_bytes(outputs[p], graph.tensors[operator.outputs[p]].dtype)
             for p in saves.crossing[index]
         )
         self.totals[FLIGHT] += across + (0 if again else inner)
@@ -166,7 +167,7 @@ class Additive:
             self.totals[EACH] += forward if again and not once else 0.0
             if moves and kept and not once and not mode.copies:
                 local = extended_shape(local_shape(shape, value, self.mesh.sizes), halos)
-                size = num_bytes(local, spec.dtype)
+                size = tensor_bytes(local, spec.dtype)
                 self.totals[FLIGHT] += size
 
     def _sums(self, tensor: int) -> None:
@@ -189,7 +190,7 @@ class Additive:
             if one == other:
                 pair, _ = one
                 shape = local_shape(self._shape(tensor, spec.producer), pair.value, self.mesh.sizes)
-                size = num_bytes(extended_shape(shape, pair.halos), spec.dtype)
+                size = tensor_bytes(extended_shape(shape, pair.halos), spec.dtype)
                 self.totals[EACH] += context.touch_seconds(3 * size)
 
     def _parameter(self, tensor: int) -> None:

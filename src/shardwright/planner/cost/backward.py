@@ -22,11 +22,6 @@ CROSS_ENTROPIES = frozenset({
 IN_PLACE = frozenset({"in place", "copied"})
 
 
-def value_bytes(value: Value) -> int:
-    """Return the bytes of a value on one device."""
-    return math.prod(value.shape) * DTYPE_BYTES[value.dtype]
-
-
 def backward_peak(
     graph: OperatorGraph,
     calls: Sequence[Call],
@@ -112,7 +107,7 @@ class _Gradients:
 
     def __post_init__(self) -> None:
         inputs, outputs = self.ends
-        self.level = -sum(value_bytes(self.values[v]) for v in inputs if self._is_trained(v))
+        self.level = -sum(self.values[v].bytes for v in inputs if self._is_trained(v))
         self.peak = self.level
         # Held by whoever asked for this backward, too.
         self.alive = {v: _Gradient(0, 2) for v in outputs if self._is_trained(v)}
@@ -152,7 +147,7 @@ class _Gradients:
                 one.dtype == result.dtype
                 and passes_gradient(operator, position, one.shape, result.shape)
             )
-            gradient = coming if passes else _Gradient(value_bytes(one))
+            gradient = coming if passes else _Gradient(one.bytes)
             self.level += 0 if passes else gradient.size
             gradient.holders += 1
             found.append((value, gradient))
@@ -163,7 +158,7 @@ class _Gradients:
         if first is more:
             return
         if first.holders > 1:
-            total = _Gradient(value_bytes(self.values[value]), 1)
+            total = _Gradient(self.values[value].bytes, 1)
             self.level += total.size
             self.peak = max(self.peak, self.level)
             self.alive[value] = total
@@ -188,9 +183,9 @@ class _Gradients:
             return 0
         scores = self.values[call.operands[0]]
         if kernel in IN_PLACE:
-            return -value_bytes(scores)
+            return -scores.bytes
         if bare == "vocabulary_cross_entropy_sum" and kernel != "log_softmax":
             wide = max(4, DTYPE_BYTES[scores.dtype])
             return (4 * wide + 8 + 2) * math.prod(scores.shape[:-1])
         is_split = scores.shape[-1] < self.graph.tensors[operator.inputs[0]].shape[-1]
-        return value_bytes(scores) * (2 if is_split else 1)
+        return scores.bytes * (2 if is_split else 1)

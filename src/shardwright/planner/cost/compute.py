@@ -24,7 +24,7 @@ from functools import cached_property
 from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.float8 import FLOAT8, is_float8_product
-from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph, tensor_bytes
 from shardwright.planner.cost.derivatives import OPAQUE, base_kind, is_view, saved_tensors
 from shardwright.planner.cost.fusion import Passing, passing
 from shardwright.planner.cost.kernels import Kernels, kernels_of
@@ -201,7 +201,7 @@ def _bytes(
     for index, shape in zip(indices, shapes, strict=True):
         dtype = graph.tensors[index].dtype
         dtype = precision if dtype == "float32" else dtype
-        sizes.append(math.prod(shape) * DTYPE_BYTES[dtype])
+        sizes.append(tensor_bytes(shape, dtype))
     return tuple(sizes)
 
 
@@ -425,7 +425,7 @@ def _parse(key: str) -> tuple[_Shard | None, str]:
         for shape, name in zip(inputs, dtypes, strict=True)
     )
     bare = base_kind(kind)
-    output_bytes = tuple(math.prod(shape) * DTYPE_BYTES[dtype] for shape in results)
+    output_bytes = tuple(tensor_bytes(shape, dtype) for shape in results)
     flops = local_flops(bare, inputs, results) if inputs else 0.0
     wanted = tuple(letter == "g" for letter in needs)
     return (

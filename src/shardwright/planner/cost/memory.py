@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
-from shardwright.planner.cost.backward import backward_peak, value_bytes
+from shardwright.planner.cost.backward import backward_peak
 from shardwright.planner.cost.derivatives import (
     KEEPS_ORDER,
     MAY_COPY,
@@ -162,7 +162,7 @@ def _trace(
             storages.root[value] = root
             if root == value:
                 storages.made[root] = step
-                storages.size[root] = value_bytes(values[value])
+                storages.size[root] = values[value].bytes
             storages.last[root] = step
         _keep(graph, call, values, storages, step)
     return storages
@@ -201,7 +201,7 @@ def _bytes_beyond_outputs(
     shown: dict[int, int] = {}
     for value in outputs:
         root = storages.root.get(value, value)
-        shown[root] = shown.get(root, 0) + value_bytes(values[value])
+        shown[root] = shown.get(root, 0) + values[value].bytes
     return sum(
         max(0, storages.size[root] - shown[root]) for root in kept_out if root in storages.made
     )
@@ -244,9 +244,9 @@ def _forward_workspace(graph: OperatorGraph, call: Call, values: Sequence[Value]
     if kernel == "log_softmax":
         scores = values[call.operands[0]]
         is_split = scores.shape[-1] < graph.tensors[operator.inputs[0]].shape[-1]
-        return value_bytes(scores) if is_split else 0
+        return scores.bytes if is_split else 0
     if kernel == "copied":
-        return value_bytes(values[call.operands[0]])
+        return values[call.operands[0]].bytes
     if bare != "vocabulary_logsumexp":
         return 0
     scores, sums = values[call.operands[0]], values[call.results[0]]

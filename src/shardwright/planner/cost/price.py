@@ -7,8 +7,7 @@ RECEIVE waits for it and costs only the message overhead.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +15,10 @@ from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster, Source
 from shardwright.core.costs import Cost, CostTable
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
 from shardwright.core.program import Call, Kind, Message, Program, Segment
 from shardwright.core.strategy import Mesh
-from shardwright.planner.cost.backward import value_bytes
 from shardwright.planner.cost.beneath import exposed, num_products, products_beside
 from shardwright.planner.cost.burden import (
     NUM_COLUMNS,
@@ -246,7 +244,7 @@ class InstructionCosts:
         """Return the bytes of gradients that are summed because a value has several readers."""
         tensors, values = self.graph.tensors, self.program.values
         return sum(
-            (count - 1) * value_bytes(values[value])
+            (count - 1) * values[value].bytes
             for value, count in self._gradient_uses(segment).items()
             if count > 1 and tensors[values[value].tensor].needs_gradient
         )
@@ -271,7 +269,7 @@ class InstructionCosts:
         read = tuple(value for value in own if value in uses)
         parameters = tuple(v for v in read if values[v].role == "parameter")
         others = tuple(
-            (values[v].gradient, value_bytes(values[v]))
+            (values[v].gradient, values[v].bytes)
             for v in read
             if values[v].role != "parameter" and self._adds(values[v].gradient)
         )
@@ -297,7 +295,7 @@ class InstructionCosts:
         for segment in reversed(segments):
             _, pairs, parameters = reads[id(segment)]
             if is_often:
-                own = [(values[v].gradient, value_bytes(values[v])) for v in parameters]
+                own = [(values[v].gradient, values[v].bytes) for v in parameters]
                 pairs += tuple(pair for pair in own if self._adds(pair[0]))
             total = 0
             for gradient, size in pairs:
@@ -314,7 +312,7 @@ class InstructionCosts:
         kept = [(values[v], values[values[v].gradient]) for v in segment.inputs
                 if values[v].gradient >= 0]  # fmt: skip
         size = sum(
-            value_bytes(value) + 2 * math.prod(value.shape) * DTYPE_BYTES[total.dtype]
+            value.bytes + 2 * tensor_bytes(value.shape, total.dtype)
             for value, total in kept
             if total.scope == "step"
         )
@@ -386,7 +384,7 @@ class InstructionCosts:
         size = 0
         if message.primitive in {"halo", "halo_sum"}:
             ends = (*message.sources, *message.results)
-            size = max(value_bytes(self.program.values[value]) for value in ends)
+            size = max(self.program.values[value].bytes for value in ends)
         key = (message.primitive, message.bytes, size, devices, concurrent)
         if key not in self.wires:
             args = (devices, self.cluster, self.table, concurrent)

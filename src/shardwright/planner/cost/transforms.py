@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from shardwright.core.cluster import DeviceKind
 from shardwright.core.costs import Cost
 from shardwright.core.program import Transform, TransformName, Value
-from shardwright.planner.cost.backward import value_bytes
 from shardwright.planner.cost.compute import memory_seconds
 
 Price = Callable[[Transform, Sequence[Value], DeviceKind], Cost]
@@ -23,7 +22,7 @@ def transform_cost(
 
 def _cast(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
     """Read each value and write it, one kernel each."""
-    touched = sum(value_bytes(values[one]) for one in (*transform.reads, *transform.writes))
+    touched = sum(values[one].bytes for one in (*transform.reads, *transform.writes))
     started = len(transform.reads) * kind.launch_seconds
     return Cost(seconds=memory_seconds(touched, kind) + started)
 
@@ -32,9 +31,7 @@ def _feedback(transform: Transform, values: Sequence[Value], kind: DeviceKind) -
     """Add each value to its residual, round that, and take off what was written: three kernels."""
     half = len(transform.reads) // 2
     touched = sum(
-        value_bytes(values[source])
-        + 5 * value_bytes(values[residual])
-        + 2 * value_bytes(values[sent])
+        values[source].bytes + 5 * values[residual].bytes + 2 * values[sent].bytes
         for source, residual, sent in zip(
             transform.reads[:half], transform.reads[half:], transform.writes[:half], strict=True
         )

@@ -418,7 +418,7 @@ class Lowering:
         segment = builder.segments[number]
         outputs = tuple([v for v in segment.outputs if v in builder.external])
         return builder.once(
-            ("finish", number, outputs, segment.remade, segment.spared),
+            ("finish", number, outputs, segment.rematerialised, segment.unused_in_backward),
             partial(self._finish, segment, outputs),
         )
 
@@ -427,12 +427,12 @@ class Lowering:
         memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
         kept, temporary = memory.bytes(outputs, segment.has_backward)
         bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
-        told = {*segment.remade, *segment.spared}
+        told = {*segment.rematerialised, *segment.unused_in_backward}
         idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
         finished = replace(
             segment,
             outputs=outputs,
-            spared=(*segment.spared, *idle),
+            unused_in_backward=(*segment.unused_in_backward, *idle),
             saved_bytes=kept,
             temporary_bytes=temporary,
             bare_bytes=bare,

@@ -1,9 +1,9 @@
 """What is dropped after forward and made again before backward: results and re-laid-out copies.
 
-A value is *remade* where the instruction that made it may run again: a segment of recomputed
+A value is *rematerialised* where the instruction that made it may run again: a segment of recomputed
 operators, or a message of a recomputed block or of an activation in ``Strategy.reshard_again``. It is
 made again as late as possible, before the first backward that needs it, together with whatever it
-is made from and is itself remade. What one block hands to another is kept, so that making one
+is made from and is itself rematerialised. What one block hands to another is kept, so that making one
 block's values again never reaches into another; copies of what lies otherwise are not so bound.
 """
 
@@ -41,7 +41,7 @@ class Remake:
         """Return the positions of entries to run again before the backward of one, ascending."""
         segment = self.builder.segments[self.entries[place].segment]
         wanted: set[int] = set()
-        queue = [place] if segment.recomputed else self._made_by(segment.remade)
+        queue = [place] if segment.recomputed else self._made_by(segment.rematerialised)
         while queue:
             at = queue.pop()
             if at not in self._done and at not in wanted:
@@ -103,6 +103,6 @@ class Remake:
         needed = memory.kept(segment.inputs)
         builder.segments[number] = replace(
             segment,
-            remade=tuple(value for value in dropped if value in needed),
-            spared=tuple(value for value in dropped if value not in needed),
+            rematerialised=tuple(value for value in dropped if value in needed),
+            unused_in_backward=tuple(value for value in dropped if value not in needed),
         )

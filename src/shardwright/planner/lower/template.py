@@ -131,7 +131,7 @@ class Rows(NamedTuple):
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
     segment = builder.segments[step.item]
     dropped = set(segment.outputs).difference(builder.saved[step.item])
-    dropped.update(segment.spared)
+    dropped.update(segment.unused_in_backward)
     if not dropped:
         return step.reads
     return tuple([value for value in step.reads if value not in dropped])

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.graph import tensor_bytes
 from shardwright.core.halo import Halos, extended_shape
 from shardwright.core.layout import PARTIAL, Layout, local_shape
 from shardwright.planner.cost.compute import has_backward
-from shardwright.planner.model.context import num_bytes
 from shardwright.planner.model.flows import Flow
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.terms import (
@@ -157,7 +157,7 @@ class _Copies:
 
     def _sum_seconds(self, key: Key) -> float:
         local = local_shape(self.shape, key[0], self.decisions.mesh.sizes)
-        size = num_bytes(extended_shape(local, key[2]), self.spec.dtype)
+        size = tensor_bytes(extended_shape(local, key[2]), self.spec.dtype)
         return self.decisions.context.touch_seconds(3 * size)
 
     def _shared(self) -> tuple[Key, ...]:
@@ -232,7 +232,7 @@ class _Copies:
             backward += context.segment_seconds if self.spec.needs_gradient else 0.0
             if kept and forward < float("inf"):
                 local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
-                size = num_bytes(extended_shape(local, target[2]), self.spec.dtype)
+                size = tensor_bytes(extended_shape(local, target[2]), self.spec.dtype)
         return _Crossing(forward, backward, size)
 
     def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph, tensor_bytes
 from shardwright.core.halo import Halos, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.strategy import (
@@ -415,7 +415,7 @@ class MessageCosts:
         for halo in halos:
             moved = most_moved(local, halo, self.mesh.sizes) * DTYPE_BYTES[dtype]
             local = extended_shape(local, (halo,))
-            copied = num_bytes(local, dtype)
+            copied = tensor_bytes(local, dtype)
             key = (f"halo {copied}", halo.axes, moved)
             if key not in self._messages:
                 slowest = max(
@@ -443,8 +443,3 @@ def _steps(
         return [(step, step.axes) for step in reshard_steps(shape, dtype, source, target, sizes)]
     local = tuple(n // sizes[0] if dim == kept else n for dim, n in enumerate(shape))
     return [(step, (1,)) for step in reshard_steps(local, dtype, source[1:], target[1:], sizes[1:])]
-
-
-def num_bytes(shape: Shape, dtype: str) -> int:
-    """Return the size of a tensor."""
-    return math.prod(shape) * DTYPE_BYTES[dtype]

@@ -14,9 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.graph import tensor_bytes
 from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.model.activations import activation_terms
-from shardwright.planner.model.context import Shapes, num_bytes
+from shardwright.planner.model.context import Shapes
 from shardwright.planner.model.crossings import Crossing, find_crossings
 from shardwright.planner.model.decisions import Decisions, Variables
 from shardwright.planner.model.domains import Dims
@@ -127,14 +128,14 @@ class Problem(Decisions):
             seconds = context.seconds(index, inputs, outputs)
             kept = self._kept(index, inputs, outputs)
             across = sum(
-                num_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
+                tensor_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
                 for p in saves.crossing[index]
             )
             working = 0
             if context.widest[block] == index:
                 # While the block's widest tensor is worked on, it and its gradient exist once more.
                 working = WORKING_COPIES * max(
-                    num_bytes(shape, tensors[t].dtype)
+                    tensor_bytes(shape, tensors[t].dtype)
                     for shape, t in zip(outputs, operator.outputs, strict=True)
                 )
             for number, mode in enumerate(modes):
@@ -152,13 +153,13 @@ class Problem(Decisions):
         operator = self.context.graph.operators[index]
         read = [
             (
-                num_bytes(inputs[p], tensors[operator.inputs[p]].dtype),
+                tensor_bytes(inputs[p], tensors[operator.inputs[p]].dtype),
                 saves.maker[operator.inputs[p]],
             )
             for p in saves.inputs[index]
         ]
         made = [
-            (num_bytes(outputs[p], tensors[operator.outputs[p]].dtype), index)
+            (tensor_bytes(outputs[p], tensors[operator.outputs[p]].dtype), index)
             for p in saves.outputs[index]
         ]
         return [*read, *made, (saves.extra[index](inputs, outputs), index)]

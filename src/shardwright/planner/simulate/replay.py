@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Kind, Message, Program, Segment
 from shardwright.core.schedules import SCHEDULES, in_flight
-from shardwright.planner.cost.backward import GradientStep, gradient_steps, value_bytes
+from shardwright.planner.cost.backward import GradientStep, gradient_steps
 from shardwright.planner.cost.memory import SegmentMemory, Storages
 from shardwright.planner.schedule import held, order_of
 from shardwright.planner.simulate.allocator import Block, CachingAllocator
@@ -103,7 +103,7 @@ class _Device:
             if found := self.held.get(self._key(value, microbatch)):
                 found.pop().drop()
         for value in late:
-            self._keep(value, microbatch, self.take(value_bytes(program.values[value])))
+            self._keep(value, microbatch, self.take(program.values[value].bytes))
 
     def end(self) -> None:
         """Let go of what is left at the end of a step."""
@@ -209,7 +209,7 @@ class _Device:
             elif number in alive and values[gradient].dtype == values[value].dtype:
                 self._keep(gradient, microbatch, alive.pop(number))
             else:
-                size = value_bytes(values[gradient])
+                size = values[gradient].bytes
                 self._keep(gradient, microbatch, self.take(size))
         _drop(list(alive.values()))
         return late
@@ -230,7 +230,7 @@ class _Device:
         stays = one.resident or one.role == "master"
         adds = one.role == "gradient" and self.held.get(self._key(value, microbatch))
         if not stays and not adds:
-            self._keep(value, microbatch, self.take(value_bytes(one), allocator))
+            self._keep(value, microbatch, self.take(one.bytes, allocator))
 
 
 def _drop(found: Sequence[_Held]) -> None:
@@ -270,10 +270,8 @@ def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
     rest = [value for value in mine if value.role in ("parameter", "state") and value.resident]
     apart = {value.tensor for value in masters}
     trained = masters + [v for v in rest if v.role == "parameter" and v.tensor not in apart]
-    sizes = [value_bytes(value) for value in trained]
-    return [value_bytes(value) for value in masters + rest], (
-        sizes * program.strategy.optimizer_states
-    )
+    sizes = [value.bytes for value in trained]
+    return [value.bytes for value in masters + rest], (sizes * program.strategy.optimizer_states)
 
 
 def _shown(program: Program, mesh: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from shardwright.core.costs import UPDATE
 from shardwright.runtime.engine import edge_of, run_backward
-from shardwright.runtime.lend import look_up_saved
 from shardwright.runtime.profile.clock import Timing, summarise
+from shardwright.runtime.saved_tensors import look_up_saved
 
 # Bytes of a tensor that is updated, and of all at once, of which there are no more than so many.
 _SIZES = (1024, 64 * 1024, 2**20, 4 * 2**20, 16 * 2**20)

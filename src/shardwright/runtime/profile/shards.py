@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.core.costs import operator_key
-from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, OperatorGraph
+from shardwright.core.graph import KEPT_AS, OperatorGraph, tensor_bytes
 from shardwright.runtime.localise import localise
 from shardwright.runtime.offsets import with_offset
 
@@ -111,9 +110,9 @@ def make_shard(captured: Captured, request: Request, device: str, precision: str
         )
         for position, (tensor, shape) in enumerate(zip(operator.inputs, inputs, strict=True))
     )
-    sizes = [math.prod(o.shape) * DTYPE_BYTES[o.dtype] for o in operands]
+    sizes = [tensor_bytes(o.shape, o.dtype) for o in operands]
     sizes += [
-        math.prod(shape) * DTYPE_BYTES[_dtype(graph, tensor, precision)]
+        tensor_bytes(shape, _dtype(graph, tensor, precision))
         for tensor, shape in zip(operator.outputs, outputs, strict=True)
     ]
     shard = Shard(

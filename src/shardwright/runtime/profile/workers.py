@@ -11,7 +11,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
+from shardwright.runtime.lifeline import die_when
 from shardwright.runtime.scratch import scratch
 
 Progress = Callable[[int, int], None]
@@ -138,22 +138,17 @@ def _complaint(directory: Path, rank: int, status: int | None) -> str:
     return f"measuring process {rank} failed: {reason}"
 
 
-def _die_with_parent() -> None:
-    """End this process when the parent's end of the pipe closes."""
-
-    def watch() -> None:
-        # The descriptor, not sys.stdin: its lock would be held when the interpreter shuts down.
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _parent_gone() -> None:
+    """Return when the parent's end of the pipe closes."""
+    # The descriptor, not sys.stdin: its lock would be held when the interpreter shuts down.
+    while os.read(0, 1):
+        pass
 
 
 def main() -> None:
     """Run one job: the entry of a worker process."""
     directory, rank = Path(sys.argv[1]), int(sys.argv[2])
-    _die_with_parent()
+    die_when(_parent_gone)
     keep_freed_memory()
     function, job = pickle.loads((directory / f"job-{rank}").read_bytes())
     module, _, name = function.partition(":")

@@ -4,8 +4,8 @@ Knows nothing of how rules are written, only of the layouts that they lead to. I
 a program's messages would, and calls the kernels that the executor calls.
 """
 
-from shardwright.runtime.rules.apart import Answer, Crashed, Differ, apart, is_crash
 from shardwright.runtime.rules.cases import Case, Refused, draw, example_of, find_operator
+from shardwright.runtime.rules.isolated import Answer, Crashed, Differ, is_crash, run_isolated
 from shardwright.runtime.rules.pieces import Axis, Split, difference
 
 __all__ = [
@@ -16,10 +16,10 @@ __all__ = [
     "Differ",
     "Refused",
     "Split",
-    "apart",
     "difference",
     "draw",
     "example_of",
     "find_operator",
     "is_crash",
+    "run_isolated",
 ]

@@ -68,7 +68,7 @@ class _Journal:
                 self.ended = word, value
 
 
-def apart(work: Callable[[Differ], Result], seconds: float = SECONDS) -> Result:
+def run_isolated(work: Callable[[Differ], Result], seconds: float = SECONDS) -> Result:
     """Do the work in child processes and return its result; it compares by the function it is given.
 
     A trial that ends its process, or takes longer than ``seconds``, differs infinitely. Exceptions

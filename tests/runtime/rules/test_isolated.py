@@ -1,4 +1,4 @@
-"""Kernels that end their process, hang or raise: the work apart goes on, this process does not notice."""
+"""Kernels that end their process, hang or raise: isolated work goes on, this process does not notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwright.core.example import Call
 from shardwright.errors import InputError
 from shardwright.planner.space.rules.examples.notation import F, call
-from shardwright.runtime.rules import Axis, Crashed, Differ, apart, draw
+from shardwright.runtime.rules import Axis, Crashed, Differ, draw, run_isolated
 from shardwright.verbs.finder import propose
 from shardwright.verbs.rules import verify_rules
 
@@ -51,14 +51,14 @@ def test_a_trial_that_ends_its_process_is_a_wrong_split_and_work_goes_on(fragile
     def work(differ: Differ) -> list[tuple[float, str]]:
         return [differ(case, [axis]) for axis in (COLUMNS, ROWS) for case in cases]
 
-    answers = apart(work)
+    answers = run_isolated(work)
     assert [gap for gap, _ in answers] == [math.inf, 0.0, math.inf, 0.0, 0.0, 0.0]
     assert answers[0][1] == "a piece ended its process (SIGSEGV)"
 
 
 def test_a_kernel_that_hangs_is_ended(fragile: str) -> None:
     case = draw(fragile, call(F(2, 40)))
-    gap, reason = apart(lambda differ: differ(case, [ROWS]), seconds=0.3)
+    gap, reason = run_isolated(lambda differ: differ(case, [ROWS]), seconds=0.3)
     assert gap == math.inf
     assert reason == "a piece ended its process (not done after 0.3 s)"
 
@@ -100,7 +100,7 @@ def test_errors_come_through_and_no_child_is_left() -> None:
         raise InputError("no such thing")
 
     with pytest.raises(InputError, match="no such thing"):
-        apart(work)
+        run_isolated(work)
     with pytest.raises(Crashed, match=r"\(SIGABRT\) outside of any split"):
-        apart(lambda _: os.abort())
+        run_isolated(lambda _: os.abort())
     assert children() <= before

@@ -1,6 +1,6 @@
 """All ranks of a Program in one process: the real executor, each rank a thread, no sockets.
 
-Only one thread runs at a time. A rank that must wait for another passes the baton on to the next
+Only one thread runs at a time. A rank that must wait for another passes the turn on to the next
 rank that can go on, so that a run is deterministic and torch's global random numbers are safe.
 Nothing can hang: when nobody can go on the run ends with what every rank was waiting for. It is
 stricter than a real backend, whose races may go unnoticed: buffers that are under way must not
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardwright.errors import RunError
 from shardwright.runtime.collectives import Pending
-from shardwright.runtime.turns import Baton, numbers_text
+from shardwright.runtime.turns import Turns, numbers_text
 from shardwright.runtime.world import Channel, Group, Link
 
 T = TypeVar("T")
@@ -92,12 +92,12 @@ class _Letters:
     num_awaited: int = 0
 
 
-class _Room:
+class _Shared:
     """What the ranks share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.baton = Baton(size)
+        self.turns = Turns(size)
         self.traffic: Traffic = {}
         self.meetings: dict[tuple[object, ...], dict[int, _Meeting]] = {}
         self.letters: dict[tuple[int, int, int, int], _Letters] = {}
@@ -113,39 +113,39 @@ class _Waiting:
     """A work in torch's sense: something to wait for."""
 
     def __init__(
-        self, room: _Room, rank: int, is_over: Callable[[], bool], reason: Callable[[], str]
+        self, shared: _Shared, rank: int, is_over: Callable[[], bool], reason: Callable[[], str]
     ) -> None:
         self._all = (rank, is_over, reason)
-        self._baton = room.baton
+        self._turns = shared.turns
 
     def wait(self) -> None:
-        self._baton.wait(*self._all)
+        self._turns.wait(*self._all)
 
 
-class MemoryWorld:
+class LocalWorld:
     """One rank's view of a world whose ranks are threads of this process."""
 
-    def __init__(self, room: _Room, rank: int) -> None:
-        self._room = room
+    def __init__(self, shared: _Shared, rank: int) -> None:
+        self._shared = shared
         self.rank: int = rank
-        self.size: int = room.size
-        self._everyone = MemoryGroup(room, tuple(range(room.size)), rank, agrees=True)
-        self._groups: dict[tuple[int, ...], MemoryGroup] = {}
+        self.size: int = shared.size
+        self._everyone = LocalGroup(shared, tuple(range(shared.size)), rank, agrees=True)
+        self._groups: dict[tuple[int, ...], LocalGroup] = {}
 
     def watch(self, where: Callable[[], str]) -> None:
         """Be told how to ask what this rank is doing, for messages."""
-        self._room.baton.where[self.rank] = where
+        self._shared.turns.where[self.rank] = where
 
     def group(self, ranks: tuple[int, ...]) -> Group:
         """Return the group of some ranks; equal sets of ranks share one."""
         ordered = tuple(sorted(ranks))
         if ordered not in self._groups:
-            self._groups[ordered] = MemoryGroup(self._room, ordered, self.rank)
+            self._groups[ordered] = LocalGroup(self._shared, ordered, self.rank)
         return self._groups[ordered]
 
     def link(self, source: int, destination: int, channel: Channel = (0, 0)) -> Link:
         """Return a way from one rank to another."""
-        return MemoryLink(self._room, (source, destination), channel)
+        return LocalLink(self._shared, (source, destination), channel)
 
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum a buffer over all ranks, in place."""
@@ -155,13 +155,13 @@ class MemoryWorld:
         """There is nothing to give back."""
 
 
-class MemoryGroup:
+class LocalGroup:
     """Collectives among threads: sums are taken in rank order."""
 
     def __init__(
-        self, room: _Room, ranks: tuple[int, ...], rank: int, *, agrees: bool = False
+        self, shared: _Shared, ranks: tuple[int, ...], rank: int, *, agrees: bool = False
     ) -> None:
-        self._room, self._ranks, self._rank, self._agrees = room, ranks, rank, agrees
+        self._shared, self._ranks, self._rank, self._agrees = shared, ranks, rank, agrees
         self._place = ranks.index(rank) if rank in ranks else -1
         self._count = 0
 
@@ -195,17 +195,17 @@ class MemoryGroup:
         output: Tensor,
         combine: Callable[[list[Tensor]], Tensor],
     ) -> Pending:
-        room, rank, number = self._room, self._rank, self._count
+        shared, rank, number = self._shared, self._rank, self._count
         self._count += 1
-        meetings = room.meetings.setdefault((self._agrees, self._ranks), {})
+        meetings = shared.meetings.setdefault((self._agrees, self._ranks), {})
         meeting = meetings.setdefault(number, _Meeting())
-        given = _Given.of(buffer, room.baton.where[rank]())
+        given = _Given.of(buffer, shared.turns.where[rank]())
         kind = (primitive, str(buffer.dtype).removeprefix("torch."), buffer.numel())
         if meeting.given and kind != meeting.kind:
             raise self._disagreement(meeting, kind, given.where)
         meeting.kind = kind
         meeting.given[rank] = given
-        room.count(rank, primitive, len(self._ranks), buffer)
+        shared.count(rank, primitive, len(self._ranks), buffer)
 
         def finish() -> None:
             given.check_unchanged(rank)
@@ -217,7 +217,7 @@ class MemoryGroup:
                 del meetings[number]
 
         waiting = _Waiting(
-            room,
+            shared,
             rank,
             lambda: len(meeting.given) == len(self._ranks),
             lambda: (
@@ -237,26 +237,26 @@ class MemoryGroup:
         )
 
 
-class MemoryLink:
+class LocalLink:
     """Messages from one thread to another, in order."""
 
-    def __init__(self, room: _Room, ends: tuple[int, int], channel: Channel) -> None:
-        self._room, self._ends = room, ends
-        self._letters = room.letters.setdefault((*ends, *channel), _Letters())
+    def __init__(self, shared: _Shared, ends: tuple[int, int], channel: Channel) -> None:
+        self._shared, self._ends = shared, ends
+        self._letters = shared.letters.setdefault((*ends, *channel), _Letters())
 
     def send(self, tensor: Tensor, tag: int) -> Pending:
         """Send."""
-        room, letters, (source, destination) = self._room, self._letters, self._ends
-        given, number = _Given.of(tensor, room.baton.where[source]()), len(letters.sent)
+        shared, letters, (source, destination) = self._shared, self._letters, self._ends
+        given, number = _Given.of(tensor, shared.turns.where[source]()), len(letters.sent)
         letters.sent.append((tag, given))
-        room.count(source, "transfer", 2, tensor)
+        shared.count(source, "transfer", 2, tensor)
 
         def finish() -> None:
             given.check_unchanged(source)
             given.is_gone = True
 
         waiting = _Waiting(
-            room,
+            shared,
             source,
             lambda: letters.num_awaited > number,
             lambda: f"rank {destination} to receive what it sent in {given.where}",
@@ -265,14 +265,14 @@ class MemoryLink:
 
     def receive(self, memory: Tensor, tag: int) -> Pending:
         """Receive."""
-        room, letters, (source, destination) = self._room, self._letters, self._ends
+        shared, letters, (source, destination) = self._shared, self._letters, self._ends
         number = letters.num_awaited
         letters.num_awaited += 1
 
         def finish() -> None:
             sent, given = letters.sent[number]
             if sent != tag or given.copy.shape != memory.shape or given.copy.dtype != memory.dtype:
-                where = room.baton.where[destination]()
+                where = shared.turns.where[destination]()
                 raise RunError(
                     f"rank {destination} must receive in the order in which rank {source} sends, "
                     f"but awaits {memory.dtype} {tuple(memory.shape)} in {where} where {source} "
@@ -286,7 +286,7 @@ class MemoryLink:
             memory.copy_(given.copy)
 
         waiting = _Waiting(
-            room,
+            shared,
             destination,
             lambda: len(letters.sent) > number,
             lambda: f"rank {source} to send",
@@ -294,23 +294,23 @@ class MemoryLink:
         return Pending((waiting,), memory, finish)  # type: ignore[arg-type]
 
 
-def rehearse(target: Callable[[MemoryWorld], T], size: int) -> tuple[list[T], Traffic]:
+def run_locally(target: Callable[[LocalWorld], T], size: int) -> tuple[list[T], Traffic]:
     """Run ``target`` as every rank of a world in this process; return the results and the traffic.
 
     Raises what the first failing rank raised, RunError where ranks wait for each other in vain.
     Torch's random numbers and its number of threads are as before afterwards.
     """
-    room = _Room(size)
+    shared = _Shared(size)
     results: dict[int, T] = {}
 
     def body(rank: int) -> None:
         try:
-            room.baton.begin(rank)
-            results[rank] = target(MemoryWorld(room, rank))
+            shared.turns.begin(rank)
+            results[rank] = target(LocalWorld(shared, rank))
         except BaseException as error:  # noqa: BLE001  # handed to the caller below
-            room.baton.fail(error)
+            shared.turns.fail(error)
         finally:
-            room.baton.end(rank)
+            shared.turns.end(rank)
 
     threads = [
         threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True)
@@ -319,17 +319,17 @@ def rehearse(target: Callable[[MemoryWorld], T], size: int) -> tuple[list[T], Tr
     with _torch_as_before():
         for thread in threads:
             thread.start()
-        room.baton.pass_on(size - 1)
+        shared.turns.pass_on(size - 1)
         try:
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt as interruption:
-            room.baton.fail(interruption)
+            shared.turns.fail(interruption)
             for thread in threads:
                 thread.join()
-    if room.baton.failure is not None:
-        raise room.baton.failure
-    return [results[rank] for rank in range(size)], room.traffic
+    if shared.turns.failure is not None:
+        raise shared.turns.failure
+    return [results[rank] for rank in range(size)], shared.traffic
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from tests import zoo
 from tests.runtime.equivalence import (
     Factory,
@@ -88,7 +88,7 @@ def test_processes_and_threads_train_alike() -> None:
     assert_close(threads, processes[0], seed.label, tolerance=1e-12)
 
 
-def test_a_rehearsal_is_deterministic_and_leaves_random_numbers_alone() -> None:
+def test_a_local_world_is_deterministic_and_leaves_random_numbers_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     seed = Seed(data=2, zero=3)
@@ -110,35 +110,35 @@ def test_data_parallelism_sends_every_gradient_once_a_step() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         if world.rank != 1:
             world.group((0, 1, 2)).all_reduce(torch.ones(4)).wait()
 
     with pytest.raises(RunError, match="rank 0 in the start waits for all_reduce with ranks 1;"):
-        rehearse(target, 3)
+        run_locally(target, 3)
 
 
 def test_two_ranks_that_wait_for_each_other_are_told() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         other = 1 - world.rank
         link = world.link(other, world.rank)
         link.receive(torch.empty(2), 0).wait()
         world.link(world.rank, other).send(torch.ones(2), 0).wait()
 
     with pytest.raises(RunError, match=r"rank 0 .* rank 1 to send; rank 1 .* rank 0 to send"):
-        rehearse(target, 2)
+        run_locally(target, 2)
 
 
 def test_different_sizes_in_one_collective_are_told() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         world.group((0, 1)).all_reduce(torch.ones(4 + world.rank)).wait()
 
     with pytest.raises(RunError, match=r"rank 0 does all_reduce of 4 .* rank 1 all_reduce of 5"):
-        rehearse(target, 2)
+        run_locally(target, 2)
 
 
 def test_messages_out_of_order_are_told() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         link = world.link(0, 1)
         if world.rank == 0:
             works = [link.send(torch.ones(2), tag) for tag in (1, 2)]
@@ -148,32 +148,32 @@ def test_messages_out_of_order_are_told() -> None:
             work.wait()
 
     with pytest.raises(RunError, match="in the order in which rank 0 sends"):
-        rehearse(target, 2)
+        run_locally(target, 2)
 
 
 def test_a_message_that_nobody_receives_is_told() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         if world.rank == 0:
             world.link(0, 1).send(torch.ones(2), 0).wait()
 
     with pytest.raises(RunError, match="waits for rank 1 to receive"):
-        rehearse(target, 2)
+        run_locally(target, 2)
 
 
 def test_memory_that_changes_under_way_is_told() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         buffer = torch.ones(4)
         pending = world.group((0, 1)).all_gather(torch.empty(8), buffer)
         buffer += world.rank
         pending.wait()
 
     with pytest.raises(RunError, match="but rank 1 changed what it gave"):
-        rehearse(target, 2)
+        run_locally(target, 2)
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_what_was_sent_may_be_written_again_once_its_sender_has_waited(waits: bool) -> None:
-    def target(world: MemoryWorld) -> float:
+    def target(world: LocalWorld) -> float:
         link, buffer = world.link(0, 1), torch.ones(4)
         if world.rank == 0:
             pending = link.send(buffer, 0)
@@ -188,20 +188,20 @@ def test_what_was_sent_may_be_written_again_once_its_sender_has_waited(waits: bo
         return float(arriving.wait().sum())
 
     if waits:
-        assert rehearse(target, 2)[0] == [8, 4]
+        assert run_locally(target, 2)[0] == [8, 4]
     else:
         with pytest.raises(RunError, match="but rank 0 changed what it gave"):
-            rehearse(target, 2)
+            run_locally(target, 2)
 
 
 def test_the_first_error_of_a_rank_ends_all_and_is_raised() -> None:
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         if world.rank == 2:
             raise ZeroDivisionError("rank 2")
         world.all_reduce(torch.ones(1)).wait()
 
     with pytest.raises(ZeroDivisionError, match="rank 2"):
-        rehearse(target, 3)
+        run_locally(target, 3)
 
 
 def test_checkpoints_are_refused_where_ranks_are_not_processes() -> None:
@@ -209,9 +209,9 @@ def test_checkpoints_are_refused_where_ranks_are_not_processes() -> None:
     captured = capture(module, batch)
     program = lower(captured.graph, seed_strategy(captured.graph, Seed()))
 
-    def target(world: MemoryWorld) -> None:
+    def target(world: LocalWorld) -> None:
         options = RunOptions(world=world)
         Executor(captured, program, module, optimizer=SGD, options=options).save("nowhere")
 
     with pytest.raises(InputError, match="one process per rank"):
-        rehearse(target, 1)
+        run_locally(target, 1)
