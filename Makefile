@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 help:
 	@echo "make demo    plan and train a small language model on this machine (results in out/)"
 	@echo "make test    run the whole test suite"
-	@echo "make laws    try the laws on 500 random strategies, 1,000 for messages (some 20 minutes)"
+	@echo "make laws    try the laws on 500 random strategies, 1,000 for messages, 20 searched frontiers (some 20 minutes)"
 	@echo "make check   lint, types, import layers, spelling"
 	@echo "make docs    write again what is generated: cli.md, outputs of examples and README"
 	@echo "make format  let ruff format and fix what it can"

@@ -95,8 +95,13 @@ def frontier_of(words: list[str]) -> str:
     """Return the frontier that a plan command prints, without what it says of it."""
     with tempfile.TemporaryDirectory() as folder:
         command = ("-m", "shardwright", *words, "--out", str(Path(folder, "plan.json")))
-        text = output_of(*command, COLUMNS=str(TABLE_WIDTH)).partition("\n\n")[0]
-    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+        return frontier_in(output_of(*command, COLUMNS=str(TABLE_WIDTH)))
+
+
+def frontier_in(text: str) -> str:
+    """Return the frontier at the head of what a plan command printed."""
+    lines = text.partition("\n\n")[0].splitlines()
+    return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def main() -> None:

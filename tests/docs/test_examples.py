@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.command import shardwright
 from tests.docs.pages import load_generator
 
 make = load_generator()
@@ -35,7 +36,10 @@ def test_the_readme_example_prints_what_stands_below_it(monkeypatch, capsys):
     assert capsys.readouterr().out == output
 
 
-@pytest.mark.ranks
-def test_the_readme_table_is_what_its_command_prints():
+@pytest.mark.torch
+def test_the_readme_table_is_what_its_command_prints(monkeypatch, tmp_path):
     words, table = make.readme_table(make.README.read_text())
-    assert make.frontier_of(words) == table
+    monkeypatch.setenv("COLUMNS", str(make.TABLE_WIDTH))
+    done = shardwright(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert make.frontier_in(done.stdout) == table

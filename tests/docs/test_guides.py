@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.command import shardwright
 from tests.docs.pages import ROOT
@@ -98,8 +99,26 @@ def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
             for rank in ranks:
                 rank.kill()
                 rank.communicate()
-    assert len(losses) == 1
+    (loss,) = losses
+    assert float(loss.split()[1]) == pytest.approx(plain_loss(tmp_path, script), rel=1e-5)
     assert (tmp_path / "checkpoints").is_dir()
+
+
+def plain_loss(folder, script):
+    """The last loss of the guide's batches by plain PyTorch, from the weights of its seed."""
+    names = {}
+    with torch.random.fork_rng():
+        exec((folder / "mine.py").read_text(), names)
+        exec(re.search(r"def batches\(\):.*?(?=\n\n)", script, re.DOTALL).group(), names)
+        exec(re.search(r"torch\.manual_seed\(.*\)", script).group(), names)
+        module, _ = names["build"]()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    for batch in names["batches"]():
+        loss = module(**batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
 
 
 def test_the_guide_on_operators_verifies_and_finds_rules(workplace):

@@ -24,33 +24,18 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -
     return launch(fn, n, args, timeout=timeout, collective_timeout=timeout / 2)
 
 
-def start_torchrun(
-    host: str, number: int, count: int, module: str, argument: str
-) -> subprocess.Popen[str]:
-    """Start torchrun with one rank in a host's namespace; the first host is the rendezvous."""
-    words = [
-        "torch.distributed.run", "--nnodes", str(count), "--nproc-per-node", "1",
-        "--node-rank", str(number), "--master-addr", FIRST_HOST, "--master-port", PORT,
-        "-m", module, argument,
-    ]  # fmt: skip
-    return _start(host, words, {})
-
-
 def start_rank(
     host: str, number: int, count: int, module: str, argument: str
 ) -> subprocess.Popen[str]:
-    """Start a rank in a host's namespace as torchrun does, which takes longer than some tests."""
+    """Start a rank in a host's namespace as torchrun does, which takes longer than some tests; the
+    first host is the rendezvous."""
     variables = {
         "RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": str(count),
         "MASTER_ADDR": FIRST_HOST, "MASTER_PORT": PORT,
+        "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    return _start(host, [module, argument], variables)
-
-
-def _start(host: str, words: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
-    variables |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        ["ip", "netns", "exec", host, sys.executable, "-m", *words],
+        ["ip", "netns", "exec", host, sys.executable, "-m", module, argument],
         cwd=ROOT, env=os.environ | variables, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

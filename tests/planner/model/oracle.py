@@ -7,6 +7,7 @@ occur, and how often, is worked out here again: no ties, no factors, no copy var
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -18,10 +19,14 @@ from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tenso
 from shardwright.planner.cost.recomputation import storages
 from shardwright.planner.model.context import Context, MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode
-from shardwright.planner.model.parameters import parameter_config
 from shardwright.planner.model.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
+from shardwright.planner.space.rest import shard_further
 
 NO_MODES: Mapping[int, Mode] = MappingProxyType({})
+
+
+def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * {"float32": 4, "int64": 8}[dtype]
 
 
 class Additive:
@@ -200,27 +205,31 @@ class Additive:
         pair = context.placements(reader, self.dims[reader]).inputs[
             graph.operators[reader].inputs.index(tensor)
         ]
+        # ZeRO's stages: its optimizer state is sharded, its gradients as they come, itself; and at
+        # level 4 itself, but gathered once a step.
         level = self.levels.get(tensor, 0)
-        kept = parameter_config(spec.shape, pair.value, sizes, level)
+        fine = shard_further(spec.shape, pair.value, sizes)
+        rest, optimizer = (fine if level >= least else pair.value for least in (3, 1))
+        keeps = level == 4 and fine != pair.value
         merges = level < 2 or self.microbatches == 1
         price = self.wires.merged if merges else self.wires.reshard
-        sync = price(spec.shape, spec.dtype, pair.gradient, kept.optimizer)
+        sync = price(spec.shape, spec.dtype, pair.gradient, optimizer)
         self.totals[GATHER if level >= 2 else SYNC] += sync
-        gathers = 1 if self._is_last(tensor) or kept.keeps else 2
-        gather = self.wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
+        gathers = 1 if self._is_last(tensor) or keeps else 2
+        gather = self.wires.reshard(spec.shape, spec.dtype, rest, pair.value)
         self.totals[GATHER] += gathers * gather
         if level < 2:
             used = local_bytes(spec.shape, spec.dtype, pair.value, sizes)
             share = 1 - 1 / self.microbatches
             self.totals[EACH] += share * context.touch_seconds(3 * used)
-        self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
-        own = local_bytes(spec.shape, spec.dtype, kept.optimizer, sizes)
+        self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, optimizer, rest)
+        own = local_bytes(spec.shape, spec.dtype, optimizer, sizes)
         self.totals[ONCE] += context.update_seconds(own)
-        self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, kept.rest, sizes) + 3 * own
-        self.totals[KEPT] += own if kept.rest != kept.optimizer else 0
-        if kept.keeps:
+        self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, rest, sizes) + 3 * own
+        self.totals[KEPT] += own if rest != optimizer else 0
+        if keeps:
             self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
-        if pair.gradient != kept.optimizer and level < 2:
+        if pair.gradient != optimizer and level < 2:
             self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, pair.value, sizes)
 
     def _is_last(self, tensor: int) -> bool:

@@ -163,20 +163,18 @@ print(dumps([encode(plan) for plan in answered(large, 2).plans]))
 """
 
 
-def test_other_processes_with_other_threads_and_hash_seeds_give_the_same_bytes() -> None:
+def test_another_process_with_other_threads_and_another_hash_seed_gives_the_same_bytes() -> None:
     root = str(Path(__file__).resolve().parents[3])
-    answers = [
-        subprocess.run(
-            [sys.executable, "-c", ANSWER], capture_output=True, check=True, cwd=root, timeout=300,
-            env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads,
-                              "NUMBA_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-                              "PYTHONPATH": os.pathsep.join([root, *sys.path])},
-        ).stdout
-        for seed, threads in (("1", "1"), ("2", "2"))
-    ]  # fmt: skip
-    assert answers[0] == answers[1]
+    threads = str(1 + int(os.environ.get("OMP_NUM_THREADS", "1")))
+    seed = str(hash("strings") % 1000 + 1)  # another one in every process that has none set
+    there = subprocess.run(
+        [sys.executable, "-c", ANSWER], capture_output=True, check=True, cwd=root, timeout=300,
+        env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads,
+                          "NUMBA_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+                          "PYTHONPATH": os.pathsep.join([root, *sys.path])},
+    ).stdout  # fmt: skip
     here = dumps([encode(plan) for plan in answered(large, 2).plans])
-    assert answers[0].decode().strip() == here.strip()
+    assert there.decode().strip() == here.strip()
 
 
 def test_stopping_at_once_still_returns_a_complete_plan_that_says_so() -> None:

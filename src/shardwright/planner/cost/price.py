@@ -7,7 +7,7 @@ RECEIVE waits for it and costs only the message overhead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
