@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shardwright.runtime.rehearsal import MemoryWorld, rehearse
 from torch import Tensor, nn
 
 from shardwright.core.strategy import Strategy, WireDtype
@@ -21,7 +22,6 @@ from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
 from shardwright.runtime.scaling import Scaling
 from shardwright.runtime.store import DTYPES
 from tests import zoo

@@ -167,10 +167,10 @@ def test_custom_autograd_functions_train_with_every_plan_that_keeps_batches_whol
 
 
 class Noise(Rounding):
-    """A layer with a custom gradient that also drops."""
+    """A layer that looks at values, so that it is opaque, and drops."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward(x), 0.5, self.training)
+        return x if x.mean() > 100 else F.dropout(super().forward(x), 0.5, self.training)
 
 
 class Noisy(Quantised):

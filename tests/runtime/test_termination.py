@@ -89,11 +89,14 @@ def test_ranks_die_with_a_launcher_that_is_killed_and_the_next_start_sweeps(
 
 
 @pytest.mark.ranks
-def test_a_launcher_that_is_terminated_ends_its_ranks_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_that_is_terminated_ends_its_ranks_and_leaves_nothing(
+    tmp_path: Path, number: int
+) -> None:
     launcher, ranks = start_launcher(tmp_path)
-    launcher.terminate()
+    launcher.send_signal(number)
     _, err = launcher.communicate(timeout=30)
-    assert launcher.returncode == 128 + signal.SIGTERM
+    assert launcher.returncode == 128 + number
     assert err == ""
     assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -46,6 +46,7 @@ from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_stat
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C or SIGTERM
 PRELOADED = (
     "shardwright.runtime.server", "torch", "torch.distributed", "shardwright.runtime.executor",
@@ -78,7 +79,8 @@ class Failure:
 
 
 class Terminated(SystemExit):
-    """SIGTERM came, as from a scheduler. It unwinds to an exit with 143, the shell's number for it."""
+    """SIGTERM came, as from a scheduler, or SIGHUP, as from a terminal that is closed. It unwinds to an
+    exit with 143 or 129, the shell's numbers for them."""
 
 
 def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int, int]:
@@ -190,7 +192,8 @@ def _rank_main(
     setting: _Setting,
 ) -> None:
     """Run one rank and leave its result, or how it failed, in the launcher's directory."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_DFL)
     die_with_launcher()
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
@@ -241,23 +244,25 @@ def _leave(path: Path, value: Any) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind while there are ranks, so that they end and no folder is left; only where
-    nobody else answers it. It may come twice, to this process and to its group: once counts."""
+    """Let SIGTERM and SIGHUP unwind while there are ranks, so that they end and no folder is left; only
+    where nobody else answers them (as ``nohup`` does). Each may come twice, to this process and to
+    its group, and both may: once counts."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    ours = [one for one in ENDINGS if is_main and signal.getsignal(one) is signal.SIG_DFL]
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        signal.signal(number, signal.SIG_IGN)
+        for one in ours:
+            signal.signal(one, signal.SIG_IGN)
         raise Terminated(128 + number)
 
-    signal.signal(signal.SIGTERM, handle)
+    for one in ours:
+        signal.signal(one, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
 
 
 def _watch(

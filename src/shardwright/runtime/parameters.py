@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import FLAT, is_split, shard_boxes
 from shardwright.core.program import Kind, Program, Value
 from shardwright.errors import InputError
@@ -72,6 +73,12 @@ def parts(shape: tuple[int, ...], shard: Tensor, value: Value, site: Site) -> li
 def _cut(whole: Tensor, shard: Tensor, value: Value, site: Site) -> None:
     for part in parts(tuple(whole.shape), shard, value, site):
         part.local.copy_(part.within(whole))
+
+
+def written_buffers(graph: OperatorGraph) -> frozenset[int]:
+    """Return the buffers that some operator writes as a whole."""
+    writing = (op for op in graph.operators if not op.outputs or op.kind.startswith("opaque."))
+    return frozenset(t for op in writing for t in op.inputs if graph.tensors[t].role == "buffer")
 
 
 def is_flat(value: Value) -> bool:
@@ -141,6 +148,8 @@ class Parameters:
         self.masters: list[Master] = []
         self.buffers: dict[int, str] = {}
         self.states: dict[int, Tensor] = {}
+        self._written = written_buffers(captured.graph)
+        self._whole: dict[tuple[int, torch.device], Tensor] = {}
         self._deferred = deferred_of(module)
         self._later: dict[str, list[int]] = {}
         here = [index for index, value in enumerate(program.values) if value.mesh in sites]
@@ -197,7 +206,7 @@ class Parameters:
             if self._lent:
                 self.leaf[index], self.raw[index] = self._lent.tensors(spec.name, value)
                 return
-        self.leaf[index] = self._local(whole.detach(), value, self.sites[value.mesh])
+        self.leaf[index] = self._seen(index, value, whole.detach())
         self.raw[index] = self.leaf[index]
 
     def _place_state(self, index: int, value: Value) -> None:
@@ -210,6 +219,20 @@ class Parameters:
             )
             self.leaf[index] = self.raw[index] = zeros
         self.states[index] = self.raw[index]
+
+    def _seen(self, index: int, value: Value, whole: Tensor) -> Tensor:
+        """Return this rank's shard of a buffer: of one that forward writes a view of the rank's whole
+        copy, since operators that write see all of it, and those that read a shard must see that."""
+        site = self.sites[value.mesh]
+        local = self._local(whole, value, site)
+        if value.tensor not in self._written:
+            return local
+        copy = local if is_whole(value) else whole.to(device=site.device, dtype=local.dtype)
+        copy = self._whole.setdefault((value.tensor, site.device), copy)
+        if is_whole(value):
+            return copy
+        found = parts(tuple(whole.shape), local, value, site)
+        return found[0].within(copy) if len(found) == 1 else local
 
     def _local(self, whole: Tensor, value: Value, site: Site) -> Tensor:
         if whole.is_meta:

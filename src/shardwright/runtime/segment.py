@@ -201,7 +201,8 @@ class _Builder:
 
     def _reseed(self, call: Call) -> int:
         if self.randomness is None:
-            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+            first = next(iter(self.graph.nodes), None)  # none where a forward begins by drawing
+            with self.graph.inserting_before(first):
                 self.randomness = self.graph.get_attr("randomness")
         # Only the axes that split it: an operator that is whole draws alike under every plan.
         coordinate = tuple(

@@ -1,6 +1,7 @@
-"""Imported by the fork server, and by nobody else: it outlives SIGTERM, and goes with its clients.
+"""Imported by the fork server, and by nobody else: it outlives SIGTERM and SIGHUP, and goes with its
+clients.
 
-A scheduler's SIGTERM reaches every process of a job. The ranks save before they end, so what they
+A scheduler's SIGTERM, and a closed terminal's SIGHUP, reach every process of a job. The ranks save before they end, so what they
 were forked from, with which the kernel ends them, must wait for them.
 """
 
@@ -20,4 +21,6 @@ def _stay(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), number)
 
 
-signal.signal(signal.SIGTERM, _stay)
+for one in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(one) is signal.SIG_DFL:
+        signal.signal(one, _stay)

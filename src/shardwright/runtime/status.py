@@ -64,7 +64,7 @@ def read_status(directory: Path, rank: int) -> Status | None:
 
 class Interruption:
     """Whether somebody asked to stop: the user, whose second Ctrl-C interrupts at once, or by
-    SIGTERM a scheduler, which may send it more than once."""
+    SIGTERM a scheduler, which may send it more than once, by SIGHUP a terminal that is closed."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -75,6 +75,8 @@ class Interruption:
         signal.signal(signal.SIGINT, self._note)
         if termination:
             signal.signal(signal.SIGTERM, self._note_termination)
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+                signal.signal(signal.SIGHUP, self._note_termination)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

@@ -7,7 +7,6 @@ that is counted twice.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall
 from shardwright.runtime.capture.hooks import Opaque
 from shardwright.runtime.capture.models import ModelSource
-from shardwright.runtime.capture.prepare import find_loss
+from shardwright.runtime.capture.prepare import find_loss, in_precision, real_twin
 from shardwright.runtime.deferred import copy_deferred
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.gather import whole_tensors
@@ -64,7 +63,8 @@ class Gap:
 
 def exact_source(source: ModelSource, precision: Precision = "float64") -> ModelSource:
     """Return what builds a model in float64, or another precision, to be trained."""
-    return replace(source, make_module=lambda: source.make_module().to(DTYPES[precision]).train())
+    dtype = DTYPES[precision]
+    return replace(source, make_module=lambda: in_precision(source.make_module(), dtype).train())
 
 
 def without_dropout(module: nn.Module, captured: Captured) -> tuple[Captured, int]:
@@ -123,7 +123,7 @@ def draws_inside(module: nn.Module, captured: Captured, batch: dict[str, Tensor]
     with torch.random.fork_rng(devices=[]), WithoutDropout():
         for seed in (0, 1):
             torch.manual_seed(seed)
-            losses.append(float(find_loss(copy.deepcopy(module)(**batch)).detach()))
+            losses.append(float(find_loss(real_twin(module)(**batch)).detach()))
     return losses[0] != losses[1]
 
 
@@ -170,7 +170,7 @@ def in_single(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def train_plainly(module: nn.Module, batches: Batches, *, clips: bool, tell: Tell) -> Trained:
     """Train a copy of a module with plain PyTorch in this process."""
-    module = copy.deepcopy(module)
+    module = real_twin(module)
     optimizer = OPTIMIZER(module.parameters())
     losses: list[float] = []
     for number, batch in enumerate(batches, 1):
@@ -258,10 +258,14 @@ def gaps(ranks: Sequence[Trained], yardstick: Trained, captured: Captured) -> tu
 def _gap(found: Tensor, expected: Tensor) -> float:
     if not expected.numel():
         return 0.0
-    found, expected = found.double(), expected.double()
+    found, expected = (_as_real(tensor).double() for tensor in (found, expected))
     scale = max(float(expected.abs().max()), SMALLEST_SCALE)
     gap = float((found - expected).abs().max()) / scale
     return gap if gap == gap else float("inf")  # noqa: PLR0124  # NaN is as far as can be
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _largest(numbers: Sequence[float]) -> float:

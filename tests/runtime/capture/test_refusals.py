@@ -143,3 +143,18 @@ def test_a_model_that_cannot_be_watched_is_captured_with_a_note() -> None:
     graph = capture(Cached(), {"tokens": torch.full((8, 2), 9)}).graph
     assert any("forward changes places" in note and "IndexError" in note for note in graph.notes)
     assert not any(operator.kind.startswith("opaque") for operator in graph.operators)
+
+
+def test_sparse_buffers_are_refused_with_what_to_keep_instead() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.edges: Tensor
+            self.register_buffer("edges", torch.eye(8).to_sparse_coo())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.edges, self.linear(x)).pow(2).mean()
+
+    with pytest.raises(CaptureError, match=r"'edges' is sparse_coo; keep its indices"):
+        capture(Graph(), {"x": torch.randn(8, 4)})

@@ -69,6 +69,7 @@ class _Analysis:
             self.operator_dim.append(self._visit(index, iterate(self.graph, index)))
         if not self.blocker and self.state[self.graph.loss] not in (State.SUM, State.FREE):
             self.blocker = "the loss is not a sum or mean over samples"
+        self._check_written()
         return Samples(
             operator_dim=tuple(self.operator_dim),
             tensor_dim=tuple(self.dim),
@@ -111,6 +112,21 @@ class _Analysis:
             self.wanted_whole.add(tensor)
             self._label_whole(tensor)
         return ""
+
+    def _check_written(self) -> None:
+        """Block microbatches where each would find in a buffer what the one before it left there.
+
+        Where the batch decides what is written (batch norm) that is so, or not, for what it computes;
+        a counter that nobody reads, as batch norm's, may count microbatches.
+        """
+        for index, operator in enumerate(self.graph.operators):
+            if operator.outputs or any(self.state[t] is not State.FREE for t in operator.inputs):
+                continue
+            buffer = operator.inputs[0]
+            readers = self.graph.consumers[buffer]
+            if any(self.graph.operators[reader].outputs for reader in readers):
+                name = self.graph.tensors[buffer].name
+                self._block(index, f"changes {name}, which forward reads, once per call")
 
     def _block(self, index: int, what: str) -> None:
         operator = self.graph.operators[index]

@@ -15,6 +15,8 @@ from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from shardwright.runtime.capture.record import Unsupported
+
 NONE, MEAN, SUM = 0, 1, 2  # torch's at::Reduction
 
 _operators = library.Library("shardwright", "FRAGMENT")
@@ -47,11 +49,32 @@ def ctc_losses(
 @contextlib.contextmanager
 def traceable_ctc() -> Iterator[None]:
     """Let ``torch.ctc_loss`` of tensors without values be the losses of the samples, reduced."""
+    plain: Any = torch._C.TensorBase.masked_select
+
+    def select(tensor: Tensor, mask: Tensor) -> Any:
+        is_traced = isinstance(tensor, (FakeTensor, FunctionalTensor))
+        if not is_traced or tensor.dim() != 2 or tensor.shape != mask.shape:
+            return plain(tensor, mask)
+        return Selected(tensor.gather(1, (~mask).long().argsort(dim=1, stable=True)))
+
     torch.ctc_loss = _loss  # type: ignore[assignment]
+    torch.Tensor.masked_select = select  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.ctc_loss = _plain
+        del torch.Tensor.masked_select
+
+
+class Selected:
+    """Elements of ``b s`` where a mask is true, which a trace cannot count: in ``rows`` those of each
+    row come first. The classes of all samples in one row are made so; nothing else may use it."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unsupported("masked_select, of which the values decide the shape")
 
 
 def _loss(
@@ -64,6 +87,8 @@ def _loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     lengths = [input_lengths, target_lengths]
+    if isinstance(targets, Selected):
+        targets = targets.rows
     is_traced = isinstance(log_probs, (FakeTensor, FunctionalTensor))
     if not is_traced or log_probs.dim() != 3 or targets.dim() != 2:
         return _plain(log_probs, targets, *lengths, blank, reduction, zero_infinity)

@@ -27,13 +27,12 @@ from shardwright.runtime.capture.assemble import (
     dtype_name,
     live_records,
 )
+from shardwright.runtime.capture.checks import unchecked_values
+from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
-from shardwright.runtime.capture.gradients import check_hooks, no_custom_gradients
+from shardwright.runtime.capture.gradients import check_hooks
 from shardwright.runtime.capture.hooks import call_whole, opaque_modules
-from shardwright.runtime.capture.keeping import (
-    changes_in,
-    python_numbers,
-)
+from shardwright.runtime.capture.keeping import changes_in, python_numbers
 from shardwright.runtime.capture.observe import Observation, observe, watch_runs
 from shardwright.runtime.capture.prepare import (
     Batch,
@@ -49,7 +48,9 @@ from shardwright.runtime.capture.prepare import (
     named_batch,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
+from shardwright.runtime.capture.rows import keep_dims
 from shardwright.runtime.capture.slots import take_slots
+from shardwright.runtime.capture.spellings import UNCHECKED
 from shardwright.runtime.capture.translate import Translator
 from shardwright.runtime.capture.variables import Variable
 
@@ -202,13 +203,16 @@ def _export_watched(job: _Job) -> Captured:
     raise _Frozen
 
 
+@custom_gradients()
 def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     """Export the wrapped copy and translate its graph."""
-    with no_custom_gradients():
-        arguments = dict(zip(job.wrapper.names, job.batch.tensors.values(), strict=True))
+    arguments = dict(zip(job.wrapper.names, job.batch.tensors.values(), strict=True))
+    with unchecked_values() as checks:
         program = torch.export.export(job.wrapper, (), arguments, strict=False)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
+    if checks:
+        translator.notes[UNCHECKED] = None
     entries = _Entries(job, recorder)
     signature = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -222,7 +226,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         for name, other in zip(job.wrapper.outputs, others, strict=True)
     }
     needed = (loss, *outputs.values())
-    live = live_records(recorder.records, needed)
+    live = live_records(keep_dims(recorder.records, needed), needed)
     ordered = entries.ordered()
     records, given = take_apart(take_slots(live, ordered, needed), ordered, needed)
     return assemble(
@@ -309,7 +313,11 @@ class _Entries:
                 needs_gradient=role == "parameter" and tensor.requires_grad,
                 aliases=aliases,
             )
-            variable = Variable(value, buffer=value if role == "buffer" else None)
+            variable = Variable(
+                value,
+                buffer=value if role == "buffer" else None,
+                parameter=name if role == "parameter" else "",
+            )
             self.entries[name] = (Entry(value=value, spec=spec, constant=constant), variable)
         return self.entries[name][1]
 
@@ -367,9 +375,10 @@ def _fall_back(job: _Job, reason: str) -> Captured:
     return _capture_whole(job, notes)
 
 
+@custom_gradients()
 def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Export and translate a submodule by itself; raises where that cannot be done."""
-    with no_custom_gradients():
+    with unchecked_values():
         program = torch.export.export(module, args, kwargs, strict=False)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=False, prefix="")

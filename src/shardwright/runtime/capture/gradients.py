@@ -12,55 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from shardwright.errors import CaptureError
-from shardwright.runtime.capture.record import Unsupported
 
 _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-# Functions whose written backward is the derivative of their forward, which autograd finds as well.
-PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
-
 # Called with what the engine is: roots, their gradients, two flags, inputs, and options by name.
 Engine = Callable[..., Any]
-
-
-class _NoContext:
-    """Stands for the context of a function whose backward is not used."""
-
-    def save_for_backward(self, *_: Tensor) -> None:
-        """Keep nothing."""
-
-
-@contextlib.contextmanager
-def no_custom_gradients() -> Iterator[None]:
-    """Refuse what export would lose without a word: ``torch.autograd.Function``, of which it keeps
-    the forward only, gradients taken inside forward, of which it keeps the values only, and hooks.
-    """
-    original = torch.autograd.Function.__dict__["apply"]
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # The wrapper torch itself puts around a custom operator: export keeps it whole.
-        if cls.__name__.startswith("GeneratedBackwardFor_"):
-            return original.__func__(cls, *args, **kwargs)
-        if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
-            return cls.forward(_NoContext(), *args, **kwargs)  # type: ignore[attr-defined]
-        raise Unsupported(f"the custom gradient of {cls.__name__}")
-
-    def refuse_engine(_: Engine, *args: Any, **options: Any) -> Any:
-        check_engine_call(args, options)
-        raise Unsupported("a gradient taken inside forward (torch.autograd.grad)")
-
-    def refuse_hook(*_: Any, **__: Any) -> Any:
-        raise Unsupported("a hook on a gradient (Tensor.register_hook in forward)")
-
-    hook = torch.Tensor.register_hook
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment]
-    torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
-    try:
-        with engine_calls(refuse_engine):
-            yield
-    finally:
-        torch.autograd.Function.apply = original
-        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

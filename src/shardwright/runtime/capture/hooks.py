@@ -13,12 +13,15 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, library, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
 from shardwright.runtime.capture.keeping import State, put_state, take_state
 from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
@@ -33,7 +36,7 @@ _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
 class Opaque:
     """A module as a pure function. Its tensors are: those in ``arguments``, then its state.
 
-    ``path`` is the module's in the model; a whole model is wrapped. ``arguments`` is (args, kwargs)
+    ``path`` is the module's in the model, None for a function of its own; a whole model is wrapped. ``arguments`` is (args, kwargs)
     with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
     inside. ``keeps``: a call changes what it holds in Python. ``flops`` were counted in its forward
@@ -41,7 +44,7 @@ class Opaque:
     """
 
     kind: str
-    path: str
+    path: str | None
     module: nn.Module
     state: tuple[str, ...]
     arguments: tuple[Any, ...]
@@ -56,6 +59,8 @@ class Opaque:
 
     def of(self, model: nn.Module) -> Opaque:
         """Return the same call of a model's own module, which keeps its own state."""
+        if self.path is None:
+            return self
         if isinstance(self.module, LossOnly):
             old = self.module
             own: nn.Module = LossOnly(model, old.names.values(), old.constants, old.outputs)
@@ -86,7 +91,8 @@ class Opaque:
             for name, tensor in held.items()
         }
         grad = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
-        with grad, self._mode(training), self._memory(training, writes):
+        again = partial(_reparametrize_module, self.module, state)
+        with grad, self._mode(training), self._memory(training, writes), checkpoints(again):
             result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
         if writes:  # a buffer may have been given another tensor instead of being written into
             for name in buffers & held.keys():
@@ -131,42 +137,90 @@ class Opaque:
             put_state(self.module, now)
 
 
+@contextlib.contextmanager
+def checkpoints(again: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Let ``torch.utils.checkpoint`` recompute inside ``again``, where the module has the tensors of
+    this call: in backward it has its own, which may be of another step.
+
+    Its reentrant form, which cannot be differentiated by inputs, becomes the other one.
+    """
+    plain, generator = checkpoint.checkpoint, checkpoint._checkpoint_without_reentrant_generator
+
+    def recomputed(function: Callable[..., Any], *rest: Any, **named: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with again():
+                return function(*args, **kwargs)
+
+        return generator(run, *rest, **named)
+
+    def reentrant(run: Callable[..., Any], preserves: bool, *args: Any) -> Any:
+        return plain(run, *args, use_reentrant=False, preserve_rng_state=preserves)
+
+    checkpoint._checkpoint_without_reentrant_generator = recomputed  # type: ignore[assignment]
+    checkpoint.CheckpointFunction.apply = reentrant  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = generator
+        del checkpoint.CheckpointFunction.apply
+
+
 @dataclass(frozen=True)
-class _Stub:
-    """What the custom operator does while tracing: the call, and results by input shapes."""
+class Stub:
+    """What the custom operator does while tracing: the call, its results for given inputs, and at
+    which places results have no gradient."""
 
     call: Opaque
-    site: Site
+    results: Callable[[list[Tensor]], list[Tensor]]
+    without_gradient: frozenset[int] = frozenset()
 
 
-_stubs: dict[str, _Stub] = {}  # alive only while ``opaque_modules`` is suspended at a yield
+_stubs: dict[str, Stub] = {}  # alive only while ``stand_in`` is
 _keys = itertools.count()
+
+
+@contextlib.contextmanager
+def stub_keys() -> Iterator[list[str]]:
+    """Yield a list for keys of stubs, which are forgotten in the end."""
+    keys: list[str] = []
+    try:
+        yield keys
+    finally:
+        for key in keys:
+            _stubs.pop(key, None)
+
+
+def keep_stub(stub: Stub) -> str:
+    """Return a key by which tracing finds a stub."""
+    key = f"{stub.call.kind}#{next(_keys)}"
+    _stubs[key] = stub
+    return key
 
 
 @library.register_fake("shardwright::opaque", lib=_operators)
 def _fake_results(tensors: list[Tensor], key: str) -> list[Tensor]:
-    return _results(_stubs[key], tensors)
+    return _stubs[key].results(tensors)
 
 
 def opaque_call(key: str, tensors: list[Tensor]) -> tuple[Opaque, list[Tensor]]:
     """Return the call behind a traced opaque operator and its results on meta tensors."""
     stub = _stubs[key]
-    needs_gradient = any(tensor.requires_grad for tensor in tensors)
-    results = [
-        result.requires_grad_(needs_gradient and result.is_floating_point())
-        for result in _results(stub, tensors)
-    ]
+    needs_gradient = any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
+    results = stub.results(tensors)
+    for place, result in enumerate(results):
+        has_gradient = result.is_floating_point() and place not in stub.without_gradient
+        result.requires_grad_(needs_gradient and has_gradient)
     return stub.call, results
 
 
-def _results(stub: _Stub, tensors: list[Tensor]) -> list[Tensor]:
+def _scaled_results(site: Site, tensors: list[Tensor]) -> list[Tensor]:
     """Make empty results of the shapes seen, dim 0 scaled as that of the first input is."""
-    seen = tensors_of(stub.site.arguments[0])
+    seen = tensors_of(site.arguments[0])
     scale = 1.0
     if seen and seen[0].dim() and tensors[0].dim():
         scale = tensors[0].shape[0] / max(seen[0].shape[0], 1)
     made: list[Tensor] = []
-    for result in tensors_of(stub.site.results[0]):
+    for result in tensors_of(site.results[0]):
         shape = list(result.shape)
         if shape and scale != 1.0 and result.shape[0] * scale == int(result.shape[0] * scale):
             shape[0] = int(result.shape[0] * scale)
@@ -212,14 +266,13 @@ def _outermost(paths: set[str]) -> set[str]:
 @contextlib.contextmanager
 def _replaced(twin: nn.Module, paths: Sequence[str], seen: Observation) -> Iterator[bool]:
     """Let modules be opaque for a while; yields whether all of them can be."""
-    keys = [_replace(twin, path, seen) for path in paths]
-    try:
-        yield all(keys)
-    finally:
-        for path in paths:
-            vars(twin.get_submodule(path)).pop("forward", None)
-        for key in keys:
-            _stubs.pop(key, None)
+    with stub_keys() as keys:
+        try:
+            keys += [_replace(twin, path, seen) for path in paths]
+            yield all(keys)
+        finally:
+            for path in paths:
+                vars(twin.get_submodule(path)).pop("forward", None)
 
 
 def _culprits(twin: nn.Module, path: str, sites: Mapping[str, Site], attempt: Attempt) -> list[str]:
@@ -279,8 +332,7 @@ def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
         flops=site.flops[0],
         rows=site.rows,
     )
-    key = f"{path}#{next(_keys)}"
-    _stubs[key] = _Stub(call, site)
+    key = keep_stub(Stub(call, partial(_scaled_results, site)))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         # Looked up now: while tracing, export has put its own tensors in their place.

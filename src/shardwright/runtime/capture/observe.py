@@ -8,7 +8,6 @@ from one call to the next.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,7 @@ from shardwright.runtime.capture.keeping import (
     python_numbers,
     untouched_numbers,
 )
-from shardwright.runtime.capture.prepare import model_line
+from shardwright.runtime.capture.prepare import in_precision, model_line, real_twin
 from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.capture.source import maker_of
 
@@ -84,7 +83,7 @@ def observe(
 
     Raises Unsupported where the model is too large for that, CaptureError where it does not run.
     """
-    twin = real_copy(module).to(dtype).train()
+    twin = in_precision(real_copy(module), dtype).train()
     return watch_runs(twin, {name: _real(value, dtype) for name, value in batch.items()})
 
 
@@ -95,6 +94,8 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     watch, is_sure = _Watch(twin), True
     first = watch.run(batch)
     changed = changes(before, fingerprint(twin))
+    if not changed:
+        _check_parameters(twin, values)
     reasons = list(watch.reasons)
     if changed:
         with torch.no_grad():
@@ -104,6 +105,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         again = _Watch(twin, changed)
         warm = fingerprint(twin)
         second = again.run(batch)
+        _check_parameters(twin, values)  # the first call may have filled them
         moving = changes(warm, fingerprint(twin))
         same = _same(first, second)
         if same is None:  # without values, unless both calls did the same things
@@ -128,6 +130,23 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
     )
 
 
+def _check_parameters(twin: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Complain of parameters that a run has changed."""
+    for name, parameter in twin.named_parameters():
+        is_known = name in values and not isinstance(parameter, FakeTensor)
+        if is_known and not _same_values(values[name], parameter.detach()):
+            raise CaptureError(
+                "forward must not write parameters, which shards and optimizers hold, but it writes "
+                f"{name!r}; write it after executor.step, or keep it in a buffer (register_buffer) "
+                "where nothing trains it"
+            )
+
+
+def _same_values(before: Tensor, after: Tensor) -> bool:
+    same = before.shape == after.shape and torch.equal(before.isnan(), after.isnan())
+    return same and torch.equal(before.nan_to_num(), after.nan_to_num())
+
+
 def called(path: str, sites: Mapping[str, Site]) -> str:
     """Return the path itself or the next around it that was called with what can be passed on."""
     while path and path not in sites:
@@ -146,12 +165,12 @@ def real_copy(module: nn.Module) -> nn.Module:
     if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_REAL_MODEL:
         raise Unsupported("the model is too large to be run once on this machine")
     if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        return copy.deepcopy(module).cpu()
+        return real_twin(module).cpu()
     make = maker_of(module)
     if make is not None:
         with torch.random.fork_rng():
             return make()
-    twin = copy.deepcopy(module).to_empty(device="cpu")
+    twin = real_twin(module).to_empty(device="cpu")
     with torch.no_grad():
         for tensor in (*twin.parameters(), *twin.buffers()):
             tensor.normal_(0, 0.02) if tensor.is_floating_point() else tensor.zero_()

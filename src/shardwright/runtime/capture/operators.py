@@ -142,14 +142,32 @@ def update_running(
 
 def increment(buffer: Tensor, amount: float) -> None:
     """Add a constant to a buffer in place (the counter of batch norm)."""
-    with torch.no_grad():
-        buffer.add_(amount)
+    buffer.data.add_(amount)
+
+
+def place_slice(
+    input: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    """Return ``input`` with a slice replaced: ATen's ``slice_scatter`` has no gradient for complex
+    numbers."""
+    result = input.clone()
+    at = [slice(None)] * (dim % input.dim())
+    result[(*at, slice(start, end, step))] = src
+    return result
 
 
 def assign(buffer: Tensor, value: Tensor) -> None:
-    """Write a buffer's new value in place."""
-    with torch.no_grad():
-        buffer.copy_(value)
+    """Write a buffer's new value in place.
+
+    Without a trace in autograd, as a model that writes ``buffer.data``: a segment may hand on, and
+    so differentiate, what the model only compares.
+    """
+    buffer.data.copy_(value)
 
 
 # Name of each function's operator kind.
@@ -158,6 +176,6 @@ KINDS = {
     for function in (
         linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
-        increment, assign, ctc_losses, embedding_bags,
+        increment, assign, place_slice, ctc_losses, embedding_bags,
     )
 }  # fmt: skip

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
 from shardwright.errors import CaptureError
@@ -171,6 +172,7 @@ def fake_batch(
         raise CaptureError(f"the global batch must be at least 1, not {size}")
     fakes: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        check_dense(name, tensor)
         is_batched = tensor.dim() > 0 and tensor.shape[0] == example
         shape = (size, *tensor.shape[1:]) if is_batched else tuple(tensor.shape)
         fakes[name] = fake(mode, tensor, dtype, shape)
@@ -185,7 +187,7 @@ def fake(
     shape: tuple[int, ...] | None = None,
 ) -> Tensor:
     """Return a tensor without storage which claims to be on the CPU."""
-    chosen = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    chosen = tensor.dtype if dtype is None else _cast(tensor.dtype, dtype)
     with mode:
         if shape is not None:
             return torch.empty(shape, dtype=chosen, device="cpu")
@@ -202,8 +204,10 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
         memo[id(buffer)] = fake(mode, buffer, dtype)
     for child in module.modules():
         for value in vars(child).values():
-            if isinstance(value, Tensor) and value.device.type != "cpu" and id(value) not in memo:
-                memo[id(value)] = fake(mode, value, None)
+            if not isinstance(value, Tensor) or id(value) in memo:
+                continue
+            if value.device.type != "cpu" or not value.is_leaf:
+                memo[id(value)] = fake(mode, value, None if value.is_leaf else dtype)
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
@@ -213,6 +217,28 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
         ) from error
 
 
+def in_precision(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Convert a module's floating numbers, complex ones to those of such parts: ``Module.to`` would drop
+    their imaginary parts."""
+    if dtype is None:
+        return module
+    return module._apply(lambda tensor: tensor.to(_cast(tensor.dtype, dtype)))
+
+
+def _cast(old: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+    if old.is_complex:
+        return wanted.to_complex() if wanted.itemsize >= 4 else old  # there is none of bfloat16
+    return wanted if old.is_floating_point else old
+
+
+def real_twin(module: nn.Module) -> nn.Module:
+    """Copy a module with its values. What it has computed of its parameters and keeps in an attribute
+    (``torch.nn.utils.weight_norm``), which PyTorch does not copy, every forward makes again."""
+    made = [value for child in module.modules() for value in vars(child).values()]
+    results = [one for one in made if isinstance(one, Tensor) and not one.is_leaf]
+    return copy.deepcopy(module, {id(one): one.detach().clone() for one in results})
+
+
 # -- conditions under which export sees what an eager run would do -------------------------------------
 
 
@@ -220,7 +246,14 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
 def as_eager(batch: Mapping[str, Tensor]) -> Iterator[None]:
     """All of the conditions below that any capture needs."""
     with quiet(), eager_masks(batch), unknown_masks(), traceable_ctc(), untouched_numbers():
-        yield
+        before = Distribution._validate_args
+        Distribution.set_default_validate_args(
+            False
+        )  # checks of values, which a trace does not know
+        try:
+            yield
+        finally:
+            Distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager
@@ -347,8 +380,20 @@ _NOT_MODEL = (Path(__file__).parents[2], Path(torch.__file__).parent)
 _LIBRARY = Path(traceback.__file__).parent
 
 
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Complain of a sparse tensor: shards and messages are dense."""
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"tensors must be dense, but {name!r} is {str(tensor.layout).removeprefix('torch.')}; keep "
+            "its indices and values as two tensors, and add up rows with index_add, or make the sparse "
+            "tensor of them in forward"
+        )
+
+
 def check_modules(module: nn.Module) -> None:
-    """Complain of modules that cannot be looked into."""
+    """Complain of modules that cannot be looked into, and of tensors without strides."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        check_dense(name, tensor)
     for path, child in module.named_modules():
         if isinstance(child, torch.jit.ScriptModule):
             raise CaptureError(

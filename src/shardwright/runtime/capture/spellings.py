@@ -6,6 +6,7 @@ from torch import fx
 
 from shardwright.runtime.capture.record import aten
 
+UNCHECKED = "what forward checks of its values is not checked again in training"
 CHECKS = frozenset(
     {"aten._assert_async.msg", "aten._assert_async.default", "aten._assert_scalar.default"}
 )
@@ -36,13 +37,16 @@ COPIES = frozenset(
         aten.contiguous.default,
     }
 )
-# Losses whose reduction is the plain mean or sum of an elementwise result.
+# Losses whose reduction is the plain mean or sum of a result by element or by sample.
 ELEMENTWISE_LOSSES = frozenset(
     {
         aten.mse_loss.default, aten.l1_loss.default, aten.smooth_l1_loss.default,
         aten.huber_loss.default, aten.binary_cross_entropy.default,
         aten.binary_cross_entropy_with_logits.default, aten.soft_margin_loss.default,
-        aten.kl_div.default, aten.poisson_nll_loss.default,
+        aten.kl_div.default, aten.poisson_nll_loss.default, aten.triplet_margin_loss.default,
+        aten.cosine_embedding_loss.default, aten.margin_ranking_loss.default,
+        aten.hinge_embedding_loss.default, aten.multi_margin_loss.default,
+        aten.multilabel_margin_loss.default,
     }
 )  # fmt: skip
 NLL = frozenset({aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default})

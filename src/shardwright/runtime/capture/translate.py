@@ -8,7 +8,6 @@ and many spellings of one thing (view, flatten, to) become one operator.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from torch import fx
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.alone import MADE_ALONE, made_alone
 from shardwright.runtime.capture.bags import BAGS, summed
-from shardwright.runtime.capture.heads import MERGING, apart, reshaped_from, there_and_back
+from shardwright.runtime.capture.decompose import Decompositions
+from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
 from shardwright.runtime.capture.record import (
     Recorder,
@@ -25,24 +25,20 @@ from shardwright.runtime.capture.record import (
     Value,
     aten,
     map_values,
-    parameter_names,
     shares_storage,
 )
 from shardwright.runtime.capture.spellings import (
     CASTS,
     CHECKS,
     COPIES,
-    ELEMENTWISE_LOSSES,
-    NLL,
     RESHAPES,
     SKIPPED,
+    UNCHECKED,
     only_checked,
 )
 from shardwright.runtime.capture.variables import Variable, Variables
-from shardwright.runtime.capture.vocabulary import FEWEST_CLASSES, block_width
 
 _STRICT = frozenset({aten.view.default, aten._unsafe_view.default})
-MEAN, SUM = 1, 2
 
 
 class Translator:
@@ -51,9 +47,9 @@ class Translator:
     def __init__(self, recorder: Recorder, *, synchronised: bool, prefix: str) -> None:
         self.recorder = recorder
         self.variables = Variables(recorder)
-        self.synchronised = synchronised
         self.prefix = prefix
         self.notes: dict[str, None] = {}
+        self.decompositions = Decompositions(recorder, self.notes, synchronised)
 
     def walk(self, module: fx.GraphModule, entries: list[Any]) -> Any:
         """Translate one graph given its placeholders' variables; returns what its output names."""
@@ -62,7 +58,7 @@ class Translator:
         grad = torch.is_grad_enabled()
         unused = only_checked(module.graph)
         if any(str(node.target) in CHECKS for node in unused):
-            self.notes["what forward checks of its values is not checked again in training"] = None
+            self.notes[UNCHECKED] = None
         try:
             for node in module.graph.nodes:
                 if node in unused:
@@ -167,6 +163,11 @@ class Translator:
             target is not aten.contiguous.default or not args[0].meta.is_contiguous()
         ):
             return None, args, kwargs  # values never change, and reshape takes any strides
+        if target is aten.take_along_dim.default and len(args) > 2 and args[2] is not None:
+            return self._as_gather(args[0], args[1], args[2])
+        if target is aten.linalg_norm.default and len(args) > 2 and len(args[2] or ()) == 1:
+            order = 2.0 if args[1] is None else args[1]
+            return aten.linalg_vector_norm.default, [args[0], order, *args[2:]], kwargs
         if target in MADE_ALONE:
             return made_alone(target, args, kwargs)
         if target in RESHAPES or target in CASTS:
@@ -190,6 +191,16 @@ class Translator:
             return aten.expand.default, [args[0], shape], {}
         return target, args, kwargs
 
+    def _as_gather(self, source: Value, index: Value, dim: int) -> Any:
+        """Return ``gather`` of what ``take_along_dim`` reads, repeated where it would be broadcast."""
+        found: list[Value] = []
+        for value, other in ((source, index), (index, source)):
+            shape = list(value.meta.shape)
+            shape = [max(n, m) for n, m in zip(shape, other.meta.shape, strict=True)]
+            shape[dim] = value.meta.shape[dim]
+            found.append(self.recorder.emit(aten.expand.default, value, shape))
+        return aten.gather.default, [found[0], dim, found[1]], {}
+
     def _wrap(self, value: Value, sources: list[Variable], view: Any) -> Variable:
         """Return the variable for a result: a known one, a view of a source, or a fresh one."""
         for source in sources:
@@ -202,14 +213,9 @@ class Translator:
         return Variable(value)
 
     def _emit(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if target is aten.cross_entropy_loss.default:
-            return self._cross_entropy(target, args, kwargs)
-        if target in NLL:
-            return self._nll(target, args, kwargs)
-        if target in ELEMENTWISE_LOSSES:
-            return self._elementwise_loss(target, args, kwargs)
-        if target is aten.batch_norm.default:
-            return self._batch_norm(target, args, kwargs)
+        rewrite = self.decompositions.of(target)
+        if rewrite is not None:
+            return rewrite(target, args, kwargs)
         if target is torch.ops.shardwright.opaque.default:
             return self._opaque(args)
         if target is torch.ops.shardwright.ctc_losses.default:
@@ -225,6 +231,8 @@ class Translator:
     # -- writes ---------------------------------------------------------------------------------
 
     def _write(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if "out" in kwargs:
+            return self._write_out(target, args, kwargs)
         variable = args[0]
         name, overload = target._schema.name.split("::")[1], target._overloadname
         if not name.endswith("_") or not isinstance(variable, Variable):
@@ -243,6 +251,19 @@ class Translator:
         values = [self._read_all(arg) for arg in args[1:]]
         named = {key: self._read_all(value) for key, value in kwargs.items()}
         after = self._functional(name, overload, before, values, named)
+        return self._write_whole(variable, before, after)
+
+    def _write_out(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Write the result of an operator's twin without ``out`` to what was given as ``out``."""
+        variable, twin = kwargs["out"], _without_out(target)
+        if not isinstance(variable, Variable) or twin is None:
+            raise Unsupported(f"the operator {target}, which writes one of its arguments")
+        values = [self._read_all(arg) for arg in args]
+        named = {key: self._read_all(value) for key, value in kwargs.items() if key != "out"}
+        before = self.variables.read(variable)
+        return self._write_whole(variable, before, self.recorder.emit(twin, *values, **named))
+
+    def _write_whole(self, variable: Variable, before: Value, after: Value) -> Variable:
         if after.meta.dtype != before.meta.dtype:
             after = self.recorder.emit(aten.to.dtype, after, before.meta.dtype)
         if after.meta.shape != before.meta.shape:
@@ -283,119 +304,24 @@ class Translator:
             raise Unsupported(f"aten.{name} has no form that leaves its argument alone")
         return self.recorder.emit(twin, before, *args, **kwargs)
 
-    # -- decompositions -------------------------------------------------------------------------
-
-    def _cross_entropy(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        given = _named(target, args, kwargs)
-        reduction = given.pop("reduction")
-        if reduction not in (MEAN, SUM):
-            return self.recorder.emit(target, *args, **kwargs)
-        emit = self.recorder.emit
-        tokens = self._before_flattening(given["input"], given["target"])
-        if tokens is not None:
-            given["input"], given["target"] = tokens
-        if _is_vocabulary(given["input"], given["target"]):
-            total = self._vocabulary_loss(given)
-        elif tokens is not None:
-            total = emit(operators.token_cross_entropy_sum, **given)
-        else:
-            total = emit(operators.cross_entropy_sum, **given)
-        if reduction == SUM:
-            return total
-        self._note_mean()
-        labels, dtype = given["target"], _count_dtype(total)
-        if labels.meta.is_floating_point():
-            classes = given["input"].meta.shape[0 if given["input"].meta.dim() == 1 else 1]
-            count = emit(operators.count_rows, labels, classes, dtype=dtype)
-        else:
-            ignored = given["ignore_index"]
-            count = emit(operators.count_targets, labels, given["weight"], ignored, dtype)
-        return emit(aten.div.Tensor, total, count)
-
-    def _vocabulary_loss(self, given: dict[str, Any]) -> Value:
-        classes = given["input"].meta.shape[-1]
-        blocks = self.recorder.emit(
-            operators.vocabulary_logsumexp, given["input"], block_width(classes)
-        )
-        return self.recorder.emit(
-            operators.vocabulary_cross_entropy_sum, **given, blocks=blocks, classes=classes
-        )
-
-    def _before_flattening(self, scores: Value, target: Value) -> tuple[Value, Value] | None:
-        """Return scores ``.. c`` and classes ``..`` as they were before they were made ``n c``, ``n``."""
-        if scores.meta.dim() != 2 or target.meta.dim() != 1:
-            return None
-        wide = reshaped_from(self.recorder, scores)
-        long = reshaped_from(self.recorder, target)
-        if wide is None or long is None or wide.meta.shape[-1] != scores.meta.shape[-1]:
-            return None
-        return (wide, long) if wide.meta.shape[:-1] == long.meta.shape else None
-
-    def _nll(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        given = _named(target, args, kwargs)
-        reduction = given.pop("reduction")
-        if reduction not in (MEAN, SUM):
-            return self.recorder.emit(target, *args, **kwargs)
-        labels = given.pop("target")
-        total = self.recorder.emit(operators.nll_sum, given.pop("input"), labels, **given)
-        if reduction == SUM:
-            return total
-        self._note_mean()
-        count = self.recorder.emit(
-            operators.count_targets,
-            labels,
-            given["weight"],
-            given["ignore_index"],
-            _count_dtype(total),
-        )
-        return self.recorder.emit(aten.div.Tensor, total, count)
-
-    def _elementwise_loss(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        given = _named(target, args, kwargs)
-        reduction = given.pop("reduction")
-        each = self.recorder.emit(target, given.pop("input"), reduction=0, **given)
-        if reduction == MEAN:
-            return self.recorder.emit(aten.mean.default, each)
-        return self.recorder.emit(aten.sum.default, each) if reduction == SUM else each
-
-    def _note_mean(self) -> None:
-        self.notes["the mean loss is taken as sum over targets divided by the count of targets"] = (
-            None
-        )
-
-    def _batch_norm(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value:
-        given = _named(target, args, kwargs)
-        if not given["training"]:
-            return self.recorder.emit(target, *args, **kwargs)
-        if not self.synchronised:
-            self.notes[
-                "batch norm takes its statistics over each device's shard of each microbatch"
-            ] = None
-            return self.recorder.emit(target, *args, **kwargs)
-        self.notes["batch norm takes its statistics over the batch of all devices"] = None
-        emit, x = self.recorder.emit, given["input"]
-        dims = [dim for dim in range(x.meta.dim()) if dim != 1]
-        mean = emit(aten.mean.dim, x, dims, True)
-        centred = emit(aten.sub.Tensor, x, mean)
-        variance = emit(aten.mean.dim, emit(aten.mul.Tensor, centred, centred), dims, True)
-        if given["running_mean"] is not None:
-            count = x.meta.numel() // x.meta.shape[1]
-            emit(
-                operators.update_running, given["running_mean"], given["running_var"], mean, variance,
-                given["momentum"], count / max(count - 1, 1),
-            )  # fmt: skip
-        scale = emit(aten.rsqrt.default, emit(aten.add.Scalar, variance, given["eps"]))
-        result = emit(aten.mul.Tensor, centred, scale)
-        shape = [1, x.meta.shape[1], *(1 for _ in dims[1:])]
-        for operation, name in ((aten.mul.Tensor, "weight"), (aten.add.Tensor, "bias")):
-            if given[name] is not None:
-                result = emit(operation, result, emit(aten.reshape.default, given[name], shape))
-        return result
-
     def _opaque(self, args: list[Any]) -> Any:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
-        self.notes[call.note] = None
+        if call.note:
+            self.notes[call.note] = None
         return self.recorder.append(call, [args[0]], {}, results)
+
+
+def _without_out(target: Any) -> Any:
+    """Return the overload of an operator that returns what this one writes to ``out``; None if there
+    is none."""
+    asked = [(one.name, str(one.type)) for one in target._schema.arguments if one.name != "out"]
+    packet = target._overloadpacket
+    for name in packet.overloads():
+        found = getattr(packet, name)
+        taken = [(one.name, str(one.type)) for one in found._schema.arguments]
+        if taken == asked and not found._schema.is_mutable:
+            return found
+    return None
 
 
 def _adds_nothing(target: Any, args: list[Any]) -> bool:
@@ -406,20 +332,6 @@ def _adds_nothing(target: Any, args: list[Any]) -> bool:
     return args[0].meta.is_floating_point()
 
 
-def _is_vocabulary(scores: Value, target: Value) -> bool:
-    """Whether scores ``.. c`` of classes ``..`` are so many that a plan may want them split."""
-    shape = scores.meta.shape
-    return shape[:-1] == target.meta.shape and shape[-1] >= FEWEST_CLASSES and len(shape) > 1
-
-
-def _named(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return every argument by name, defaults included; ``self`` is called ``input``."""
-    names = parameter_names(target)
-    given = dict(zip((name for name, _ in names), args, strict=False)) | kwargs
-    full = {name: given.get(name, default) for name, default in names}
-    return {"input": full.pop("self")} | full if "self" in full else full
-
-
 def _cast_dtype(args: list[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
     for item in (*args[1:], *kwargs.values()):
         if isinstance(item, torch.dtype):
@@ -427,8 +339,3 @@ def _cast_dtype(args: list[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
         if isinstance(item, torch.Tensor):
             return item.dtype
     return None
-
-
-def _count_dtype(total: Value) -> torch.dtype:
-    """Return the loss's dtype, but at least float32: half precision cannot count past 2048."""
-    return torch.promote_types(total.meta.dtype, torch.float32)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.runtime.capture.operators import assign
+from shardwright.runtime.capture.operators import assign, place_slice
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten
 
 View = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
@@ -23,6 +23,7 @@ class Variable:
     """A tensor of the program. ``view`` is (operator, other arguments, keywords, which output).
 
     ``buffer`` is the module's own tensor where the variable is a buffer: the one to write to.
+    ``parameter`` is the name of one that the variable is, which only an optimizer may write.
     """
 
     value: Value
@@ -30,6 +31,7 @@ class Variable:
     view: View | None = None
     version: int = 0
     buffer: Value | None = None
+    parameter: str = ""
 
     @property
     def root(self) -> Variable:
@@ -61,6 +63,8 @@ class Variables:
         """Give a variable, and everything that shares its memory, a new value."""
         parent = variable.parent
         if parent is None:
+            if variable.parameter:
+                raise Unsupported(f"a write to the parameter {variable.parameter}")
             if variable.buffer is not None:
                 self.recorder.emit(assign, variable.buffer, value)
             variable.value = value
@@ -84,6 +88,8 @@ class Variables:
             order = [dim % len(shape) for dim in args[0]]
             return emit(target, part, [order.index(dim) for dim in range(len(order))])
         if target is aten.slice.Tensor:
+            if whole.meta.is_complex():
+                return emit(place_slice, whole, part, *args, **kwargs)
             return emit(aten.slice_scatter.default, whole, part, *args, **kwargs)
         if target is aten.select.int:
             return emit(aten.select_scatter.default, whole, part, *args, **kwargs)

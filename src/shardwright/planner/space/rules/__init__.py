@@ -88,5 +88,7 @@ def _rule(kind: str) -> Rule | None:
     if kind in KIND:
         return KIND[kind]
     space, _, rest = kind.partition(".")
+    if space == "pointwise":  # a function of the user's that capture has seen to be so
+        return pointwise.pointwise
     name, dot, overload = rest.partition(".")
     return KIND.get(f"{space}.{name.removesuffix('_')}{dot}{overload}")

@@ -44,6 +44,7 @@ RULES: dict[str, Rule] = {
         """
         rand_like.default randn_like.default randint_like.default randint_like.low_dtype
         bernoulli.default bernoulli.p bernoulli.Tensor normal_functional.default
+        exponential.default cauchy.default geometric.default log_normal.default uniform.default
         """,
     ),
 }

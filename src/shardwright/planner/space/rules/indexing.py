@@ -141,6 +141,9 @@ def embedding_bags(call: Signature) -> Iteration:
 RULES: dict[str, Rule] = {
     "shardwright.embedding_bags": embedding_bags,
     "aten.embedding.default": embedding,
+    "aten.affine_grid_generator.default": equation("theta n _ _ -> n _.."),
+    "aten.searchsorted.Tensor": equation("sorted_sequence _, self b.. -> b.."),
+    "aten.max_unpool2d.default": equation("self n c _ _, indices n c _ _ -> n c _ _"),
     "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
     "aten.grid_sampler.default": equation("input n c _ _, grid n h w _ -> n c h w"),
     "aten.gather.default": gather,

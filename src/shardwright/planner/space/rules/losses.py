@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
     NotUnderstood,
     Rule,
@@ -103,6 +104,19 @@ def ctc_losses(call: Signature) -> Iteration:
     return space(call, [("", "b", ""), ("b", ""), ("b",), ("b",)], [("b",)])
 
 
+def by_sample(text: str) -> Rule:
+    """Split the losses of samples, or elements, as an equation says, where they are not reduced."""
+    each = equation(text)
+
+    def rule(call: Signature) -> Iteration:
+        if call.attribute("reduction", 1) != 0:
+            raise NotUnderstood("a mean or sum over the batch")
+        return each(call)
+
+    rule.__name__ = f"by_sample({text!r})"
+    return rule
+
+
 RULES: dict[str, Rule] = {
     "shardwright.ctc_losses": ctc_losses,
     **family(
@@ -113,6 +127,12 @@ RULES: dict[str, Rule] = {
         soft_margin_loss.default
         """,
     ),
+    "aten.triplet_margin_loss.default": by_sample("anchor b _, positive b _, negative b _ -> b"),
+    "aten.cosine_embedding_loss.default": by_sample("input1 b _, input2 b _, target b -> b"),
+    "aten.margin_ranking_loss.default": by_sample("input1 b, input2 b, target b -> b"),
+    "aten.hinge_embedding_loss.default": by_sample("self b.., target b.. -> b.."),
+    "aten.multi_margin_loss.default": by_sample("self b _, target b -> b"),
+    "aten.multilabel_margin_loss.default": by_sample("self b _, target b _ -> b"),
     **family(
         class_loss,
         """

@@ -55,8 +55,16 @@ def transform(call: Signature) -> Iteration:
 RULES: dict[str, Rule] = {
     **family(
         equation("self b.. _ _ -> b.. _ _"),
-        "linalg_cholesky.default cholesky.default cholesky_inverse.default",
+        """
+        linalg_cholesky.default cholesky.default cholesky_inverse.default matrix_exp.default
+        linalg_matrix_exp.default inverse.default
+        """,
     ),
+    "aten.linalg_solve.default": equation("A b.. _ _, B b.. _ k -> b.. _ k"),
+    "aten.linalg_eigvalsh.default": equation("self b.. _ _ -> b.. _"),
+    "aten.linalg_svdvals.default": equation("A b.. _ _ -> b.. _"),
+    "aten.stft.default": equation("self b.. _, window _ -> b.. _ _"),
+    "aten.stft.center": equation("self b.. _, window _ -> b.. _ _"),
     "aten.linalg_cholesky_ex.default": equation("self b.. _ _ -> b.. _ _, b.."),
     "aten.cholesky_solve.default": equation("self b.. _ _, input2 b.. _ _ -> b.. _ _"),
     "aten.linalg_solve_triangular.default": equation("self b.. _ _, B b.. _ _ -> b.. _ _"),

@@ -69,7 +69,7 @@ def permute(call: Signature) -> Iteration:
 
 
 def _swapped_dims(call: Signature, family: str, rank: int) -> tuple[int, int]:
-    if family in ("t", "mT", "mH", "adjoint", "numpy_T"):
+    if family in ("t", "mT", "mH", "matrix_H", "adjoint", "numpy_T"):
         return rank - 2, rank - 1
     pair = ("axis0", "axis1") if family == "swapaxes" else ("dim0", "dim1")
     return call.tensor_dim(pair[0]), call.tensor_dim(pair[1])
@@ -267,7 +267,7 @@ RULES: dict[str, Rule] = {
         permute,
         """
         permute.default transpose.int swapaxes.default swapdims.default movedim.int movedim.intlist
-        t.default numpy_T.default mT.default
+        t.default numpy_T.default mT.default mH.default matrix_H.default adjoint.default
         """,
     ),
     **family(expand, "expand.default expand_as.default"),
@@ -289,6 +289,7 @@ RULES: dict[str, Rule] = {
     **family(remove_dim, "select.int unbind.int"),
     "aten.stack.default": stack,
     **family(replace_slice, "slice_scatter.default select_scatter.default"),
+    "shardwright.place_slice": replace_slice,
     **family(pad, "pad.default constant_pad_nd.default"),
     **family(repeat, "repeat.default tile.default"),
     "aten.repeat_interleave.self_int": repeat_interleave,

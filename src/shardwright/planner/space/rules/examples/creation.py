@@ -24,5 +24,7 @@ EXAMPLES = {
     **every("bernoulli.Tensor", call(K(4, 6), K(6))),
     **every("bernoulli.p", call(K(4, 6), 0.5)),
     **every("multinomial.default", call(U(4, 6), 2)),
+    **every("exponential.default cauchy.default log_normal.default uniform.default", call(K(4, 6))),
+    **every("geometric.default", call(K(4, 6), 0.5)),
     **every("normal_functional.default", call(K(4, 6))),
 }

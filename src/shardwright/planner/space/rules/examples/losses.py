@@ -28,6 +28,12 @@ EXAMPLES = {
         call(F(4, 6, 2), I(4, 2), K(6), 2, 3),
         call(F(4, 6), U(4, 6), None, 2, label_smoothing=0.1),
     ),
+    **every("triplet_margin_loss.default", call(F(4, 6), F(4, 6), F(4, 6), reduction=0)),
+    **every("cosine_embedding_loss.default", call(F(4, 6), F(4, 6), K(4), 0.1, 0)),
+    **every("margin_ranking_loss.default", call(F(4), F(4), K(4), 0.1, 0)),
+    **every("hinge_embedding_loss.default", call(F(4, 6), K(4, 6), 1.0, 0)),
+    **every("multi_margin_loss.default", call(F(4, 6), I(4), reduction=0)),
+    **every("multilabel_margin_loss.default", call(F(4, 6), I(4, 6), 0)),
     **every("nll_loss.default", call(F(4, 6), I(4), K(6), 2)),
     **every(
         "nll_loss_nd.default", call(F(4, 6, 2), I(4, 2), None, 2), call(F(4, 6), I(4), None, 0)

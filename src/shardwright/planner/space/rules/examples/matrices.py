@@ -19,6 +19,13 @@ EXAMPLES = {
         fixed((1,), call(U(4, 6, 1, 1))),
         fixed((1,), call(U(4, 1, 1), upper=True)),
     ),
+    **every(
+        "matrix_exp.default linalg_matrix_exp.default inverse.default",
+        call(P(4, 3, 3)),
+    ),
+    **every("linalg_eigvalsh.default linalg_svdvals.default", call(P(4, 3, 3))),
+    **every("linalg_solve.default", call(P(4, 3, 3), F(4, 3, 2))),
+    **every("stft.default stft.center", fixed((64,), call(F(6, 64), 16, return_complex=True))),
     **every("cholesky_solve.default", call(F(4, 3, 2), P(4, 3, 3))),
     **every("linalg_solve_triangular.default", call(P(4, 3, 3), F(4, 3, 2), upper=False)),
     **every(

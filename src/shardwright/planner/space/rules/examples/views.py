@@ -32,7 +32,8 @@ EXAMPLES = {
     **every("movedim.intlist", call(F(2, 4, 6), [0, 1], [2, 0])),
     **every("t.default", call(F(4, 6)), call(F(4))),
     **every("numpy_T.default", call(F(4, 6)), call(F(6))),
-    **every("mT.default", call(F(2, 4, 6))),
+    **every("mT.default mH.default adjoint.default", call(F(2, 4, 6))),
+    **every("matrix_H.default", call(F(4, 6))),
     **every(
         "expand.default",
         call(F(4, 6), [2, 4, 6]),
@@ -73,6 +74,7 @@ EXAMPLES = {
     **every("unbind.int", call(F(2, 4, 6)), call(F(4, 6, 2), -1)),
     **every("stack.default", call([F(4, 6), F(4, 6)]), call([F(4, 6), F(4, 6)], -1)),
     **every("slice_scatter.default", call(F(4, 6), F(4, 2), 1, 0, 2)),
+    "shardwright.place_slice": (call(F(4, 6), F(4, 2), 1, 0, 2),),
     **every("select_scatter.default", call(F(4, 6), F(4), 1, 2)),
     **every(
         "pad.default",

@@ -1,0 +1,268 @@
+"""Functions with a gradient of their own (``torch.autograd.Function``), as operators of the graph.
+
+Export keeps their forward and loses their backward. Here each application becomes an operator that
+calls the function. One whose forward and backward are seen to compute every element from those at
+the same place is of kind ``pointwise.NAME`` and may be split; another is opaque.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.graph import get_gradient_edge
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.checkpoint import CheckpointFunction
+
+from shardwright.runtime.capture.gradients import check_engine_call, engine_calls
+from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
+from shardwright.runtime.capture.record import Slot, Unsupported, aten
+from shardwright.runtime.engine import run_backward
+
+Function: Any = torch.autograd.Function
+
+# Functions whose written backward is the derivative of their forward, which autograd finds as well.
+PLAIN_FUNCTIONS = frozenset({"transformers.models.bloom.modeling_bloom.GeLUFunction"})
+# What besides tensors an operator may be given: not a module, whose parameters would go unseen.
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+class Applied(nn.Module):
+    """A function as a module without parameters."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function.apply(*args)
+
+
+class _Context:
+    """Stands for a function's context while the shapes of its results are asked for."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self.needs_input_grad = tuple(isinstance(one, Tensor) for one in args)
+        self.undifferentiable: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *_: Any) -> None:
+        """Keep nothing."""
+
+    save_for_forward = save_for_backward
+
+    def set_materialize_grads(self, _: bool) -> None:
+        """Change nothing: there is no backward."""
+
+    def mark_non_differentiable(self, *results: Any) -> None:
+        self.undifferentiable = results
+
+    def mark_dirty(self, *_: Any) -> None:
+        raise Unsupported("a custom gradient of a function that writes its arguments")
+
+
+@contextlib.contextmanager
+def custom_gradients() -> Iterator[None]:
+    """Keep custom gradients whole while tracing, and refuse what export would lose without a word:
+    gradients taken inside forward, of which it keeps the values only, and hooks.
+
+    ``torch.utils.checkpoint`` is passed over: a plan says itself what is recomputed.
+    """
+    original = Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # The wrapper torch itself puts around a custom operator: export keeps it whole.
+        if cls.__name__.startswith("GeneratedBackwardFor_"):
+            return original.__func__(cls, *args, **kwargs)
+        if f"{cls.__module__}.{cls.__qualname__}" in PLAIN_FUNCTIONS:
+            return cls.forward(_Context(args), *args, **kwargs)
+        if cls is CheckpointFunction:
+            run, _preserves, *rest = args
+            return run(*rest)
+        if kwargs:
+            raise Unsupported(f"the custom gradient of {cls.__name__}")
+        key, tensors, spec = _stub(cls, args)
+        keys.append(key)
+        return pytree.tree_unflatten(torch.ops.shardwright.opaque(tensors, key), spec)
+
+    def refuse_engine(_: Any, *args: Any, **options: Any) -> Any:
+        check_engine_call(args, options)
+        raise Unsupported("a gradient taken inside forward (torch.autograd.grad)")
+
+    def refuse_hook(*_: Any, **__: Any) -> Any:
+        raise Unsupported("a hook on a gradient (Tensor.register_hook in forward)")
+
+    hook = torch.Tensor.register_hook
+    Function.apply = classmethod(apply)
+    torch.Tensor.register_hook = refuse_hook  # type: ignore[method-assign]
+    try:
+        with stub_keys() as keys, engine_calls(refuse_engine), traced_data():
+            yield
+    finally:
+        Function.apply = original
+        torch.Tensor.register_hook = hook  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def traced_data() -> Iterator[None]:
+    """Let ``tensor.data`` of a traced tensor be a view of it, and a new one be written into it.
+
+    Export would make a constant of it: what is read would never change, what is written be lost.
+    """
+    plain: Any = torch._C.TensorBase.data
+
+    def read(tensor: Tensor) -> Tensor:
+        is_traced = isinstance(tensor, (FakeTensor, FunctionalTensor))
+        return tensor.detach() if is_traced else plain.__get__(tensor)
+
+    def write(tensor: Tensor, value: Tensor) -> None:
+        if not isinstance(tensor, (FakeTensor, FunctionalTensor)):
+            plain.__set__(tensor, value)
+        elif (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+            raise Unsupported("a tensor whose data are given another shape or dtype")
+        else:
+            with torch.no_grad():
+                tensor.detach().copy_(value)
+
+    torch.Tensor.data = property(read, write)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del torch.Tensor.data
+
+
+def _stub(cls: Any, args: tuple[Any, ...]) -> tuple[str, list[Tensor], Any]:
+    """Return the key of a function's stub, the tensors it is given, and how its results are nested."""
+    leaves, given = pytree.tree_flatten(args)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    strange = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))]
+    if strange or not tensors:
+        raise Unsupported(f"the custom gradient of {cls.__name__}")
+    with _disable_current_modes(), torch.no_grad():
+        metas = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
+        places = iter(metas)
+        asked = [next(places) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        asked_args = pytree.tree_unflatten(asked, given)
+        context = _Context(asked_args)
+        has_setup = cls.setup_context is not Function.setup_context
+        made = cls.forward(*asked_args) if has_setup else cls.forward(context, *asked_args)
+        if has_setup:
+            cls.setup_context(context, asked_args, made)
+        results, spec = pytree.tree_flatten(made)
+        if not results or not all(isinstance(one, Tensor) for one in results):
+            raise Unsupported(f"the custom gradient of {cls.__name__}")
+        is_pointwise = _is_pointwise(cls, leaves, given)
+    numbers = itertools.count()
+    slots = [Slot(next(numbers)) if isinstance(one, Tensor) else one for one in leaves]
+    note = f"the custom gradient of {cls.__name__} is one opaque operator and runs replicated"
+    call = Opaque(
+        kind=f"{'pointwise' if is_pointwise else 'opaque'}.{cls.__name__}",
+        path=None,
+        module=Applied(cls),
+        state=(),
+        arguments=(pytree.tree_unflatten(slots, given), {}),
+        note="" if is_pointwise else note,
+    )
+    ids = {id(one) for one in context.undifferentiable}
+    fixed = frozenset(place for place, one in enumerate(results) if id(one) in ids)
+
+    def like(given: list[Tensor]) -> list[Tensor]:
+        return [torch.empty(one.shape, dtype=one.dtype, device=given[0].device) for one in results]
+
+    return keep_stub(Stub(call, like, fixed)), tensors, spec
+
+
+# -- which functions are pointwise ----------------------------------------------------------------------
+
+# Operators without torch's tag that move nothing, where they keep the shape.
+_IN_PLACE = frozenset(
+    {
+        aten.detach.default, aten.clone.default, aten.alias.default, aten._to_copy.default,
+        aten.ones_like.default, aten.zeros_like.default, aten.full_like.default,
+        aten.copy_.default, aten.lift_fresh.default, aten.fill_.Scalar, aten.zero_.default,
+    }
+)  # fmt: skip
+
+
+class _Moves(Exception):
+    """An operator of a function computes an element from another place."""
+
+
+class _Elements(TorchDispatchMode):
+    """Notes operators with their numbers while all of them are pointwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        leaves = pytree.tree_leaves((args, given))
+        shapes = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
+        is_same = isinstance(result, Tensor) and shapes and result.shape == shapes[0]
+        is_pointwise = torch.Tag.pointwise in func.tags and isinstance(result, Tensor)
+        is_view = func in (aten.view.default, aten.expand.default) and is_same
+        if is_view:
+            return result
+        if not (is_pointwise or (func in _IN_PLACE and is_same) or _fills(func, args)):
+            raise _Moves
+        self.noted.append((func, [one for one in leaves if isinstance(one, (int, float))]))
+        return result
+
+
+def _fills(func: Any, args: Any) -> bool:
+    """Whether ``x[mask] = number`` is written, with a mask as large as ``x``."""
+    if func is not aten.index_put_.default or len(args) != 3 or len(args[1]) != 1:
+        return False
+    mask = args[1][0]
+    return mask.dtype == torch.bool and mask.shape == args[0].shape and args[2].numel() == 1
+
+
+def _is_pointwise(cls: Any, leaves: Sequence[Any], given: Any) -> bool:
+    """Whether forward and backward are pointwise, tried on small tensors of two shapes.
+
+    What is the same for both shapes does not know them, so that a shard may be any part.
+    """
+    try:
+        small, large = (_operators_of(cls, leaves, given, sizes) for sizes in ((2, 3), (4, 5)))
+    except Exception:  # noqa: BLE001 - whatever it wants of its arguments, it is not sure to be so
+        return False
+    return small == large
+
+
+def _operators_of(cls: Any, leaves: Sequence[Any], given: Any, sizes: tuple[int, int]) -> list[Any]:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    full = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    made: list[Any] = []
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            made.append(leaf)
+            continue
+        skipped = len(full) - leaf.dim()
+        shape = [1 if n == 1 else sizes[(at + skipped) % 2] for at, n in enumerate(leaf.shape)]
+        tensor = torch.linspace(-1.5, 1.5, max(1, torch.Size(shape).numel())).reshape(shape)
+        made.append(tensor.to(leaf.dtype).requires_grad_(leaf.is_floating_point()))
+    whole = torch.broadcast_shapes(*(one.shape for one in made if isinstance(one, Tensor)))
+    with torch.enable_grad(), _Elements() as elements:
+        # Both by what this module has not put something else in the place of.
+        results = pytree.tree_leaves(
+            super(Function, cls).apply(*pytree.tree_unflatten(made, given))
+        )
+        if any(result.shape != whole for result in results):
+            raise _Moves
+        asked = [one for one in results if one.requires_grad]
+        wanted = [one for one in made if isinstance(one, Tensor) and one.requires_grad]
+        gradients = [torch.full_like(one, 0.5) for one in asked]
+        edges = [get_gradient_edge(one) for one in asked]
+        found = run_backward(edges, gradients, wanted)
+    # A gradient of what was broadcast would be a sum over places.
+    if any(one is not None and one.shape != whole for one in found):
+        raise _Moves
+    return [len(asked), *elements.noted]
