@@ -21,6 +21,7 @@ from shardwright.report.story import PlanStory, Story
 from shardwright.report.tables import plain_table
 from shardwright.report.text import chosen_lines, comparison_parts, frontier_table
 from shardwright.report.units import bytes_text, count_text, seconds_text
+from shardwright.verbs.evidence import provenance
 from shardwright.verbs.narrate import tell, with_process
 from shardwright.verbs.reasons import with_reasons
 from shardwright.verbs.request import Job, Request, Watch
@@ -175,7 +176,7 @@ def _story(study: Study, outcome: Outcome, alone: tuple[float, ...]) -> Story:
         plans=with_reasons(plans, chosen, facts, None, Watch()),
         chosen=study.frontier.chosen,
         losses=(("this plan", outcome.run.losses), ("one process", alone)),
-        provenance=api.provenance(study.frontier.best, study.cluster, study.costs),
+        provenance=provenance(study.frontier.best, study.cluster, study.costs),
     )
 
 

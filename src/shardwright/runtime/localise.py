@@ -51,10 +51,8 @@ def localise(
             value = None if given is None and follows else torch.device(device)
         elif name in RESULT_SHAPE_ARGUMENTS and _is_shape(given):
             value = given if _family(call.target) in NOT_A_RESULT_SHAPE else list(shape)
-            if (
-                _family(call.target) == "aten.affine_grid_generator"
-            ):  # of the image, not of the grid
-                value = [shape[0], *given[1:]]
+            if _family(call.target) == "aten.affine_grid_generator" and given is not None:
+                value = [shape[0], *given[1:]]  # of the image, not of the grid
         elif name == "sizes" and _family(call.target) == "aten.unflatten":
             value = _unflattened(given, args, kwargs, shape)
         elif name == "padding" and unpadded and given is not None:
