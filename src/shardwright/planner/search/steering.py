@@ -13,7 +13,8 @@ from __future__ import annotations
 # More loses what adds up from small gains, less simulates one plan on many meshes.
 SAME = 0.02
 # Candidates of the additive model on other meshes, this near in seconds, are the same: it is coarser than the
-# simulator. Less fills the list of those simulated with one plan (0.8 % slower in one case).
+# simulator. Less fills the list of those simulated with one plan (0.8 % slower in one case). Starting
+# messages is felt above this share too (asking for all of the delay: 5 % slower in one case).
 ALIKE = 0.01
 # Below this share a step of a climb is no gain, but rounding: steps that are the same alone add up (climbs
 # by steps above ``SAME`` ended 1 % slower in one of 17 cases).
