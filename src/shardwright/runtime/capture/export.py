@@ -46,6 +46,7 @@ from shardwright.runtime.capture.prepare import (
     first_line,
     floating,
     named_batch,
+    tied_names,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
 from shardwright.runtime.capture.rows import keep_dims
@@ -328,17 +329,6 @@ class _Entries:
         rank = {"parameter": 0, "buffer": 1, "input": 2, "constant": 3}
         entries = [entry for entry, _ in self.entries.values()]
         return sorted(entries, key=lambda entry: rank[entry.spec.role])
-
-
-def tied_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Map every name of a parameter or buffer to all names of that tensor, the first one leading."""
-    groups: dict[int, list[str]] = {}
-    for name, tensor in (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ):
-        groups.setdefault(id(tensor), []).append(name)
-    return {name: tuple(names) for names in groups.values() for name in names}
 
 
 def _attribute(module: nn.Module, path: str) -> Any:

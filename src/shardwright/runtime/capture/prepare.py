@@ -217,6 +217,17 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
         ) from error
 
 
+def tied_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Map every name of a parameter or buffer to all names of that tensor, the first one leading."""
+    groups: dict[int, list[str]] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        groups.setdefault(id(tensor), []).append(name)
+    return {name: tuple(names) for names in groups.values() for name in names}
+
+
 def in_precision(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Convert a module's floating numbers, complex ones to those of such parts: ``Module.to`` would drop
     their imaginary parts."""
