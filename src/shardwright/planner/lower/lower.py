@@ -16,7 +16,7 @@ from typing import Any
 
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import FLAT, PARTIAL, Layout, unflattened
+from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
@@ -29,8 +29,8 @@ from shardwright.planner.lower.parameters import Kept, Parameters
 from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, joined
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
+from shardwright.planner.lower.tied import move_tied
 from shardwright.planner.lower.updates import with_updates
-from shardwright.planner.lower.wire import other_dtype, synchronise
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.legal import (
     check_strategy,
@@ -90,7 +90,7 @@ class Lowering:
         graph, builder = self.builder.graph, self.builder
         for number in range(len(graph.blocks)):
             self.lower_block(number)
-        self._move_tied_parameters()
+        move_tied(self.parameters, self.stages, self.exchange)
         loss_mesh = builder.strategy.configs[graph.tensors[graph.loss].producer].mesh
         loss = self.stages[loss_mesh].value_of(graph.loss)
         builder.external.add(loss)
@@ -204,69 +204,6 @@ class Lowering:
         home.forward.append(Entry(-1, [send], sends=(value, copy)))
         stage.forward.append(Entry(-1, [receive], receives=(value, copy)))
         return copy
-
-    def _move_tied_parameters(self) -> None:
-        """Send a parameter used on several meshes from its home, and its gradients back.
-
-        The gradient is summed up over the mesh it was made on first, in the optimizer's layout where
-        that mesh has one like it, and then added to the reduced gradient at home.
-        """
-        builder = self.builder
-        builder.make_for("moved parameters")
-        for use in list(self.parameters.uses.values()) if len(self.stages) > 1 else ():
-            kept, value = self.parameters.kept[use.tensor], builder.values[use.value]
-            if use.mesh == kept.mesh:
-                continue
-            if value.alias < 0:
-                origin, gather = builder.once(("whole", kept.rest), partial(self._whole, kept.rest))
-                ends = (origin, use.value)
-                send, receive = builder.once(
-                    ("tied", *ends), partial(builder.transfer, *ends, "parameter")
-                )
-                self.stages[kept.mesh].prologue.append(Entry(-1, [*gather, send]))
-                self.stages[use.mesh].prologue.append(Entry(-1, [receive]))
-            if value.gradient >= 0:
-                summed = self.parameters.summed_abroad(use)
-                arrived, cut = builder.once(
-                    ("arrived", summed, kept.reduced), partial(self._arrived, summed, kept.reduced)
-                )
-                ends = (summed, arrived)
-                send, receive = builder.once(
-                    ("tied", *ends), partial(builder.transfer, *ends, "synchronise")
-                )
-                self.exchange[use.mesh].append(send)
-                self.exchange[kept.mesh] += [receive, *cut]
-        builder.make_for(None)
-
-    def _whole(self, rest: int) -> tuple[int, list[Step]]:
-        """Return the value that a parameter leaves its home from, and the steps that make it: flat
-        shards are gathered first, since no other mesh is cut as they are."""
-        builder, value = self.builder, self.builder.values[rest]
-        if FLAT not in value.layout:
-            return rest, []
-        whole = builder.add_value(
-            value.tensor, value.mesh, unflattened(value.layout), "step", "parameter"
-        )
-        return whole, builder.chain([(rest, whole)], "parameter")
-
-    def _arrived(self, summed: int, reduced: int) -> tuple[int, list[Step]]:
-        """Return where a gradient arrives from another mesh, and the steps that add it to the
-        reduced one: at once, except in another dtype, or to flat shards on a mesh that is cut otherwise."""
-        builder, one, other = (
-            self.builder,
-            self.builder.values[summed],
-            self.builder.values[reduced],
-        )
-        same = builder.mesh(one.mesh).sizes == builder.mesh(other.mesh).sizes
-        wire = other_dtype(builder, summed)
-        is_cut = FLAT in other.layout and not (same and one.layout == other.layout)
-        if not is_cut and wire in ("", other.dtype):
-            return reduced, []
-        layout = unflattened(other.layout) if is_cut else other.layout
-        arrived = builder.add_value(
-            other.tensor, other.mesh, layout, "step", "gradient", dtype=wire or other.dtype
-        )
-        return arrived, synchronise(builder, [(arrived, reduced)])
 
     # -- backward and update -------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""Parameters that several meshes read: they travel from their home, and their gradients back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from shardwright.core.layout import FLAT, unflattened
+from shardwright.planner.lower.builder import ProgramBuilder, Step
+from shardwright.planner.lower.parameters import Parameters
+from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.wire import other_dtype, synchronise
+
+
+def move_tied(
+    parameters: Parameters, stages: Sequence[Stage], exchange: Sequence[list[Step]]
+) -> None:
+    """Send a parameter used on several meshes from its home, and its gradients back.
+
+    The gradient is summed up over the mesh it was made on first, in the optimizer's layout where
+    that mesh has one like it, and then added to the reduced gradient at home. Entries of ``stages``
+    and the ``exchange`` of each behind all microbatches are appended to.
+    """
+    builder = parameters.builder
+    builder.make_for("moved parameters")
+    for use in list(parameters.uses.values()) if len(stages) > 1 else ():
+        kept, value = parameters.kept[use.tensor], builder.values[use.value]
+        if use.mesh == kept.mesh:
+            continue
+        if value.alias < 0:
+            origin, gather = builder.once(("whole", kept.rest), partial(_whole, builder, kept.rest))
+            ends = (origin, use.value)
+            send, receive = builder.once(
+                ("tied", *ends), partial(builder.transfer, *ends, "parameter")
+            )
+            stages[kept.mesh].prologue.append(Entry(-1, [*gather, send]))
+            stages[use.mesh].prologue.append(Entry(-1, [receive]))
+        if value.gradient >= 0:
+            summed = parameters.summed_abroad(use)
+            arrived, cut = builder.once(
+                ("arrived", summed, kept.reduced), partial(_arrived, builder, summed, kept.reduced)
+            )
+            ends = (summed, arrived)
+            send, receive = builder.once(
+                ("tied", *ends), partial(builder.transfer, *ends, "synchronise")
+            )
+            exchange[use.mesh].append(send)
+            exchange[kept.mesh] += [receive, *cut]
+    builder.make_for(None)
+
+
+def _whole(builder: ProgramBuilder, rest: int) -> tuple[int, list[Step]]:
+    """Return the value that a parameter leaves its home from, and the steps that make it: flat
+    shards are gathered first, since no other mesh is cut as they are."""
+    value = builder.values[rest]
+    if FLAT not in value.layout:
+        return rest, []
+    whole = builder.add_value(
+        value.tensor, value.mesh, unflattened(value.layout), "step", "parameter"
+    )
+    return whole, builder.chain([(rest, whole)], "parameter")
+
+
+def _arrived(builder: ProgramBuilder, summed: int, reduced: int) -> tuple[int, list[Step]]:
+    """Return where a gradient arrives from another mesh, and the steps that add it to the
+    reduced one: at once, except in another dtype, or to flat shards on a mesh that is cut otherwise."""
+    one, other = builder.values[summed], builder.values[reduced]
+    same = builder.mesh(one.mesh).sizes == builder.mesh(other.mesh).sizes
+    wire = other_dtype(builder, summed)
+    is_cut = FLAT in other.layout and not (same and one.layout == other.layout)
+    if not is_cut and wire in ("", other.dtype):
+        return reduced, []
+    layout = unflattened(other.layout) if is_cut else other.layout
+    arrived = builder.add_value(
+        other.tensor, other.mesh, layout, "step", "gradient", dtype=wire or other.dtype
+    )
+    return arrived, synchronise(builder, [(arrived, reduced)])
