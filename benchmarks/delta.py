@@ -38,7 +38,8 @@ from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS
@@ -85,7 +86,7 @@ class Moves:
         self.context = context
         self.random = Random(seed)
         graph = context.graph
-        self.iterations = [context.iteration(index) for index in range(len(graph.operators))]
+        self.iterations = [context.facts.iteration(index) for index in range(len(graph.operators))]
 
     def propose(self, strategy: Strategy) -> Strategy:
         """Return a strategy in which one operator is split otherwise."""
@@ -95,7 +96,7 @@ class Moves:
             config = strategy.configs[index]
             every = choices(
                 self.iterations[index], strategy.meshes[config.mesh].sizes,
-                self.context.samples.operator_dim[index], strategy.pipeline.num_microbatches,
+                self.context.facts.samples.operator_dim[index], strategy.pipeline.num_microbatches,
             )  # fmt: skip
             dims = random.choice([dims for dims in every if PLUS not in dims])
             if dims != config.dims:
@@ -128,7 +129,7 @@ def said(judged: Evaluation | None) -> object:
 
 def walk(graph: OperatorGraph, family: str, cluster: str, moves: int) -> Chain:
     """Judge a chain's proposals both ways; accept by time, at 2 % of it as temperature."""
-    context = Context(graph, parse_cluster(cluster), CostTable(), Training())
+    context = Context.of(graph, parse_cluster(cluster), CostTable(), Training())
     strategy = start(context, cluster)
     proposals, incremental = Moves(context, seed=1), Incremental(context)
     incremental.evaluate(strategy)
@@ -159,7 +160,7 @@ def walk(graph: OperatorGraph, family: str, cluster: str, moves: int) -> Chain:
 
 def start(context: Context, cluster: str) -> Strategy:
     """Return the strategy that the chain begins with."""
-    strategy = seed_strategy(context.graph, CLUSTERS[cluster], context.samples)
+    strategy = seed_strategy(context.graph, CLUSTERS[cluster], context.facts.samples)
     return replace(strategy, gradient_sync=GradientSync())
 
 

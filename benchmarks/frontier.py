@@ -24,9 +24,10 @@ from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Mesh
 from shardwright.files.clusterfile import parse_cluster
 from shardwright.planner.model.arrangements import Arrangement
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import Weights
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.candidates import search_weights
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull, nearest_within
@@ -55,7 +56,7 @@ def on_meshes(console: Console) -> bool:
         name="llama3-8b",
     ).graph  # fmt: skip
     cluster = parse_cluster("8x8xH100")
-    context = Context(graph, cluster, CostTable(), Training(precision="bfloat16"))
+    context = Context.of(graph, cluster, CostTable(), Training(precision="bfloat16"))
     limit = 0.95 * cluster.kind_of(0).memory_bytes
     table = Table(title="Llama-3-8B on 8x8xH100, fastest within the memory, CPU seconds")
     for name in ("mesh", "tables", "solving", "bar", "step", "bound", "gap", "bar"):
@@ -103,7 +104,7 @@ def main() -> int:
         precision="bfloat16", name=options.model,
     )  # fmt: skip
     cluster = parse_cluster(options.cluster)
-    context = Context(captured.graph, cluster, CostTable(), Training(precision="bfloat16"))
+    context = Context.of(captured.graph, cluster, CostTable(), Training(precision="bfloat16"))
     table = Table(title=f"{options.model} on {options.cluster}, additive model, CPU seconds")
     for name in ("data x tensor", "build", "optimum", "hull", "points", "1 % frontier", "points"):
         table.add_column(name, justify="right")

@@ -64,7 +64,7 @@ def changed(name: str) -> Iterator[None]:
 
 
 def step(graph: OperatorGraph, said: Expression) -> float:
-    context = Context(graph, replace(said.cluster), CostTable(), said.training)
+    context = Context.of(graph, replace(said.cluster), CostTable(), said.training)
     strategy = strategy_of(context, said, said.seeds[0])
     return evaluate_closely(context, strategy, runs_ahead=said.runs_ahead)[2].seconds
 

@@ -149,7 +149,7 @@ def case_of(seed: int) -> Case:
 def frontier_of(case: Case, captured: Captured) -> Frontier:
     """Search within the memory of a case, or in whatever more is needed."""
     where = cluster(*case.hosts, **case.rates)
-    context = Context(captured.graph, where, CostTable(), case.training)
+    context = Context.of(captured.graph, where, CostTable(), case.training)
     usual = evaluate(context, as_strategy(context, Seed())).objective.peak_bytes
     for share in (case.share, 1.0, None):
         limits = Limits(memory_bytes=share and share * usual, max_candidates=3)

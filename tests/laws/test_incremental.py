@@ -14,7 +14,8 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.incremental import IncrementalLowering
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.space import iterate
 from tests.laws.columns import columns
 from tests.laws.models import Model, model
@@ -56,7 +57,7 @@ def holds(one: Model, shape: Shape, where: Cluster) -> None:
     """Go from a random strategy on by small changes, now and then back."""
     graph, samples, random = one.captured.graph, one.samples, Random(shape.seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    context = Context(graph, where, CostTable(), Training())
+    context = Context.of(graph, where, CostTable(), Training())
     incremental, lowering = Incremental(context), IncrementalLowering(graph, samples)
     strategy = with_wire(random_strategy(graph, samples, shape), shape.seed, "bfloat16")
     for _ in range(MOVES):

@@ -19,7 +19,8 @@ from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import read_plan_file, write_plan
 from shardwright.planner.lower import lower
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.named import asked_for
 from shardwright.planner.space import ModulePart, Placement, Seed, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS
@@ -129,7 +130,7 @@ def test_a_damaged_plan_is_refused_or_trains_as_one_process(name: str, tmp_path:
 def test_random_parts_are_refused_or_train_as_one_process(name: str) -> None:
     modules = {"mlp": ("layers.0", "layers.1", "layers.*", "head"), "gpt": ("embed", "layers.0", "layers.1", "head")}  # fmt: skip
     one = model(name)
-    context = Context(one.captured.graph, cluster(2, 2), CostTable(), Training())
+    context = Context.of(one.captured.graph, cluster(2, 2), CostTable(), Training())
     said = list[str]()
 
     @examples(PARTS[name])

@@ -10,7 +10,8 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower import lower
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.local.moves import Space, refine
 from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.named import as_strategy
@@ -27,13 +28,13 @@ WALKS = 2
 
 def wander(one: Model, seed: int, steps: int) -> Strategy:
     """Accept every legal proposal, beginning at data parallelism on four devices."""
-    context = Context(one.captured.graph, cluster(2, 2), CostTable(), Training())
+    context = Context.of(one.captured.graph, cluster(2, 2), CostTable(), Training())
     here = refine(context, as_strategy(context, Seed(data=4)))
     drawing = Proposals(Space(context), Random(seed))
     for _ in range(steps):
         try:
             changed = drawing.draw(here)
-            lower(context.graph, changed, context.samples)
+            lower(context.graph, changed, context.facts.samples)
             here = changed
         except ValueError:
             continue

@@ -48,7 +48,7 @@ def predicted(reading: Reading, memory: float = 80.0) -> Predicted:
     said = express(replace(RUN, **SMALL))
     graph = capture_decoder(said.decoder, said.global_batch, said.precision)
     kinds = (replace(said.cluster.kinds[0], memory_bytes=memory * 2**30),)
-    context = Context(graph, replace(said.cluster, kinds=kinds), CostTable(), said.training)
+    context = Context.of(graph, replace(said.cluster, kinds=kinds), CostTable(), said.training)
     strategy = as_strategy(context, said.seeds[0])
     return read(reading, context, strategy, evaluate_closely(context, strategy)[2].stage_bytes)
 

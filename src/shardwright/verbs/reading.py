@@ -81,7 +81,7 @@ def read(
         if tensors[stage] > FULL * limits[stage]
     }
     if asked:
-        program = lower(context.graph, strategy, context.samples)
+        program = lower(context.graph, strategy, context.facts.samples)
         for stage in asked:
             found[stage] = surroundings(
                 program, context.graph, cluster, stage,

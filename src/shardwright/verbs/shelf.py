@@ -52,7 +52,7 @@ class Shelf:
                 continue
             with contextlib.suppress(ValueError, IndexError, RecursionError):
                 strategy = decode(Strategy, json.loads(one.key[len(self.prefix) :]))
-                check_strategy(survey.context.graph, strategy, survey.context.samples)
+                check_strategy(survey.context.graph, strategy, survey.context.facts.samples)
                 if survey.plan(strategy).predicted.peak_bytes <= survey.room:
                     found[strategy] = Measured(
                         step_seconds=one.seconds, spread_seconds=one.spread, num_steps=one.count

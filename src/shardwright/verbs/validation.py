@@ -69,7 +69,7 @@ class _Predictor:
             return replace(case, reason=refused.reason, detail=refused.detail)
 
     def _predicted(self, case: Case, said: Expression, reading: Reading) -> Case:
-        context = Context(self._graph(said), said.cluster, CostTable(), said.training)
+        context = Context.of(self._graph(said), said.cluster, CostTable(), said.training)
         found = [self._evaluated(case, context, said, seed, reading) for seed in said.seeds]
         return min(found, key=lambda one: (not one.fits, one.predicted_seconds))
 

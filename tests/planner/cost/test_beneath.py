@@ -33,7 +33,9 @@ def priced(seed: Seed, cluster: Cluster, software: str) -> tuple[Program, np.nda
     """Return a Program and, by its messages' items, seconds."""
     named = replace(cluster, software=software)
     graph = capture_decoder(SHAPE, 8, "bfloat16")
-    context = Context(graph, named, CostTable(), Training(precision="bfloat16", recompute="none"))
+    context = Context.of(
+        graph, named, CostTable(), Training(precision="bfloat16", recompute="none")
+    )
     program = lower(graph, as_strategy(context, seed))
     seconds = price(program, graph, named, CostTable()).seconds
     by_item = np.zeros(len(program.messages))
@@ -104,7 +106,7 @@ def test_a_product_adds_to_the_gradients_of_earlier_microbatches() -> None:
         cluster = replace(parse_cluster("1xH100"), software=software)
         graph = capture_decoder(SHAPE, 8, "bfloat16")
         training = Training(precision="bfloat16", recompute="none")
-        context = Context(graph, cluster, CostTable(), training)
+        context = Context.of(graph, cluster, CostTable(), training)
         program = lower(graph, as_strategy(context, Seed(num_microbatches=2)))
         seconds = price(program, graph, cluster, CostTable()).seconds
         backward = program.kind == Kind.BACKWARD

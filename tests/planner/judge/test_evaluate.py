@@ -10,7 +10,8 @@ from shardwright.core.costs import CostTable, link_label
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import GradientSync
 from shardwright.planner.judge.evaluate import evaluate, merge, run
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.planner.search.models import Sketch, cluster, mlp, residual
@@ -27,12 +28,12 @@ SEEDS = (
 @pytest.mark.parametrize("build", [mlp, residual])
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.label)
 def test_a_deep_graph_is_judged_as_if_all_of_it_were_lowered(build, seed) -> None:
-    context = Context(
+    context = Context.of(
         build(depth=DEPTH), cluster(2, 2), CostTable(), Training(precision="bfloat16")
     )
     strategy = as_strategy(context, seed)
     found, known = evaluate(context, strategy, 0.5), run(context, strategy, 0.5)[2]
-    assert context.folder.fold(strategy) is not None
+    assert context.facts.folder.fold(strategy) is not None
     assert found.strategy is strategy
     assert (found.objective, found.stage_bytes, found.sources, found.least_seconds) == (
         known.objective,
@@ -43,12 +44,12 @@ def test_a_deep_graph_is_judged_as_if_all_of_it_were_lowered(build, seed) -> Non
 
 
 def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> None:
-    context = Context(mlp(depth=DEPTH), cluster(2, 2), CostTable(), Training())
+    context = Context.of(mlp(depth=DEPTH), cluster(2, 2), CostTable(), Training())
     alone = replace(as_strategy(context, Seed(data=4)), gradient_sync=GradientSync())
     evaluation = evaluate(context, alone)
     merged = merge(context, evaluation)
     assert merged.seconds < evaluation.seconds
-    blocks = GradientSync(method="block", buckets=context.block_buckets)
+    blocks = GradientSync(method="block", buckets=context.facts.block_buckets)
     by_blocks = evaluate(context, replace(alone, gradient_sync=blocks))
     # Blocks together, or better still where starting that many messages is felt.
     assert merged.seconds <= by_blocks.seconds < evaluation.seconds
@@ -57,7 +58,7 @@ def test_gradients_of_a_deep_graph_travel_by_blocks_where_that_is_faster() -> No
 def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() -> None:
     graph, two = mlp(depth=8), cluster(1, 2)
     seed = Seed(data=2)
-    context = Context(graph, two, CostTable(), Training())
+    context = Context.of(graph, two, CostTable(), Training())
     step = evaluate(context, as_strategy(context, seed)).seconds
     group = f"1x2|{link_label(two, (0, 1))}"
     size = float(sum(graph.tensors[tensor].bytes for tensor in graph.parameters))
@@ -68,11 +69,11 @@ def test_messages_that_hide_but_hold_the_ranks_that_compute_are_sent_together() 
         collectives=tuple((f"{what}|all_reduce|{group}", line) for what, line in lines.items()),
         overheads=((f"hiding|{group}", step / 40),),
     )
-    held = Context(graph, two, table, Training())
+    held = Context.of(graph, two, table, Training())
     blocks = evaluate(held, as_strategy(held, seed))
     merged = merge(held, blocks)
     assert merged.seconds < blocks.seconds
-    assert len(merged.strategy.gradient_sync.buckets) < len(held.block_buckets)
+    assert len(merged.strategy.gradient_sync.buckets) < len(held.facts.block_buckets)
 
 
 def shared_weight(width: int = 64, depth: int = 2) -> OperatorGraph:
@@ -90,7 +91,7 @@ def shared_weight(width: int = 64, depth: int = 2) -> OperatorGraph:
 
 
 def test_a_parameter_with_gradients_in_two_layouts_is_in_one_bucket() -> None:
-    context = Context(shared_weight(), cluster(2, 2), CostTable(), Training())
+    context = Context.of(shared_weight(), cluster(2, 2), CostTable(), Training())
     made = as_strategy(context, Seed(data=2, tensor=2))
     configs = list(made.configs)
     for opening in (

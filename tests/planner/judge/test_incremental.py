@@ -16,7 +16,8 @@ from shardwright.planner.cost import price
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.lower import lower, memo
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.simulate import simulate
 from shardwright.planner.space import Seed, seed_strategy
 from tests.laws.moves import moved, redrawn
@@ -45,13 +46,13 @@ def outcome(act: Callable[[Strategy], Evaluation], strategy: Strategy) -> object
 
 def walk(graph: OperatorGraph, seed: Seed, moves: int) -> Incremental:
     """Judge a chain of strategies both ways; every fourth is the one before the last again."""
-    context = Context(graph, cluster(2, 2), CostTable(), Training())
+    context = Context.of(graph, cluster(2, 2), CostTable(), Training())
     incremental, random = Incremental(context), Random(7)
-    strategy = seed_strategy(graph, seed, context.samples)
-    iterations = [context.iteration(index) for index in range(len(graph.operators))]
+    strategy = seed_strategy(graph, seed, context.facts.samples)
+    iterations = [context.facts.iteration(index) for index in range(len(graph.operators))]
     for number in range(moves):
         other = moved(graph, strategy, random) if number % 5 == 4 else strategy
-        other = redrawn(graph, context.samples, iterations, other, random)
+        other = redrawn(graph, context.facts.samples, iterations, other, random)
         known = outcome(partial(evaluate, context), other)
         assert outcome(incremental.evaluate, other) == known
         if isinstance(known, str):
@@ -68,11 +69,11 @@ def test_a_chain_of_changed_strategies_is_judged_as_each_alone(build, seed) -> N
 
 def test_other_meshes_and_microbatches_begin_anew_or_where_they_were() -> None:
     graph = residual()
-    context = Context(graph, cluster(2, 2), CostTable(), Training())
+    context = Context.of(graph, cluster(2, 2), CostTable(), Training())
     incremental = Incremental(context)
     for _ in range(2):
         for seed in SEEDS:
-            strategy = seed_strategy(graph, seed, context.samples)
+            strategy = seed_strategy(graph, seed, context.facts.samples)
             assert evaluation(incremental.evaluate(strategy)) == evaluation(
                 evaluate(context, strategy)
             )

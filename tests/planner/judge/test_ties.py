@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shardwright.core.costs import CostTable
 from shardwright.planner.judge.ties import UNLIKE, half_width_between
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search import Survey, is_simpler, survey
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
@@ -28,7 +29,7 @@ def test_what_two_plans_have_in_common_cancels_but_for_a_share(one, other) -> No
 
 
 def test_simpler_is_less_zero_fewer_microbatches_and_no_refinement() -> None:
-    context = Context(mlp(), cluster(1, 4), CostTable(), Training())
+    context = Context.of(mlp(), cluster(1, 4), CostTable(), Training())
     seeds = (
         Seed(data=4),
         Seed(data=4, num_microbatches=2),

@@ -17,7 +17,8 @@ from shardwright.core.layout import PARTIAL, local_bytes, local_shape
 from shardwright.core.strategy import Mesh
 from shardwright.planner.cost.derivatives import base_kind, is_view, saved_tensors
 from shardwright.planner.cost.recomputation import storages
-from shardwright.planner.model.context import Context, MessageCosts
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.terms import EACH, FLIGHT, GATHER, KEPT, ONCE, SYNC
 from shardwright.planner.space.rest import shard_further
@@ -32,7 +33,9 @@ def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 class Additive:
     def __init__(self, context: Context, mesh: Mesh, microbatches: int) -> None:
         self.context, self.mesh, self.microbatches = context, mesh, microbatches
-        self.wires = MessageCosts(context, mesh)
+        self.wires = MessageCosts(
+            context.cluster, context.table, context.prices.message_seconds, mesh
+        )
         self.totals = [0.0] * 6
 
     def cost(
@@ -44,7 +47,9 @@ class Additive:
         """Return the first six columns."""
         self.totals = [0.0] * 6
         self.dims, self.levels = dims, levels
-        self.modes = [modes.get(block, KEEP) for block in range(len(self.context.ties.ranges))]
+        self.modes = [
+            modes.get(block, KEEP) for block in range(len(self.context.facts.ties.ranges))
+        ]
         for index in range(len(dims)):
             self._operator(index)
         for tensor, spec in enumerate(self.context.graph.tensors):
@@ -55,12 +60,14 @@ class Additive:
         return self.totals
 
     def _shape(self, tensor: int, reader: int) -> tuple[int, ...]:
-        return self.context.shape(tensor, 1 if self.context.is_once(reader) else self.microbatches)
+        return self.context.facts.shape(
+            tensor, 1 if self.context.facts.is_once(reader) else self.microbatches
+        )
 
     def _operator(self, index: int) -> None:
-        context, saves = self.context, self.context.saves
+        context, saves = self.context, self.context.facts.saves
         graph = context.graph
-        operator, placed = graph.operators[index], context.placements(index, self.dims[index])
+        operator, placed = graph.operators[index], context.facts.placements(index, self.dims[index])
         sizes = self.mesh.sizes
         inputs = tuple(
             extended_shape(local_shape(self._shape(t, index), pair.value, sizes), pair.halos)
@@ -70,11 +77,11 @@ class Additive:
             local_shape(self._shape(t, index), pair.value, sizes)
             for t, pair in zip(operator.outputs, placed.outputs, strict=True)
         )
-        mode = self.modes[context.ties.block[index]]
+        mode = self.modes[context.facts.ties.block[index]]
         again = self._runs_again(index, mode)
-        price = context.seconds(index, inputs, outputs)
-        times = 2 if again and not context.is_once(index) else 1
-        column = ONCE if context.is_once(index) else EACH
+        price = context.prices.seconds(index, inputs, outputs)
+        times = 2 if again and not context.facts.is_once(index) else 1
+        column = ONCE if context.facts.is_once(index) else EACH
         self.totals[column] += times * price.forward + price.backward
         inner = sum(
             tensor_bytes(inputs[p], graph.tensors[operator.inputs[p]].dtype)
@@ -97,7 +104,7 @@ class Additive:
 
     def _runs_again(self, index: int, mode: Mode) -> bool:
         """Whether an operator comes before the last of its block that a backward there needs."""
-        graph, block = self.context.graph, self.context.ties.block
+        graph, block = self.context.graph, self.context.facts.ties.block
         inside = [i for i, other in enumerate(block) if other == block[index]]
         root = storages(graph)
         saved: set[int] = set()
@@ -129,29 +136,29 @@ class Additive:
         graph = context.graph
         spec = graph.tensors[tensor]
         maker = spec.producer
-        out = context.placements(maker, self.dims[maker]).outputs[
+        out = context.facts.placements(maker, self.dims[maker]).outputs[
             graph.operators[maker].outputs.index(tensor)
         ]
         wanted = set()
         for reader in graph.consumers[tensor]:
             for position, read in enumerate(graph.operators[reader].inputs):
                 if read == tensor:
-                    pair = context.placements(reader, self.dims[reader]).inputs[position]
+                    pair = context.facts.placements(reader, self.dims[reader]).inputs[position]
                     gradient = pair.gradient if spec.needs_gradient else None
                     wanted.add((pair.value, gradient, pair.halos))
         self._sums(tensor)
         wanted.discard((out.value, out.gradient if spec.needs_gradient else None, ()))
-        blocks = {context.ties.block[reader] for reader in graph.consumers[tensor]}
+        blocks = {context.facts.ties.block[reader] for reader in graph.consumers[tensor]}
         mode = self.modes[min(blocks)] if len(blocks) == 1 else KEEP
-        kept = context.saves.kept_below[tensor]
-        once = context.is_once(maker)
+        kept = context.facts.saves.kept_below[tensor]
+        once = context.facts.is_once(maker)
         shape = self._shape(tensor, maker)
         for value, gradient, halos in wanted:
             forward = self.wires.reshard(shape, spec.dtype, out.value, value)
             backward = 0.0
             if gradient is not None:
                 home = list(out.gradient)
-                if context.hands_on[maker]:
+                if context.facts.hands_on[maker]:
                     for axis, name in enumerate(self.dims[maker]):
                         if (
                             name == ""
@@ -178,8 +185,8 @@ class Additive:
     def _sums(self, tensor: int) -> None:
         """Gradients that neighbouring readers in equal layouts add up."""
         context = self.context
-        graph, ties, spec = context.graph, context.ties, context.graph.tensors[tensor]
-        if not spec.needs_gradient or context.is_once(spec.producer):
+        graph, ties, spec = context.graph, context.facts.ties, context.graph.tensors[tensor]
+        if not spec.needs_gradient or context.facts.is_once(spec.producer):
             return
         ends = {}
         for reader in graph.consumers[tensor]:
@@ -188,7 +195,7 @@ class Additive:
                 continue  # it hands no gradient back
             for position, read in enumerate(graph.operators[reader].inputs):
                 if read == tensor:
-                    pair = context.placements(reader, self.dims[reader]).inputs[position]
+                    pair = context.facts.placements(reader, self.dims[reader]).inputs[position]
                     ends[ties.root[reader], position] = (pair, ties.block[reader])
         ordered = [ends[key] for key in sorted(ends)]
         for one, other in itertools.pairwise(ordered):
@@ -196,13 +203,13 @@ class Additive:
                 pair, _ = one
                 shape = local_shape(self._shape(tensor, spec.producer), pair.value, self.mesh.sizes)
                 size = tensor_bytes(extended_shape(shape, pair.halos), spec.dtype)
-                self.totals[EACH] += context.touch_seconds(3 * size)
+                self.totals[EACH] += context.prices.touch_seconds(3 * size)
 
     def _parameter(self, tensor: int) -> None:
         context, graph, sizes = self.context, self.context.graph, self.mesh.sizes
         spec = graph.tensors[tensor]
         (reader,) = graph.consumers[tensor]
-        pair = context.placements(reader, self.dims[reader]).inputs[
+        pair = context.facts.placements(reader, self.dims[reader]).inputs[
             graph.operators[reader].inputs.index(tensor)
         ]
         # ZeRO's stages: its optimizer state is sharded, its gradients as they come, itself; and at
@@ -221,10 +228,10 @@ class Additive:
         if level < 2:
             used = local_bytes(spec.shape, spec.dtype, pair.value, sizes)
             share = 1 - 1 / self.microbatches
-            self.totals[EACH] += share * context.touch_seconds(3 * used)
+            self.totals[EACH] += share * context.prices.touch_seconds(3 * used)
         self.totals[ONCE] += self.wires.reshard(spec.shape, spec.dtype, optimizer, rest)
         own = local_bytes(spec.shape, spec.dtype, optimizer, sizes)
-        self.totals[ONCE] += context.update_seconds(own)
+        self.totals[ONCE] += context.prices.update_seconds(own)
         self.totals[KEPT] += local_bytes(spec.shape, spec.dtype, rest, sizes) + 3 * own
         self.totals[KEPT] += own if rest != optimizer else 0
         if keeps:
@@ -234,7 +241,7 @@ class Additive:
 
     def _is_last(self, tensor: int) -> bool:
         """Whether only the last block that has parameters, which no other is alike, reads it."""
-        graph, ties = self.context.graph, self.context.ties
+        graph, ties = self.context.graph, self.context.facts.ties
         readers = {t: {ties.block[r] for r in graph.consumers[t]} for t in graph.parameters}
         last = max(block for blocks in readers.values() for block in blocks)
         alone = not any(last in blocks and len(blocks) > 1 for blocks in ties.classes.values())

@@ -43,7 +43,7 @@ def test_bounds_lie_below_and_no_named_strategy_beats_the_chosen_plan() -> None:
         assert plan.bound is not None
         assert 0 < plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
     best = frontier.best.predicted.step_seconds
-    for named in named_strategies(Context(graph, WHERE, costs, Training())):
+    for named in named_strategies(Context.of(graph, WHERE, costs, Training())):
         for strategy in named:
             program = lower(graph, strategy)
             seconds = price(program, graph, WHERE, costs).seconds

@@ -24,7 +24,7 @@ def planned(training: Training, memory: float) -> Strategy:
 
 
 def test_modes_are_those_that_differ() -> None:
-    context = Context(GRAPH, cluster(1, 2), CostTable(), Training())
+    context = Context.of(GRAPH, cluster(1, 2), CostTable(), Training())
     names = [
         mode.name for mode in find_modes(context, Mesh(axes=("data",), sizes=(2,), devices=(0, 1)))
     ]
@@ -34,7 +34,7 @@ def test_modes_are_those_that_differ() -> None:
         "keep",
         "re-gather activations in backward",
     ]
-    pinned = Context(mlp(), cluster(1, 2), CostTable(), Training(recompute="none"))
+    pinned = Context.of(mlp(), cluster(1, 2), CostTable(), Training(recompute="none"))
     assert find_modes(pinned, split)[0] == KEEP
 
 

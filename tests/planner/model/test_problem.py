@@ -10,10 +10,11 @@ import pytest
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.parameters import num_levels
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import Weights
+from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull
 from tests.planner.model.oracle import Additive
@@ -27,7 +28,7 @@ WEIGHTS = Weights(each=2.0, once=1.0, exposed=0.5, synced=0.25, transient=0.0)
 def problem_of(graph: OperatorGraph, sizes: tuple[int, ...], microbatches: int) -> Problem:
     axes = ("data", "tensor") if len(sizes) == 2 else ("tensor",)
     count = math.prod(sizes)
-    context = Context(graph, cluster(2, count // 2), CostTable(), Training())
+    context = Context.of(graph, cluster(2, count // 2), CostTable(), Training())
     mesh = Mesh(axes=axes, sizes=sizes, devices=tuple(range(count)))
     return Problem.of(context, mesh, microbatches)
 
@@ -55,7 +56,7 @@ def pinned(problem: Problem, choices: dict[int, int]) -> tuple[float, float]:
 def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microbatches) -> None:
     graph = build()
     problem = problem_of(graph, sizes, microbatches)
-    ties, rng = problem.context.ties, random.Random(3)
+    ties, rng = problem.context.facts.ties, random.Random(3)
     oracle = Additive(problem.context, problem.mesh, microbatches)
     finite = 0
     for _ in range(60):
@@ -78,7 +79,7 @@ def test_terms_add_up_to_the_definition_for_random_choices(build, sizes, microba
 
 
 def _root_parameter(problem: Problem, tensor: int) -> int:
-    graph, ties = problem.context.graph, problem.context.ties
+    graph, ties = problem.context.graph, problem.context.facts.ties
     reader = graph.consumers[tensor][0]
     return graph.operators[ties.root[reader]].inputs[graph.operators[reader].inputs.index(tensor)]
 
@@ -109,15 +110,15 @@ def test_the_optimum_and_the_hull_equal_brute_force_over_all_strategies(levels) 
 
 
 def test_equal_blocks_share_decisions_and_the_first_without_input_gradient_does_not() -> None:
-    context = Context(mlp(depth=3), cluster(1, 2), CostTable(), Training())
-    assert context.ties.classes == {0: (0,), 1: (1, 2), 3: (3,)}
-    context = Context(residual(depth=3), cluster(1, 2), CostTable(), Training())
-    assert context.ties.classes == {0: (0,), 1: (1, 2, 3), 4: (4,)}
+    context = Context.of(mlp(depth=3), cluster(1, 2), CostTable(), Training())
+    assert context.facts.ties.classes == {0: (0,), 1: (1, 2), 3: (3,)}
+    context = Context.of(residual(depth=3), cluster(1, 2), CostTable(), Training())
+    assert context.facts.ties.classes == {0: (0,), 1: (1, 2, 3), 4: (4,)}
 
 
 def test_every_operator_on_the_data_axis_splits_samples() -> None:
     problem = problem_of(residual(), (2, 2), 1)
-    samples = problem.context.samples
+    samples = problem.context.facts.samples
     for root, domain in problem.domains.items():
         if samples.operator_dim[root]:
             assert {dims[0] for dims in domain} == {samples.operator_dim[root]}

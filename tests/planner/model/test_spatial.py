@@ -12,7 +12,8 @@ from shardwright.errors import InputError
 from shardwright.planner.cost import price
 from shardwright.planner.judge.evaluate import evaluate
 from shardwright.planner.lower import lower
-from shardwright.planner.model.context import Context, MessageCosts
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.search import Limits, Training, search
 from shardwright.planner.search.named import asked_for, least_seconds, named_strategies
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -23,7 +24,7 @@ SLOW = {"flops": 1e11, "near": 1e10, "far": 1e9}
 
 def context(devices: int) -> Context:
     graph = images(2, size=128, channels=16)
-    return Context(graph, cluster(1, devices, **SLOW), CostTable(), Training())
+    return Context.of(graph, cluster(1, devices, **SLOW), CostTable(), Training())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_name_gives_strips_or_tiles(devices: int, text: str, sizes: tuple[int,
 
 
 def test_models_without_images_are_refused() -> None:
-    known = Context(mlp(), cluster(1, 4), CostTable(), Training())
+    known = Context.of(mlp(), cluster(1, 4), CostTable(), Training())
     with pytest.raises(InputError, match="spatial splits the height of images"):
         asked_for(known, "spatial")
 
@@ -68,12 +69,14 @@ def test_the_search_prices_halos_as_the_simulator_does(seed: Seed) -> None:
     seconds = price(program, known.graph, known.cluster, CostTable()).seconds
     halos = [number for number, m in enumerate(program.messages) if m.primitive == "halo"]
     is_halo = (program.kind == Kind.MESSAGE) & np.isin(program.item, halos)
-    wires = MessageCosts(known, strategy.meshes[0])
+    wires = MessageCosts(
+        known.cluster, known.table, known.prices.message_seconds, strategy.meshes[0]
+    )
     expected = 0.0
     for index, operator in enumerate(known.graph.operators):
         for tensor, pair in zip(
             operator.inputs,
-            known.placements(index, strategy.configs[index].dims).inputs,
+            known.facts.placements(index, strategy.configs[index].dims).inputs,
             strict=True,
         ):
             spec = known.graph.tensors[tensor]

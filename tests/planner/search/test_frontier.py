@@ -8,7 +8,8 @@ import math
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Objective
 from shardwright.planner.judge.evaluate import evaluate
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search import Limits, search
 from shardwright.planner.search.candidates import to_strategy
 from shardwright.planner.search.loop import run
@@ -37,7 +38,7 @@ def widest(points: list[Objective]) -> float:
 
 
 def test_a_sparse_frontier_gets_plans_in_its_holes() -> None:
-    context = Context(GRAPH, MACHINE, CostTable(), Training())
+    context = Context.of(GRAPH, MACHINE, CostTable(), Training())
     pool = Pool(context, 1e12, 1)
     run(pool, on_all)
     pool.count = CANDIDATES  # gaps may be filled as usual

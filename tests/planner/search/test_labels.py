@@ -12,8 +12,9 @@ from shardwright.core.layout import REPLICATE
 from shardwright.core.plan import Objective, Plan
 from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.planner.model.arrangements import Arrangement
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.labels import describe, told_apart
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
@@ -36,14 +37,14 @@ def opaque(batch: int = 8) -> OperatorGraph:
 def described(graph: OperatorGraph, arrangement: Arrangement, wanted: str) -> str:
     """Describe the assignment in which every operator has a dim of this name on the last axis, where
     it may, and no parameter is sharded."""
-    context = Context(graph, cluster(1, arrangement.num_devices), CostTable(), Training())
+    context = Context.of(graph, cluster(1, arrangement.num_devices), CostTable(), Training())
     problem = Problem.of(context, arrangement.mesh(0), 1)
     assert problem.statement.terms
     assignment = [0] * len(problem.sizes)
     for root in problem.roots:
         names = [dims[-1] for dims in problem.domains[root]]
         assignment[problem.config_of[root]] = names.index(wanted) if wanted in names else 0
-    return describe(problem, arrangement, (tuple(assignment),) * len(context.ties.ranges))
+    return describe(problem, arrangement, (tuple(assignment),) * len(context.facts.ties.ranges))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_plan_is_called_by_what_its_axis_splits(wanted: str, label: str) -> No
 def test_what_cannot_be_split_is_not_data_parallel() -> None:
     two = Arrangement(stages=1, data=2, tensor=1, microbatches=1)
     assert described(opaque(), two, "") == "replicated x 2"
-    context = Context(opaque(), cluster(1, 2), CostTable(), Training())
+    context = Context.of(opaque(), cluster(1, 2), CostTable(), Training())
     assert as_strategy(context, Seed(data=2)).label == "replicated x 2"
     assert as_strategy(context, Seed(tensor=2)).label == "replicated x 2"
 
@@ -80,7 +81,7 @@ def plan_of(strategy: Strategy) -> Plan:
 
 
 def test_plans_of_one_label_are_told_apart_by_what_differs() -> None:
-    context = Context(residual(), cluster(1, 2), CostTable(), Training())
+    context = Context.of(residual(), cluster(1, 2), CostTable(), Training())
     whole = as_strategy(context, Seed(data=2))
     row = ParameterConfig(rest=(0,), optimizer=(0,))
     sharded = replace(whole, parameters=(row, *whole.parameters[1:]))

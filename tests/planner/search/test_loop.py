@@ -7,14 +7,15 @@ from functools import partial
 
 from shardwright.core.costs import CostTable
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.loop import Proposal, Proposals, run
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, mlp
 
-HERE = Context(mlp(), cluster(1, 2, flops=1e10, near=1e9), CostTable(), Training())
+HERE = Context.of(mlp(), cluster(1, 2, flops=1e10, near=1e9), CostTable(), Training())
 PLAIN = as_strategy(HERE, Seed(data=2))
 
 

@@ -22,7 +22,7 @@ SLOW = {"flops": 1e10, "near": 1e9, "far": 1e8}
 
 def context(devices: int, batch: int = 64) -> Context:
     graph = residual(batch=batch, width=64, depth=3, classes=16)
-    return Context(graph, cluster(1, devices, **SLOW), CostTable(), Training())
+    return Context.of(graph, cluster(1, devices, **SLOW), CostTable(), Training())
 
 
 @pytest.mark.parametrize(
@@ -118,20 +118,20 @@ def test_no_plan_is_shown_with_a_bound_above_it() -> None:
 
 def test_a_grid_of_images_smaller_than_their_halos_is_refused() -> None:
     graph = images(batch=16, size=8)  # windows of 5 reach 2 rows far: 4 pieces at most
-    known = Context(graph, cluster(1, 8, **SLOW), CostTable(), Training())
+    known = Context.of(graph, cluster(1, 8, **SLOW), CostTable(), Training())
     with pytest.raises(InputError, match="its windows allow 4 pieces at most; choose a smaller"):
         asked_for(known, "summa:1x8")
 
 
 def test_megatron_is_refused_where_it_would_split_nothing() -> None:
-    known = Context(images(), cluster(1, 2, **SLOW), CostTable(), Training())
+    known = Context.of(images(), cluster(1, 2, **SLOW), CostTable(), Training())
     with pytest.raises(InputError, match=r"megatron splits linear layers .* none that 2 devices"):
         asked_for(known, "megatron:1x2")
 
 
 def test_an_order_of_parts_is_planned_or_refused() -> None:
     graph = read_graph(Path(__file__).parents[3] / "examples" / "mlp.graph.json")
-    known = Context(graph, cluster(1, 2, **SLOW), CostTable(), Training())
+    known = Context.of(graph, cluster(1, 2, **SLOW), CostTable(), Training())
     last = graph.operators[-1].module or max(operator.module for operator in graph.operators)
     parts = tuple(
         ModulePart(devices=(device,), modules=modules, seed=Seed())

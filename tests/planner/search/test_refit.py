@@ -6,7 +6,8 @@ import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.planner.judge.evaluate import evaluate
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search import refit
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
@@ -25,7 +26,7 @@ def context(table: CostTable) -> Context:
     kind = replace(
         where.kinds[0], backend="cpu"
     )  # on GPUs starting kernels outweighs such small ones
-    return Context(mlp(), replace(where, kinds=(kind,)), table, Training())
+    return Context.of(mlp(), replace(where, kinds=(kind,)), table, Training())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.schedules import NamedSchedule
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.model.arrangements import Arrangement
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.candidates import Candidate, explore, rescheduled, to_strategy
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.pool import Pool
@@ -24,7 +25,7 @@ FAR = cluster(2, 1, flops=1e9, far=2e6)
 
 def pipeline(where, microbatches: int) -> tuple[Context, Candidate]:
     """The fastest pipeline of two stages in the additive model."""
-    context = Context(GRAPH, where, CostTable(), Training())
+    context = Context.of(GRAPH, where, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=microbatches)
     found = explore(context, arrangement, math.inf, math.inf, math.inf).candidates
     return context, min(found, key=lambda candidate: candidate.seconds)
@@ -72,8 +73,8 @@ def test_orders_are_tried_where_they_promise_a_gain(where, wanted: set[str]) -> 
 
 def test_a_pipeline_of_too_few_blocks_is_not_interleaved() -> None:
     graph = residual(batch=8, width=16, depth=1)
-    context = Context(graph, NEAR, CostTable(), Training())
+    context = Context.of(graph, NEAR, CostTable(), Training())
     arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=4)
     found = explore(context, arrangement, math.inf, math.inf, math.inf).candidates
-    blocks = len(context.ties.ranges)
+    blocks = len(context.facts.ties.ranges)
     assert (rescheduled(found[0], "interleaved") is None) == (blocks < 4)

@@ -62,7 +62,7 @@ def simulated(graph: OperatorGraph, plan: Plan, where) -> tuple[float, float]:
 def test_no_named_strategy_that_fits_beats_the_chosen_plan(build, hosts) -> None:
     graph, where = build(), cluster(hosts, 4 // hosts, **SLOW)
     best = answered(build, hosts).best
-    context = Context(graph, where, CostTable(), Training())
+    context = Context.of(graph, where, CostTable(), Training())
     for named in named_strategies(context):
         for strategy in named:
             program = lower(graph, strategy)
@@ -102,7 +102,7 @@ def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_tru
     graph, where = mlp(), cluster(2, 1, **SLOW)
     training = Training(gradient_dtype="bfloat16", error_feedback=True)
     half = search(graph, where, CostTable(), training=training, limits=FEW)
-    context = Context(graph, where, CostTable(), training)
+    context = Context.of(graph, where, CostTable(), training)
     known = [strategy for named in named_strategies(context) for strategy in named]
     assert {one.gradient_sync.dtype for one in known} == {"bfloat16"}
     least = min(simulated(graph, replace(half.best, strategy=one), where)[0] for one in known)
@@ -128,7 +128,7 @@ def test_the_bound_lies_below_every_simulated_plan() -> None:
 
 def test_on_one_device_the_additive_model_is_the_simulation() -> None:
     graph, where = large(), cluster(1, 1, **SLOW)
-    context = Context(graph, where, CostTable(), Training())
+    context = Context.of(graph, where, CostTable(), Training())
     arrangement = Arrangement(stages=1, data=1, tensor=1, microbatches=1)
     fastest = min(
         explore(context, arrangement, math.inf, math.inf, math.inf).candidates,
@@ -194,7 +194,7 @@ def test_progress_never_goes_back() -> None:
 
 
 def test_arrangements_divide_the_batch() -> None:
-    context = Context(mlp(batch=6), cluster(1, 4), CostTable(), Training())
+    context = Context.of(mlp(batch=6), cluster(1, 4), CostTable(), Training())
     found = [a for shape in shapes(context, 4) for a in shape.arrangements]
     assert {a.num_devices for a in found} == {4}
     assert all(6 % (a.data * a.microbatches) == 0 for a in found)
@@ -213,7 +213,7 @@ def test_heavy_layers_on_slow_links_are_not_split_and_on_fast_links_are() -> Non
 def test_small_batches_split_large_layers_over_all_hosts() -> None:
     graph = mlp(batch=16, width=1024, depth=2, classes=1024)
     where = cluster(4, 4, flops=5e10, near=10e9, far=1e9)
-    context = Context(graph, where, CostTable(), Training())
+    context = Context.of(graph, where, CostTable(), Training())
     best = search(graph, where, CostTable()).best
     beside_data = [
         simulated(graph, replace(best, strategy=to_strategy(context, candidate)), where)[0]

@@ -78,7 +78,9 @@ def lowered(seed: Seed, gigabits: float, layers: int = 6) -> tuple[Context, Stra
     switches = [one if one.link is None else replace(one, link=wire) for one in cluster.switches]
     cluster = replace(cluster, switches=tuple(switches))
     graph = capture_decoder(replace(SHAPE, layers=layers), 16, "bfloat16")
-    context = Context(graph, cluster, CostTable(), Training(precision="bfloat16", recompute="none"))
+    context = Context.of(
+        graph, cluster, CostTable(), Training(precision="bfloat16", recompute="none")
+    )
     return context, as_strategy(context, seed)
 
 
@@ -108,4 +110,4 @@ def test_layers_that_were_left_out_have_their_turns() -> None:
     whole = period(program, simulate(program, seconds))
     judged = evaluate_closely(context, strategy, runs_ahead=True)[2].seconds
     assert judged == pytest.approx(whole, rel=1e-9)
-    assert context.folder.is_long
+    assert context.facts.folder.is_long

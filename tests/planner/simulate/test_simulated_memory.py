@@ -56,7 +56,7 @@ def test_rows_start_with_the_base_and_never_go_back_in_time(rows):
 def test_kernel_and_twin_agree_on_programs_of_named_strategies(scatter_copies):
     graph, where = residual(), cluster(2, 4)
     seen = set()
-    for named in named_strategies(Context(graph, where, CostTable(), Training())):
+    for named in named_strategies(Context.of(graph, where, CostTable(), Training())):
         program = lower(graph, named.many)
         seconds = price(program, graph, where, CostTable()).seconds
         fast, slow = (

@@ -20,9 +20,10 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
 from shardwright.errors import NoPlan
 from shardwright.layerwise import plan_exact
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.terms import Weights
+from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull
@@ -105,7 +106,9 @@ def _stated(
     axes = ("data", "tensor") if len(sizes) == 2 else ("tensor",)
     mesh = Mesh(axes=axes, sizes=sizes, devices=tuple(range(math.prod(sizes))))
     training = Training(recompute=rng.choice(["auto", "none"]))
-    problem = Problem.of(Context(graph, machine, CostTable(), training), mesh, rng.choice([1, 2]))
+    problem = Problem.of(
+        Context.of(graph, machine, CostTable(), training), mesh, rng.choice([1, 2])
+    )
     return problem.factor_graph(
         Weights(
             each=rng.choice([1.0, 2.0]),

@@ -82,7 +82,7 @@ def test_only_adapters_are_trained() -> None:
 
 def test_experts_lie_apart_and_so_do_their_states() -> None:
     graph = capture_decoder(EXPERTS, 16, "bfloat16")
-    context = Context(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    context = Context.of(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
     plain = as_strategy(context, Seed(data=8))
     apart = as_strategy(context, Seed(data=2, expert=4))
     products = [i for i, o in enumerate(graph.operators) if o.kind == "aten.einsum.default"]
@@ -97,7 +97,7 @@ def test_experts_lie_apart_and_so_do_their_states() -> None:
 def test_an_embedding_is_split_with_the_scores_that_are_cast_before_the_loss() -> None:
     """Megatron-LM splits the vocabulary of both, with and without sequence parallelism."""
     graph = capture_decoder(LLAMA, 16, "bfloat16")
-    context = Context(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    context = Context.of(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
     tables = [place for place, t in enumerate(graph.parameters) if 256 in graph.tensors[t].shape]
     assert len(tables) == 2
     for is_sequence in (False, True):

@@ -107,20 +107,20 @@ def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
 
 
 def _priced_whole(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
-    program = lower(context.graph, strategy, context.samples)
+    program = lower(context.graph, strategy, context.facts.samples)
     return program, price(program, context.graph, context.cluster, context.table)
 
 
 def _priced_folded(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:
     """Return the same from some of the equal blocks; None where the strategy treats too few alike."""
-    folded = context.folder.fold(strategy) if context.folder.is_long else None
+    folded = context.facts.folder.fold(strategy) if context.facts.folder.is_long else None
     if folded is None:
         return None
     try:
         whole = expand(folded, strategy)
     except Irregular:
         return None
-    costs = InstructionCosts(whole.graph, context.shards)
+    costs = InstructionCosts(whole.graph, context.prices.shards)
     return whole.program, costs.price(whole.program, whole.masters)
 
 
@@ -141,9 +141,9 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
         count = sum(one.sync == "step" for one in parameters)
         if count * context.starting < WORTHWHILE * evaluation.seconds:
             return evaluation
-    if context.folder.is_long:
+    if context.facts.folder.is_long:
         evaluation = _by_blocks(context, evaluation, evaluator)
-        starts = len(context.block_buckets) * context.starting
+        starts = len(context.facts.block_buckets) * context.starting
         if starts < WORTHWHILE * evaluation.seconds or len(parameters) > MOST_GRADIENTS:
             return evaluation
     bare = replace(evaluation.strategy.gradient_sync, method="wfbp", buckets=())
@@ -151,7 +151,7 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
     program, timeline, _ = evaluator(alone, evaluation.least_seconds)
     buckets = _buckets(context, program, timeline)
     ways = [replace(bare, method="optimal", buckets=buckets)]
-    if is_measured(context.table) and not context.folder.is_long:
+    if is_measured(context.table) and not context.facts.folder.is_long:
         capped = capped_sync(context.graph)
         ways.append(replace(bare, method=capped.method, buckets=capped.buckets))
     best = evaluation
@@ -173,7 +173,7 @@ def _by_blocks(context: Context, evaluation: Evaluation, evaluator: Run) -> Eval
 
 def by_blocks(context: Context, strategy: Strategy) -> Strategy:
     """Return a strategy with the gradients of each block travelling together."""
-    sync = replace(strategy.gradient_sync, method="block", buckets=context.block_buckets)
+    sync = replace(strategy.gradient_sync, method="block", buckets=context.facts.block_buckets)
     return replace(strategy, gradient_sync=sync)
 
 
@@ -201,7 +201,7 @@ def evaluate_program(
         scatter_copies=context.cluster.scatter_copies,
         traits=traits,
     )
-    costs = input_costs(program, context.graph, context.samples, context.cluster)
+    costs = input_costs(program, context.graph, context.facts.samples, context.cluster)
     timeline = with_input(program, timeline, costs)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
@@ -293,7 +293,7 @@ def _message_cost(context: Context, program: Program, message: Message) -> Cost:
             held = message_burden(
                 message.primitive, 2**power, routes[0][0], context.cluster, context.table
             ).held
-            known[power] = slowest + context.message_seconds + held
+            known[power] = slowest + context.prices.message_seconds + held
         return known[power]
 
     def cost(num_bytes: Sizes) -> Sizes:

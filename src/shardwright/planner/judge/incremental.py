@@ -46,7 +46,7 @@ class Incremental:
 
     @cached_property
     def _lowering(self) -> IncrementalLowering:
-        return IncrementalLowering(self.context.graph, self.context.samples)
+        return IncrementalLowering(self.context.graph, self.context.facts.samples)
 
     def evaluate(self, strategy: Strategy, least_seconds: float = float("nan")) -> Evaluation:
         """Return what ``evaluate`` returns: every field is equal."""
@@ -68,7 +68,7 @@ class Incremental:
         key = (strategy.meshes, strategy.pipeline, strategy.precision, strategy.batch_norm)
         frame = frames.pop(key, None) or _Frame(
             self._lowering.anew(),
-            InstructionCosts(context.graph, context.shards),
+            InstructionCosts(context.graph, context.prices.shards),
             Traits(),
         )
         frames[key] = frame

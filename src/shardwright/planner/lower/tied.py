@@ -12,9 +12,7 @@ from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.wire import other_dtype, synchronise
 
 
-def move_tied(
-    parameters: Parameters, stages: Sequence[Stage], exchange: Sequence[list[Step]]
-) -> None:
+def move_tied(parameters: Parameters, stages: Sequence[Stage], exchange: list[list[Step]]) -> None:
     """Send a parameter used on several meshes from its home, and its gradients back.
 
     The gradient is summed up over the mesh it was made on first, in the optimizer's layout where

@@ -49,7 +49,7 @@ class _Crossing:
 def activation_terms(decisions: Decisions, variables: Variables) -> list[Term]:
     """Return the terms of every activation; adds the variables of shared copies."""
     terms: list[Term] = []
-    for flow in decisions.context.flows:
+    for flow in decisions.context.facts.flows:
         terms += _Copies(decisions, variables, flow).terms()
     return terms
 
@@ -63,13 +63,13 @@ class _Copies:
         graph = context.graph
         self.spec = graph.tensors[flow.tensor]
         self.shape = decisions.shape(flow.tensor, flow.maker)
-        self.once = context.is_once(flow.maker)
+        self.once = context.facts.is_once(flow.maker)
         made = [
-            context.placements(flow.maker, dims).outputs[flow.position]
+            context.facts.placements(flow.maker, dims).outputs[flow.position]
             for dims in decisions.domains[flow.maker]
         ]
         self.sources = [self._key(pair) for pair in made]
-        lenient = context.hands_on[flow.maker]
+        lenient = context.facts.hands_on[flow.maker]
         self.open_axes = [
             tuple(
                 lenient and name == "" and axis == "data"
@@ -81,13 +81,13 @@ class _Copies:
             [
                 self._key(pair)
                 for dims in decisions.domains[reader]
-                for pair in (context.placements(reader, dims).inputs[position],)
+                for pair in (context.facts.placements(reader, dims).inputs[position],)
             ]
             for reader, position in flow.readers
         ]
         first = graph.consumers[flow.tensor][0]
-        lead = context.ties.class_of(context.ties.block[first])
-        inside = {context.ties.block[r] for r in graph.consumers[flow.tensor]}
+        lead = context.facts.ties.class_of(context.facts.ties.block[first])
+        inside = {context.facts.ties.block[r] for r in graph.consumers[flow.tensor]}
         self.switch = decisions.mode_of.get(lead) if len(inside) == 1 else None
         self.modes = decisions.modes if self.switch is not None else (KEEP,)
 
@@ -147,7 +147,7 @@ class _Copies:
 
     def _reading_blocks(self) -> dict[tuple[int, int], int]:
         """Return the block of every reader, by its root and position."""
-        graph, ties = self.decisions.context.graph, self.decisions.context.ties
+        graph, ties = self.decisions.context.graph, self.decisions.context.facts.ties
         return {
             (ties.root[reader], position): ties.block[reader]
             for reader in graph.consumers[self.flow.tensor]
@@ -158,7 +158,7 @@ class _Copies:
     def _sum_seconds(self, key: Key) -> float:
         local = local_shape(self.shape, key[0], self.decisions.mesh.sizes)
         size = tensor_bytes(extended_shape(local, key[2]), self.spec.dtype)
-        return self.decisions.context.touch_seconds(3 * size)
+        return self.decisions.context.prices.touch_seconds(3 * size)
 
     def _shared(self) -> tuple[Key, ...]:
         """Return the pairs which two or more readers may want and some maker does not offer, in the
@@ -226,10 +226,10 @@ class _Copies:
             forward += exchange
             backward += exchange if self.spec.needs_gradient else 0.0
         size = 0
-        kept = context.saves.kept_below[self.flow.tensor] and not self.once
+        kept = context.facts.saves.kept_below[self.flow.tensor] and not self.once
         if source[0] != target[0] or target[2]:
-            forward += context.segment_seconds
-            backward += context.segment_seconds if self.spec.needs_gradient else 0.0
+            forward += context.prices.segment_seconds
+            backward += context.prices.segment_seconds if self.spec.needs_gradient else 0.0
             if kept and forward < float("inf"):
                 local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
                 size = tensor_bytes(extended_shape(local, target[2]), self.spec.dtype)

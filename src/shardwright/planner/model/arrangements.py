@@ -65,7 +65,7 @@ class Arrangement:
 
 def global_batch(context: Context) -> int:
     """Return the number of samples in a step."""
-    return batch_size(context.graph, context.samples)
+    return batch_size(context.graph, context.facts.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Shape:
 def shapes(context: Context, num_devices: int) -> Iterator[Shape]:
     """Yield every shape of so many devices that divides the batch, in a fixed order."""
     widest = _widest(context.cluster)
-    for stages in _divisors(min(num_devices, len(context.ties.ranges)), num_devices):
+    for stages in _divisors(min(num_devices, len(context.facts.ties.ranges)), num_devices):
         width = num_devices // stages
         for tensor in _divisors(min(width, widest), width):
             data = width // tensor
@@ -120,7 +120,7 @@ def microbatch_counts(context: Context, data: int, stages: int) -> tuple[int, ..
     samples, rest = divmod(global_batch(context), data)
     if rest:
         return ()
-    if context.samples.blocker:
+    if context.facts.samples.blocker:
         return (1,)
     counts = [1]
     while samples % (2 * counts[-1]) == 0 and counts[-1] < MOST_MICROBATCHES:

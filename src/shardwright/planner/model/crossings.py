@@ -31,11 +31,11 @@ class Crossing:
 def find_crossings(decisions: Decisions) -> tuple[Crossing, ...]:
     """List every trained activation that is read in a later block."""
     context = decisions.context
-    graph, ties = context.graph, context.ties
+    graph, ties = context.graph, context.facts.ties
     known: dict[int, float] = {}
     rows: dict[tuple[int, int], NDArray[np.float64]] = {}  # equal for equal blocks
     found: list[Crossing] = []
-    for tensor, first, last in context.passing:
+    for tensor, first, last in context.facts.passing:
         spec = graph.tensors[tensor]
         root = ties.root[spec.producer]
         position = graph.operators[spec.producer].outputs.index(tensor)
@@ -43,7 +43,7 @@ def find_crossings(decisions: Decisions) -> tuple[Crossing, ...]:
             shape = decisions.shape(tensor, spec.producer)
             seconds: list[float] = []
             for dims in decisions.domains[root]:
-                placed = context.placements(root, dims).outputs[position].value
+                placed = context.facts.placements(root, dims).outputs[position].value
                 clean = tuple(REPLICATE if p == PARTIAL else p for p in placed)
                 size = local_bytes(shape, spec.dtype, clean, decisions.mesh.sizes)
                 if size not in known:
@@ -68,4 +68,4 @@ def _transfer(decisions: Decisions, num_bytes: int) -> float:
     cost = collective_seconds(
         "transfer", num_bytes, pair, context.cluster, context.table, max(share, 1)
     )
-    return cost.seconds + context.message_seconds
+    return cost.seconds + context.prices.message_seconds

@@ -7,8 +7,10 @@ from functools import cached_property
 from typing import Self
 
 from shardwright.core.strategy import Mesh
-from shardwright.planner.model.context import Context, MessageCosts, Shape, Shapes, local_shapes
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.domains import Dims, domain, least_seconds
+from shardwright.planner.model.facts import Shape, Shapes, local_shapes
+from shardwright.planner.model.messages import MessageCosts
 from shardwright.planner.model.modes import KEEP, Mode, find_modes
 
 
@@ -46,11 +48,11 @@ class Decisions:
     @classmethod
     def of(cls, context: Context, mesh: Mesh, num_microbatches: int) -> Self:
         """List them; equal operators share their domain."""
-        ties = context.ties
+        ties = context.facts.ties
         roots = tuple(i for i, root in enumerate(ties.root) if root == i)
-        alike = {context.sort(i): i for i in reversed(roots)}
+        alike = {context.prices.sort(i): i for i in reversed(roots)}
         domains = {s: domain(context, mesh, num_microbatches, i) for s, i in alike.items()}
-        own = {i: domains[context.sort(i)] for i in roots}
+        own = {i: domains[context.prices.sort(i)] for i in roots}
         modes = find_modes(context, mesh)
         leads = [lead for lead, members in ties.classes.items() if len(members) > 1]
         return cls(
@@ -68,7 +70,7 @@ class Decisions:
     @cached_property
     def wires(self) -> MessageCosts:
         """The prices of messages on the mesh."""
-        return self.context.wires(self.mesh)
+        return self.context.prices.wires(self.mesh)
 
     @cached_property
     def least_work(self) -> tuple[float, float]:
@@ -79,9 +81,9 @@ class Decisions:
         for index in self.roots:
             options = self.domains[index]
             least = least_seconds(context, index, options, self.mesh.sizes, self.num_microbatches)
-            block = context.ties.block[index]
-            total = least * len(context.ties.classes[context.ties.class_of(block)])
-            if context.is_once(index):
+            block = context.facts.ties.block[index]
+            total = least * len(context.facts.ties.classes[context.facts.ties.class_of(block)])
+            if context.facts.is_once(index):
                 once += total
             else:
                 each += total
@@ -89,14 +91,14 @@ class Decisions:
 
     def shape(self, tensor: int, reader: int) -> Shape:
         """Return a tensor's shape before sharding as ``reader`` (or its maker) sees it."""
-        whole = self.context.is_once(reader)
-        return self.context.shape(tensor, 1 if whole else self.num_microbatches)
+        whole = self.context.facts.is_once(reader)
+        return self.context.facts.shape(tensor, 1 if whole else self.num_microbatches)
 
     def local(self, index: int, dims: Dims) -> tuple[Shapes, Shapes]:
         """Return the local input and output shapes of an operator."""
-        count = 1 if self.context.is_once(index) else self.num_microbatches
-        return local_shapes(self.context, index, dims, self.mesh.sizes, count)
+        count = 1 if self.context.facts.is_once(index) else self.num_microbatches
+        return local_shapes(self.context.facts, index, dims, self.mesh.sizes, count)
 
     def modes_of(self, block: int) -> tuple[Mode, ...]:
         """Return the modes of a block; only those that have equals choose."""
-        return self.modes if self.context.ties.class_of(block) in self.mode_of else (KEEP,)
+        return self.modes if self.context.facts.ties.class_of(block) in self.mode_of else (KEEP,)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from shardwright.core.strategy import Mesh
-from shardwright.planner.model.context import Context, local_shapes
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.space import choices
 from shardwright.planner.space.iteration import PLUS
 
@@ -14,13 +15,13 @@ Dims = tuple[str, ...]
 
 def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> tuple[Dims, ...]:
     """Return the configs to choose from. The data axis takes the sample dim wherever it can."""
-    iteration, sample = context.iteration(index), context.samples.operator_dim[index]
+    iteration, sample = context.facts.iteration(index), context.facts.samples.operator_dim[index]
     options = choices(iteration, mesh.sizes, sample, num_microbatches)
     operator, tensors = context.graph.operators[index], context.graph.tensors
     if any(tensors[operator.inputs[position]].producer < 0 for position in iteration.linear):
         # What enters from outside cannot be a partial sum.
         options = tuple([dims for dims in options if PLUS not in dims])
-    name = context.sample_names[index]
+    name = context.facts.sample_names[index]
     if context.is_strict and name and "tensor" in mesh.axes:
         place = mesh.axes.index("tensor")
         options = tuple([dims for dims in options if dims[place] != name])
@@ -35,9 +36,9 @@ def least_seconds(
 ) -> float:
     """Return the seconds of an operator, forward and backward in one of so many microbatches, split
     as well as it can be over axes of these sizes."""
-    count = 1 if context.is_once(index) else pieces
+    count = 1 if context.facts.is_once(index) else pieces
     costs = (
-        context.seconds(index, *local_shapes(context, index, dims, sizes, count))
+        context.prices.seconds(index, *local_shapes(context.facts, index, dims, sizes, count))
         for dims in options
     )
     return min(cost.forward + cost.backward for cost in costs)
@@ -54,11 +55,11 @@ def takes_at_least(
     """
     if seconds == math.inf:
         return False
-    ties = context.ties
+    ties = context.facts.ties
     weights: dict[int, float] = {}
     alike: dict[int, tuple[int, float]] = {}  # one of each sort, and its seconds if it divides
-    for index, whole in context.serial_work.items():
-        is_once, sort = context.is_once(index), context.sort(index)
+    for index, whole in context.prices.serial_work.items():
+        is_once, sort = context.facts.is_once(index), context.prices.sort(index)
         count = len(ties.classes[ties.class_of(ties.block[index])])
         weights[sort] = weights.get(sort, 0.0) + count * (rounds[1] if is_once else rounds[0])
         alike[sort] = index, whole / len(mesh.devices) / (1 if is_once else pieces)

@@ -1,17 +1,174 @@
-"""Facts about a graph and its cluster that the additive model asks for once."""
+"""Facts about a graph that every part of one search shares, whatever the cluster."""
 
 from __future__ import annotations
 
-from shardwright.core.cluster import Cluster
+from functools import cached_property
+from typing import Literal
+
 from shardwright.core.graph import OperatorGraph
-from shardwright.planner.model.ties import Ties
+from shardwright.core.halo import extended_shape
+from shardwright.core.layout import local_shape
+from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
+from shardwright.planner.lower.fold import Folder
+from shardwright.planner.lower.spread import Spreader
+from shardwright.planner.model.flows import Flow, find_flows, find_passing
+from shardwright.planner.model.saves import find_saves
+from shardwright.planner.model.ties import Ties, tie_blocks
+from shardwright.planner.space import find_samples, iterate, placements
+from shardwright.planner.space.configs import Placements
+from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.samples import State
+from shardwright.planner.space.seeds import data_dims
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
 
 
-def slowest(cluster: Cluster) -> int:
-    """Return a device of the kind that computes slowest in float32: a group waits for it."""
-    return min(
-        range(cluster.num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32")
+class Facts:
+    """What a graph says whatever the cluster, asked for once. Equal questions get equal answers."""
+
+    def __init__(self, graph: OperatorGraph) -> None:
+        self.graph = graph
+        self.samples = find_samples(graph)
+        self.ties = tie_blocks(graph, self.samples)
+        self.saves = find_saves(graph, self.ties.block)
+        self.read_last = read_last(graph, self.ties)
+        self._iterations: dict[int, Iteration] = {}
+        self._once: dict[int, bool] = {}
+        self._placements: dict[tuple[int, tuple[str, ...]], Placements] = {}
+        self._recomputed: dict[str, frozenset[int]] = {}
+        self._idle: dict[frozenset[int], frozenset[int]] = {}
+
+    def iteration(self, index: int) -> Iteration:
+        """Return the iteration space of an operator."""
+        root = self.ties.root[index]
+        if root not in self._iterations:
+            self._iterations[root] = iterate(self.graph, root)
+        return self._iterations[root]
+
+    def placements(self, index: int, dims: tuple[str, ...]) -> Placements:
+        """Return the layouts of an operator's tensors under one config."""
+        key = (self.ties.root[index], dims)
+        if key not in self._placements:
+            self._placements[key] = placements(self.iteration(index), dims)
+        return self._placements[key]
+
+    def recomputed(self, name: Literal["selective", "attention"]) -> frozenset[int]:
+        """Return the operators that run again in blocks that are recomputed in part."""
+        if name not in self._recomputed:
+            again = recomputed_operators(self.graph, name)
+            tied = frozenset(i for i, root in enumerate(self.ties.root) if root in again)
+            self._recomputed[name] = tied
+        return self._recomputed[name]
+
+    def idle(self, asked: frozenset[int]) -> frozenset[int]:
+        """Return those of the operators asked to run again that no backward needs to."""
+        if asked not in self._idle:
+            self._idle[asked] = asked - needed_again(self.graph, asked)
+        return self._idle[asked]
+
+    def is_once(self, index: int) -> bool:
+        """Whether an operator runs once per step: before the microbatches, or free of the batch."""
+        if index not in self._once:
+            operator, tensors = self.graph.operators[index], self.graph.tensors
+            is_free = all(self.samples.state[tensor] is State.FREE for tensor in operator.outputs)
+            trained = any(tensors[t].needs_gradient for t in operator.outputs) or any(
+                tensors[t].role == "parameter" for t in operator.inputs
+            )
+            self._once[index] = index in self.samples.prologue or (is_free and not trained)
+        return self._once[index]
+
+    @cached_property
+    def sample_names(self) -> tuple[str, ...]:
+        """Per operator the dim which the data axis splits, "" where it has none."""
+        graph, samples = self.graph, self.samples
+        iterations = [self.iteration(index) for index in range(len(graph.operators))]
+        names = data_dims(graph, samples, iterations)
+        return tuple("" if names[i] == PLUS else names[i] for i in range(len(names)))
+
+    @cached_property
+    def flows(self) -> tuple[Flow, ...]:
+        """The activations, equal blocks taken together."""
+        return find_flows(self.graph, self.ties)
+
+    @cached_property
+    def passing(self) -> tuple[tuple[int, int, int], ...]:
+        """The activations that pass from block to block, with the first and the last of these."""
+        return find_passing(self.graph, self.ties)
+
+    @cached_property
+    def folder(self) -> Folder:
+        """Leaves out equal blocks where strategies of deep graphs are judged."""
+        return Folder(self.graph, self.samples)
+
+    @cached_property
+    def spreader(self) -> Spreader:
+        """Makes strategies of deep graphs, quickly."""
+        return Spreader(self.folder)
+
+    @property
+    def block_buckets(self) -> tuple[tuple[int, ...], ...]:
+        """The gradients of each block, to travel together."""
+        return self.spreader.buckets
+
+    @cached_property
+    def widest(self) -> dict[int, int]:
+        """Per block, the operator with the largest result."""
+        found: dict[int, int] = {}
+        sizes = [
+            max((self.graph.tensors[tensor].bytes for tensor in operator.outputs), default=0)
+            for operator in self.graph.operators
+        ]
+        for index, block in enumerate(self.ties.block):
+            if block not in found or sizes[index] > sizes[found[block]]:
+                found[block] = index
+        return found
+
+    @cached_property
+    def hands_on(self) -> tuple[bool, ...]:
+        """Whether an operator sees no samples but its readers do (a position embedding).
+
+        Along the data axis it runs in full while its gradient comes as partial sums; lowering hands
+        those on to the parameter instead of adding them up on the way.
+        """
+        graph, dims = self.graph, self.sample_names
+        found = [False] * len(graph.operators)
+        for index in reversed(range(len(found))):
+            readers = [
+                reader
+                for tensor in graph.operators[index].outputs
+                if graph.tensors[tensor].needs_gradient
+                for reader in graph.consumers[tensor]
+            ]
+            below = all(dims[reader] != "" or found[reader] for reader in readers)
+            found[index] = dims[index] == "" and bool(readers) and below
+        return tuple(found)
+
+    def shape(self, tensor: int, num_microbatches: int) -> Shape:
+        """Return a tensor's shape in one of so many microbatches, before sharding."""
+        spec = self.graph.tensors[tensor]
+        dim = self.samples.tensor_dim[tensor]
+        if dim < 0 or num_microbatches == 1 or spec.role in ("parameter", "buffer", "constant"):
+            return spec.shape
+        shape = list(spec.shape)
+        shape[dim] //= num_microbatches
+        return tuple(shape)
+
+
+def local_shapes(
+    facts: Facts, index: int, dims: tuple[str, ...], sizes: tuple[int, ...], count: int
+) -> tuple[Shapes, Shapes]:
+    """Return the local input and output shapes of an operator in one of so many microbatches."""
+    operator, placed = facts.graph.operators[index], facts.placements(index, dims)
+    inputs = tuple(
+        extended_shape(local_shape(facts.shape(tensor, count), pair.value, sizes), pair.halos)
+        for tensor, pair in zip(operator.inputs, placed.inputs, strict=True)
     )
+    outputs = tuple(
+        local_shape(facts.shape(tensor, count), pair.value, sizes)
+        for tensor, pair in zip(operator.outputs, placed.outputs, strict=True)
+    )
+    return inputs, outputs
 
 
 def read_last(graph: OperatorGraph, ties: Ties) -> frozenset[int]:

@@ -42,7 +42,7 @@ WHOLE = Mode(name="recompute", copies=True, whole=True)
 def find_modes(context: Context, mesh: Mesh) -> tuple[Mode, ...]:
     """Return the modes to choose from, ``KEEP`` first unless something else was asked for."""
     wanted = context.training.recompute
-    whole = replace(WHOLE, idle=context.idle(frozenset(range(len(context.graph.operators)))))
+    whole = replace(WHOLE, idle=context.facts.idle(frozenset(range(len(context.graph.operators)))))
     if wanted == "blocks":
         return (whole,)
     if wanted == "selective" or wanted == "attention":  # noqa: PLR1714 - the type narrows so
@@ -57,24 +57,24 @@ def find_modes(context: Context, mesh: Mesh) -> tuple[Mode, ...]:
 
 
 def _named(context: Context, name: Literal["selective", "attention"]) -> Mode:
-    again = context.recomputed(name)
+    again = context.facts.recomputed(name)
     return Mode(
         name=f"recompute ({name})",
         operators=again,
         copies=name == "selective",
-        idle=context.idle(again),
+        idle=context.facts.idle(again),
     )
 
 
 def in_modes(context: Context, strategy: Strategy, modes: Sequence[Mode]) -> Strategy:
     """Return the strategy with every block (of ``ties.ranges``) in its mode."""
-    graph, ties, saves = context.graph, context.ties, context.saves
+    graph, ties, saves = context.graph, context.facts.ties, context.facts.saves
     apart: list[int] = []
     for tensor, spec in enumerate(graph.tensors):
         blocks = {ties.block[reader] for reader in graph.consumers[tensor]}
         if spec.producer >= 0 and len(blocks) == 1 and saves.kept_below[tensor]:
             mode = modes[blocks.pop()]
-            if mode.copies and not mode.whole and not context.is_once(spec.producer):
+            if mode.copies and not mode.whole and not context.facts.is_once(spec.producer):
                 apart.append(tensor)
     return replace(
         strategy,

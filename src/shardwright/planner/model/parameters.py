@@ -53,13 +53,13 @@ def parameter_config(
 
 def num_levels(decisions: Decisions, tensor: int) -> int:
     """Return among how many levels a trained parameter may choose."""
-    is_last = tensor in decisions.context.read_last
+    is_last = tensor in decisions.context.facts.read_last
     return LEVELS if decisions.num_microbatches == 1 and not is_last else KEEPS
 
 
 def parameter_terms(decisions: Decisions, variables: Variables) -> list[Term]:
     """Return the terms of every parameter; adds the variables of their levels."""
-    graph, ties = decisions.context.graph, decisions.context.ties
+    graph, ties = decisions.context.graph, decisions.context.facts.ties
     terms: list[Term] = []
     for tensor in graph.parameters:
         readers = graph.consumers[tensor]
@@ -85,10 +85,10 @@ def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
     )
     if position < 0:  # a root of another block reads its own parameter in this one's place
         position = _position_of_tied(decisions, tensor, reader)
-    hands_on, mesh = context.hands_on[reader], decisions.mesh
+    hands_on, mesh = context.facts.hands_on[reader], decisions.mesh
     pairs: list[Pair] = []
     for dims in decisions.domains[reader]:
-        pair = context.placements(reader, dims).inputs[position]
+        pair = context.facts.placements(reader, dims).inputs[position]
         gradient = tuple(
             PARTIAL if hands_on and name == "" and axis == "data" and size > 1 else placed
             for name, axis, size, placed in zip(
@@ -100,7 +100,7 @@ def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
 
 
 def _position_of_tied(decisions: Decisions, tensor: int, root: int) -> int:
-    graph, ties = decisions.context.graph, decisions.context.ties
+    graph, ties = decisions.context.graph, decisions.context.facts.ties
     reader = next(r for r in graph.consumers[tensor] if ties.root[r] == root)
     return graph.operators[reader].inputs.index(tensor)
 
@@ -121,7 +121,7 @@ def _home_term(decisions: Decisions, variables: Variables, tensor: int) -> Term:
                 if trained
                 else _frozen(decisions, tensor, pair)
             )
-    blocks = context.ties.classes[context.ties.block[reader]]
+    blocks = context.facts.ties.classes[context.facts.ties.block[reader]]
     config = decisions.config_of[reader]
     if not can_shard:
         return Term((config,), columns[:, :, 0], blocks)
@@ -139,7 +139,7 @@ def _frozen(decisions: Decisions, tensor: int, pair: Pair) -> NDArray[np.float64
 def _trained(decisions: Decisions, tensor: int, pair: Pair, level: int) -> NDArray[np.float64]:
     """Return the columns of one parameter at one level; equal ones are worked out once a mesh."""
     spec = decisions.context.graph.tensors[tensor]
-    is_last = tensor in decisions.context.read_last
+    is_last = tensor in decisions.context.facts.read_last
     key = (spec.shape, spec.dtype, pair, level, decisions.num_microbatches, is_last)
     known = decisions.wires.parameters
     if key not in known:
@@ -154,7 +154,7 @@ def _columns(
     """Follow what lowering does with a parameter that is gathered so often per microbatch."""
     context, wires, sizes = decisions.context, decisions.wires, decisions.mesh.sizes
     kept = parameter_config(spec.shape, pair.value, sizes, level)
-    master = context.master_dtype(spec.dtype)
+    master = context.prices.master_dtype(spec.dtype)
 
     def size(layout: Layout, dtype: str) -> int:
         return local_bytes(spec.shape, dtype, layout, sizes)
@@ -163,7 +163,11 @@ def _columns(
     sync = sync_seconds(decisions, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
     back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
-    total = context.sum_dtype(spec.dtype, decisions.num_microbatches) if level < 2 else spec.dtype
+    total = (
+        context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
+        if level < 2
+        else spec.dtype
+    )
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
         return column
@@ -181,13 +185,13 @@ def _columns(
         if feeds_back and DTYPE_BYTES[wire] < DTYPE_BYTES[total]:
             touched += 5 * source + size(pair.value, wire)
             column[KEPT] += source
-        column[EACH if level >= 2 else ONCE] += context.touch_seconds(touched)
+        column[EACH if level >= 2 else ONCE] += context.prices.touch_seconds(touched)
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.
         share = 1 - 1 / decisions.num_microbatches
         touched = size(pair.value, spec.dtype) + 2 * size(pair.value, total)
-        column[EACH] += share * context.touch_seconds(touched)
-    column[ONCE] += back + context.update_seconds(size(kept.optimizer, spec.dtype))
+        column[EACH] += share * context.prices.touch_seconds(touched)
+    column[ONCE] += back + context.prices.update_seconds(size(kept.optimizer, spec.dtype))
     state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
     column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
     if kept.rest != kept.optimizer or master != spec.dtype:
@@ -231,7 +235,7 @@ def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: i
                     column[GATHER if level >= 2 else SYNC] += sync
                     total = spec.dtype
                     if level < 2:
-                        total = context.sum_dtype(spec.dtype, decisions.num_microbatches)
+                        total = context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
                     more = local_bytes(spec.shape, total, other.value, sizes)
                     column[TRANSIENT if level >= 2 else KEPT] += more
                 if other.value != pair.value:
@@ -242,7 +246,7 @@ def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: i
                     column[:] = 0.0
                     column[EACH] = math.inf
                 columns[place] = column
-    block = context.ties.block[root]
+    block = context.facts.ties.block[root]
     scope = [decisions.config_of[home], decisions.config_of[root]]
     if level_variable is None:
         columns = columns[..., 0]

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from shardwright.core.graph import tensor_bytes
 from shardwright.core.strategy import ParameterConfig
 from shardwright.planner.model.activations import activation_terms
-from shardwright.planner.model.context import Shapes
 from shardwright.planner.model.crossings import Crossing, find_crossings
 from shardwright.planner.model.decisions import Decisions, Variables
 from shardwright.planner.model.domains import Dims
+from shardwright.planner.model.facts import Shapes
 from shardwright.planner.model.modes import KEEP, Mode
 from shardwright.planner.model.parameters import parameter_config, parameter_terms
 from shardwright.planner.model.terms import (
@@ -93,7 +93,7 @@ class Problem(Decisions):
         """Charge every block the fixed cost of one segment, forward and backward, and of those that
         run again.
         """
-        fixed, ties = self.context.segment_seconds, self.context.ties
+        fixed, ties = self.context.prices.segment_seconds, self.context.facts.ties
         terms: list[Term] = []
         for lead, members in ties.classes.items():
             modes = self.modes_of(lead)
@@ -117,22 +117,22 @@ class Problem(Decisions):
         return Term((*scope, switch), columns, blocks)
 
     def _operator_terms(self, index: int) -> list[Term]:
-        context, saves = self.context, self.context.saves
+        context, saves = self.context, self.context.facts.saves
         tensors, operator = context.graph.tensors, context.graph.operators[index]
-        column = ONCE if context.is_once(index) else EACH
-        block = context.ties.block[index]
+        column = ONCE if context.facts.is_once(index) else EACH
+        block = context.facts.ties.block[index]
         modes = self.modes_of(block)
         columns = np.zeros((NUM_COLUMNS, len(self.domains[index]), len(modes)))
         for choice, dims in enumerate(self.domains[index]):
             inputs, outputs = self.local(index, dims)
-            seconds = context.seconds(index, inputs, outputs)
+            seconds = context.prices.seconds(index, inputs, outputs)
             kept = self._kept(index, inputs, outputs)
             across = sum(
                 tensor_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
                 for p in saves.crossing[index]
             )
             working = 0
-            if context.widest[block] == index:
+            if context.facts.widest[block] == index:
                 # While the block's widest tensor is worked on, it and its gradient exist once more.
                 working = WORKING_COPIES * max(
                     tensor_bytes(shape, tensors[t].dtype)
@@ -144,12 +144,16 @@ class Problem(Decisions):
                 columns[column, choice, number] = times * seconds.forward + seconds.backward
                 columns[FLIGHT, choice, number] = across + sum(s for s, _ in kept) - dropped
                 columns[TRANSIENT, choice, number] = working + dropped
-        lead = context.ties.class_of(block)
-        return [self._switched(lead, (self.config_of[index],), columns, context.ties.classes[lead])]
+        lead = context.facts.ties.class_of(block)
+        return [
+            self._switched(
+                lead, (self.config_of[index],), columns, context.facts.ties.classes[lead]
+            )
+        ]
 
     def _kept(self, index: int, inputs: Shapes, outputs: Shapes) -> list[tuple[int, int]]:
         """Return the bytes that an operator pays for, each with the operator that makes them."""
-        saves, tensors = self.context.saves, self.context.graph.tensors
+        saves, tensors = self.context.facts.saves, self.context.graph.tensors
         operator = self.context.graph.operators[index]
         read = [
             (
@@ -186,11 +190,11 @@ class Problem(Decisions):
 
     def per_block(self, assignment: tuple[int, ...]) -> NDArray[np.float64]:
         """Return what an assignment costs in every block, by column."""
-        return per_block(self.statement.terms, assignment, len(self.context.ties.ranges))
+        return per_block(self.statement.terms, assignment, len(self.context.facts.ties.ranges))
 
     def dims(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Dims, ...]:
         """Return every operator's dims, each block following its own assignment."""
-        ties = self.context.ties
+        ties = self.context.facts.ties
         return tuple(
             self.domains[root][assignments[ties.block[index]][self.config_of[root]]]
             for index, root in enumerate(ties.root)
@@ -214,20 +218,24 @@ class Problem(Decisions):
                 continue
             reader = readers[0]
             position = context.graph.operators[reader].inputs.index(tensor)
-            pair = context.placements(reader, dims[reader]).inputs[position]
-            root = context.ties.root[reader]
+            pair = context.facts.placements(reader, dims[reader]).inputs[position]
+            root = context.facts.ties.root[reader]
             key = context.graph.operators[root].inputs[position]
             variable = self.level_of.get(key)
-            level = assignments[context.ties.block[reader]][variable] if variable is not None else 0
+            level = (
+                assignments[context.facts.ties.block[reader]][variable]
+                if variable is not None
+                else 0
+            )
             shape = context.graph.tensors[tensor].shape
             config = parameter_config(shape, pair.value, self.mesh.sizes, level)
-            stays = keeps and config.rest != pair.value and tensor in context.read_last
+            stays = keeps and config.rest != pair.value and tensor in context.facts.read_last
             configs.append(replace(config, keeps=True) if stays else config)
         return tuple(configs)
 
     def chosen_modes(self, assignments: Sequence[tuple[int, ...]]) -> tuple[Mode, ...]:
         """Return the mode of every block."""
-        ties = self.context.ties
+        ties = self.context.facts.ties
         return tuple(
             self.modes[assignments[block][self.mode_of[lead]]] if lead in self.mode_of else KEEP
             for block in range(len(ties.ranges))

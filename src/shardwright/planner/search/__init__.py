@@ -8,7 +8,8 @@ brings it before the simulator, ``local`` changes the best decision by decision 
 
 from shardwright.planner.judge.evaluate import evaluate_closely
 from shardwright.planner.judge.ties import is_simpler
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish
 from shardwright.planner.search.device import Surroundings, surroundings
 from shardwright.planner.search.existence import grown, some_plan

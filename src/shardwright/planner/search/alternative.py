@@ -5,7 +5,7 @@ What the user leaves open is searched; what is named is kept, however bad.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.core.plan import Plan
@@ -87,8 +87,7 @@ def _uses_tensor(strategy: Strategy) -> bool:
 
 
 def _judge_degrees(pool: Pool, wish: Wish) -> None:
-    context = pool.context
-    context.is_strict = True
+    context = pool.context = replace(pool.context, is_strict=True)
     stages, tensor = wish.stages or 1, wish.tensor or 1
     data = wish.data or max(1, context.num_devices // (stages * tensor))
     needed = data * tensor * stages
@@ -102,9 +101,9 @@ def _judge_degrees(pool: Pool, wish: Wish) -> None:
         counts = (wish.microbatches,)
     if wish.zero is None and wish.recompute is None:
         shape = Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
-        if stages > len(context.ties.ranges):
+        if stages > len(context.facts.ties.ranges):
             raise InputError(
-                f"pp {stages} needs as many blocks, but the model has {len(context.ties.ranges)}"
+                f"pp {stages} needs as many blocks, but the model has {len(context.facts.ties.ranges)}"
             )
         run(pool, partial(of_shape, shape))
         run(pool, shortlist)

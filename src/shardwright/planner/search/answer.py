@@ -117,8 +117,8 @@ def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
     notes = list(context.graph.notes)
     if not found.is_complete:
         notes.append("the search did not end: this is the best found so far, without a bound")
-    if context.samples.blocker:
-        notes.append(f"one microbatch only: {context.samples.blocker}")
+    if context.facts.samples.blocker:
+        notes.append(f"one microbatch only: {context.facts.samples.blocker}")
     return Plan(
         strategy=evaluation.strategy,
         predicted=evaluation.objective,
@@ -216,6 +216,6 @@ def _remedy(found: Findings, nearest: Evaluation) -> str:
     ways = [f"use about {more} such devices", "a smaller global batch", "shorter sequences"]
     if found.context.training.precision not in MIXED:
         ways.append("bfloat16 precision")
-    if found.context.samples.blocker:
-        ways.append(f"a model that allows microbatches ({found.context.samples.blocker})")
+    if found.context.facts.samples.blocker:
+        ways.append(f"a model that allows microbatches ({found.context.facts.samples.blocker})")
     return ", ".join(ways[:-1]) + " or " + ways[-1]

@@ -196,7 +196,7 @@ def _relaxed_bound(
 def _bound_weights(problem: Problem, arrangement: Arrangement, mean: float) -> Weights:
     p, m = arrangement.stages, arrangement.microbatches
     rounds, once = least_rounds(p, m, arrangement.schedule)
-    axes, sorts = len(problem.mesh.sizes), len(problem.context.ties.classes)
+    axes, sorts = len(problem.mesh.sizes), len(problem.context.facts.ties.classes)
     exposed = exposed_share(problem.context, axes)
     exposed += (1 - mean) / mean / channels(axes) * m / p / rounds
     return Weights(
@@ -385,7 +385,7 @@ def transfers(
     problem: Problem, arrangement: Arrangement, assignments: tuple[Assignment, ...]
 ) -> NDArray[np.float64]:
     """Return, per block, the seconds of receiving what crosses into it if a stage begins there."""
-    result = np.zeros(len(problem.context.ties.ranges))
+    result = np.zeros(len(problem.context.facts.ties.ranges))
     if arrangement.stages == 1:
         return result
     for crossing in problem.crossings:
@@ -396,7 +396,7 @@ def transfers(
 
 def to_strategy(context: Context, candidate: Candidate) -> Strategy:
     """Write a candidate as a strategy."""
-    problem, arrangement, ties = candidate.problem, candidate.arrangement, context.ties
+    problem, arrangement, ties = candidate.problem, candidate.arrangement, context.facts.ties
     count = len(candidate.starts)
     stage_of = np.zeros(len(ties.ranges), dtype=int)
     for start in candidate.starts[1:]:

@@ -15,7 +15,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import NoPlan
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
@@ -36,7 +37,7 @@ def small_plan(
     stop: Callable[[], bool] | None = None,
 ) -> Plan | None:
     """Return the first plan found within ``limit`` bytes per device, None where none was."""
-    pool = Pool(Context(graph, cluster, table, training), limit, stop=stop)
+    pool = Pool(Context.of(graph, cluster, table, training), limit, stop=stop)
     run(pool, descended)
     return make_plan(pool.findings(), pool.fitting[0], 0) if pool.fitting else None
 
@@ -55,8 +56,8 @@ def some_plan(
     if goal.deadline == math.inf:
         limit = room(cluster, limits)
         return small_plan(graph, cluster, table, training=training, limit=limit, stop=stop)
-    context = Context(graph, cluster, table, training)
-    if context.serial_seconds / cluster.num_devices > goal.deadline:
+    context = Context.of(graph, cluster, table, training)
+    if context.prices.serial_seconds / cluster.num_devices > goal.deadline:
         return None  # not even if all work divided evenly
     is_met = False
 

@@ -10,10 +10,11 @@ from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
 from shardwright.planner.model.arrangements import Arrangement
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.parameters import KEEPS
 from shardwright.planner.model.problem import Problem
+from shardwright.planner.model.training import Training
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.samples import State
 
@@ -99,7 +100,7 @@ def _free_word(problem: Problem, assignments: Iterable[tuple[int, ...]], num_axe
 
 def _weights(context: Context, root: int) -> list[int]:
     """Return at which positions an operator reads what is trained and knows no samples."""
-    graph, state = context.graph, context.samples.state
+    graph, state = context.graph, context.facts.samples.state
     return [
         position
         for position, tensor in enumerate(graph.operators[root].inputs)
@@ -109,10 +110,10 @@ def _weights(context: Context, root: int) -> list[int]:
 
 def _role(context: Context, root: int, weights: list[int], name: str) -> str:
     """Return what an axis is to an operator that splits a dim of this name over it."""
-    iteration = context.iteration(root)
+    iteration = context.facts.iteration(root)
     if name in ("", PLUS):
         return ""
-    if name == context.sample_names[root]:
+    if name == context.facts.sample_names[root]:
         return "data"
     if any(name in iteration.inputs[position] for position in weights):
         return "tensor"

@@ -19,7 +19,8 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
 from shardwright.planner.model.arrangements import global_batch
-from shardwright.planner.model.context import Context, local_shapes
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.schedule import order_of
 from shardwright.planner.search.labels import with_dtype
 from shardwright.planner.space import Placement, check_strategy, place_modules
@@ -100,7 +101,7 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
         named = _few_and_many(context, seed, is_asked=True)
-        check_strategy(context.graph, named.few, context.samples)
+        check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {text} is impossible here: {error}") from error
     mesh = named.few.meshes[0]
@@ -122,8 +123,8 @@ def _placed(context: Context, placement: Placement) -> Strategy:
             f"{placement.name} names device {highest}, but the cluster has {count}: 0 to {count - 1}"
         )
     try:
-        made = _trained(context, place_modules(context.graph, placement, context.samples))
-        check_strategy(context.graph, made, context.samples)
+        made = _trained(context, place_modules(context.graph, placement, context.facts.samples))
+        check_strategy(context.graph, made, context.facts.samples)
         order_of(made)
         return made
     except ValueError as error:
@@ -134,25 +135,25 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     """Bound a strategy of one stage from below: all operators on their shards, the update, and the
     activations' messages over the axes that carry most (those over others may overlap them).
     """
-    wires, graph = context.wires(strategy.meshes[0]), context.graph
+    wires, graph = context.prices.wires(strategy.meshes[0]), context.graph
     sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
     links: dict[tuple[int, ...], float] = {}
-    weights = context.folder.weights(strategy)
+    weights = context.facts.folder.weights(strategy)
     total = _update(context, strategy, dict(weights))
     for index, times in weights:
         operator, dims = graph.operators[index], strategy.configs[index].dims
-        placed = context.placements(index, dims)
-        count = 1 if context.is_once(index) else pieces
-        local = local_shapes(context, index, dims, sizes, count)
-        work = context.seconds(index, *local)
+        placed = context.facts.placements(index, dims)
+        count = 1 if context.facts.is_once(index) else pieces
+        local = local_shapes(context.facts, index, dims, sizes, count)
+        work = context.prices.seconds(index, *local)
         total += times * count * (work.forward + work.backward)
         for tensor, pair in zip(operator.inputs, placed.inputs, strict=True):
             spec = graph.tensors[tensor]
             if spec.producer < 0 or not spec.needs_gradient:
                 continue
             made = _made_as(context, strategy, tensor)
-            shape = context.shape(tensor, pieces)
+            shape = context.facts.shape(tensor, pieces)
             ways = ((made.value, pair.value), (pair.gradient, made.gradient))
             for sort, way in enumerate(ways):
                 if (tensor, sort, way) not in seen:
@@ -172,7 +173,7 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
 def _update(context: Context, strategy: Strategy, times: dict[int, int]) -> float:
     """Bound the seconds of adding gradients up, of the update, and of what follows it; by how many
     each operator stands for counts what it reads first."""
-    wires, graph = context.wires(strategy.meshes[0]), context.graph
+    wires, graph = context.prices.wires(strategy.meshes[0]), context.graph
     sizes, again = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches - 1
     sorts = 2 ** sum(size > 1 for size in sizes) - 1  # of groups, whose messages may overlap
     total = 0.0
@@ -181,14 +182,14 @@ def _update(context: Context, strategy: Strategy, times: dict[int, int]) -> floa
         count = times.get(readers[0], 0) if readers else 1
         if not spec.needs_gradient or not count:
             continue
-        master = context.master_dtype(spec.dtype)
+        master = context.prices.master_dtype(spec.dtype)
         back = wires.reshard(spec.shape, master, config.optimizer, config.rest)
         total += count * back / max(sorts, 1)
         own = local_bytes(spec.shape, spec.dtype, config.optimizer, sizes)
-        total += count * context.update_seconds(own)
+        total += count * context.prices.update_seconds(own)
         if config.sync == "step":
             kept = local_bytes(spec.shape, spec.dtype, config.rest, sizes)
-            total += count * again * context.touch_seconds(3 * kept)
+            total += count * again * context.prices.touch_seconds(3 * kept)
     return total if total < math.inf else 0.0
 
 
@@ -196,7 +197,7 @@ def _made_as(context: Context, strategy: Strategy, tensor: int) -> Pair:
     """Return how the maker of a tensor lays it out."""
     maker = context.graph.tensors[tensor].producer
     position = context.graph.operators[maker].outputs.index(tensor)
-    return context.placements(maker, strategy.configs[maker].dims).outputs[position]
+    return context.facts.placements(maker, strategy.configs[maker].dims).outputs[position]
 
 
 def _legal(context: Context, seeds: list[Seed] | list[Grid]) -> Iterator[Named]:
@@ -230,9 +231,13 @@ def _or(few: Strategy, context: Context, more: Seed) -> Strategy:
 def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
     """Return a named strategy as it trains here. Raises ValueError where it is impossible."""
     if isinstance(seed, Seed):
-        made = context.spreader.spread(lambda graph, samples: seed_strategy(graph, seed, samples))
+        made = context.facts.spreader.spread(
+            lambda graph, samples: seed_strategy(graph, seed, samples)
+        )
     else:
-        made = context.spreader.spread(lambda graph, samples: grid_strategy(graph, seed, samples))
+        made = context.facts.spreader.spread(
+            lambda graph, samples: grid_strategy(graph, seed, samples)
+        )
     return _trained(context, made)
 
 
@@ -263,7 +268,7 @@ def _most(context: Context, seed: Seed | Grid) -> int:
     pieces = seed.data * seed.expert if isinstance(seed, Seed) else seed.row_pieces
     samples = global_batch(context) // pieces
     count = 1
-    if samples and not context.samples.blocker:
+    if samples and not context.facts.samples.blocker:
         count = min(samples & -samples, MOST_MICROBATCHES)
     return max(count, seed.num_microbatches)
 
@@ -376,7 +381,7 @@ def _has_images(context: Context) -> bool:
 
 def _slides(context: Context) -> bool:
     """Whether the model slides windows over images, so that splitting these is worth a thought."""
-    return any(context.iteration(root).windows for root in set(context.ties.root))
+    return any(context.facts.iteration(root).windows for root in set(context.facts.ties.root))
 
 
 def _grid(context: Context, name: str) -> Grid | None:
@@ -413,7 +418,7 @@ def _seeds(context: Context) -> list[Seed]:
     experts = _expert_width(context)
     if experts > 1 and batch % count == 0:
         seeds.append(Seed(data=count // experts, expert=experts))
-    if stages > 1 and not context.samples.blocker and batch % (count // stages * stages) == 0:
+    if stages > 1 and not context.facts.samples.blocker and batch % (count // stages * stages) == 0:
         seeds.append(Seed(data=count // stages, stages=stages, num_microbatches=stages))
     return seeds
 
@@ -429,7 +434,7 @@ def _tensor_width(context: Context) -> int:
 def _expert_width(context: Context) -> int:
     """Return over how many devices the experts can lie: all, or the largest divisor that divides."""
     count = context.num_devices
-    iterations = [context.iteration(index) for index in range(len(context.graph.operators))]
+    iterations = [context.facts.iteration(index) for index in range(len(context.graph.operators))]
     return max(
         width
         for width in range(1, count + 1)
@@ -438,5 +443,5 @@ def _expert_width(context: Context) -> int:
 
 
 def _stage_count(context: Context, chunks: int = 1) -> int:
-    limit = max(1, min(4, len(context.ties.ranges) // chunks))
+    limit = max(1, min(4, len(context.facts.ties.ranges) // chunks))
     return max(s for s in range(1, limit + 1) if context.num_devices % s == 0)

@@ -41,7 +41,7 @@ def refit(context: Context, measured: Mapping[Strategy, float]) -> CostTable:
     Least squares on the logarithms of step times, by Gauss and Newton on the simulator itself, each
     factor held to 1 by what is expected of it. Costs O(rounds x factors x plans) simulations.
     """
-    programs = [lower(context.graph, one, context.samples) for one in measured]
+    programs = [lower(context.graph, one, context.facts.samples) for one in measured]
     if not programs:
         return context.table
     names = _names(programs)

@@ -16,7 +16,8 @@ from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
@@ -89,7 +90,7 @@ def survey(
     stop: Callable[[], bool] | None = None,
 ) -> Survey:
     """Search, and return besides the frontier all that was looked at; arguments as for ``search``."""
-    session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
+    session = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)
     if seed_plan:
         pool = session.pool(cluster.num_devices)
         run(pool, partial(asked, seed_plan))
@@ -127,7 +128,7 @@ def sample(
 
     ``spent`` says which fraction of the budget so many proposals have used.
     """
-    context = Context(graph, cluster, table, training)
+    context = Context.of(graph, cluster, table, training)
     return walk(context, room(cluster, limits), chain, spent, progress=progress, stop=stop)
 
 
@@ -146,7 +147,7 @@ def curve(
 
     Raises NoPlan where none does.
     """
-    session = _Session(Context(graph, cluster, table, training), limits, progress, stop)
+    session = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)
     found = [findings for _, findings in session.each()]
     fitting = [findings for findings in found if findings.fitting]
     # Where nothing fits, the answer on most devices says what is missing.
@@ -163,7 +164,7 @@ def why_not(
     limits: Limits = NO_LIMITS,
 ) -> Plan:
     """Return the best plan that does what a user has in mind, whether it fits or not."""
-    session = _Session(Context(graph, cluster, table, training), limits, None, None)
+    session = _Session(Context.of(graph, cluster, table, training), limits, None, None)
     return alternative(session.pool(cluster.num_devices), wish)
 
 
@@ -215,7 +216,7 @@ class _Session:
     def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
         """Search on every number of devices in turn, fewest first, but for those that would miss the
         deadline even if all work divided evenly."""
-        cluster, least = self.context.cluster, self.context.serial_seconds / deadline
+        cluster, least = self.context.cluster, self.context.prices.serial_seconds / deadline
         numbers = [
             number
             for number in device_numbers(cluster)

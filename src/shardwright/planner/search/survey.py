@@ -18,7 +18,8 @@ from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation, weigh
 from shardwright.planner.judge.ties import NEAR, Doubts, complexity, half_width_between
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, make_plan
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.labels import told_apart
@@ -81,7 +82,7 @@ class Survey:
             try:
                 seed = Seed(data=context.num_devices, num_microbatches=count)
                 strategy = as_strategy(context, seed)
-                if not context.folder.is_long:
+                if not context.facts.folder.is_long:
                     strategy = replace(strategy, gradient_sync=capped_sync(context.graph))
                 plan = self.plan(strategy)
             except ValueError:
@@ -201,7 +202,7 @@ def surveyed(
 ) -> Survey:
     """Return a survey of a frontier that was found before, so that other strategies can be laid
     beside its plans; nothing is searched, and nothing proved."""
-    context = Context(graph, cluster, table, training)
+    context = Context.of(graph, cluster, table, training)
     found = Findings(
         context=context,
         limit=room(cluster),

@@ -36,7 +36,7 @@ def of(proposals: int):
 
 
 def context(graph: OperatorGraph, hosts: int = 1, devices: int = 4) -> Context:
-    return Context(graph, cluster(hosts, devices, **SLOW), CostTable(), Training())
+    return Context.of(graph, cluster(hosts, devices, **SLOW), CostTable(), Training())
 
 
 def walked(where: Context, proposals: int, **chain: object):
@@ -175,7 +175,7 @@ def test_progress_shows_the_best_so_far_and_never_goes_back() -> None:
 
 def test_a_memory_limit_is_kept_although_data_parallelism_breaks_it() -> None:
     graph, where = residual(batch=4, width=256, depth=3), cluster(1, 4, **SLOW)
-    here = Context(graph, where, CostTable(), Training())
+    here = Context.of(graph, where, CostTable(), Training())
     limit = 0.8 * evaluate(here, as_strategy(here, Seed(data=4))).bytes
     frontier = sample(graph, where, CostTable(), Chain(), of(60), limits=Limits(memory_bytes=limit))
     assert all(plan.predicted.peak_bytes <= limit for plan in frontier.plans)

@@ -31,7 +31,7 @@ MACHINE = cluster(2, 2, flops=1e10, near=1e9, far=1e8)
 
 
 def context(machine: Cluster = MACHINE) -> Context:
-    return Context(GRAPH, machine, CostTable(), Training())
+    return Context.of(GRAPH, machine, CostTable(), Training())
 
 
 @functools.cache

@@ -212,7 +212,7 @@ class Walk:
         if any(known.seconds <= mine[0] and known.bytes <= mine[1] for known in self._front):
             return
         try:
-            check(lower(self.context.graph, evaluation.strategy, self.context.samples))
+            check(lower(self.context.graph, evaluation.strategy, self.context.facts.samples))
         except ValueError:
             return
         self._front = [

@@ -43,12 +43,12 @@ class Space:
         self.number = {tensor: n for n, tensor in enumerate(context.graph.parameters)}
         self._choices: dict[tuple[int, tuple[int, ...], int], tuple[Dims, ...]] = {}
         self._equals: dict[int, list[int]] = {}
-        for index, root in enumerate(context.ties.root):
+        for index, root in enumerate(context.facts.ties.root):
             self._equals.setdefault(root, []).append(index)
 
     def equals(self, index: int) -> list[int]:
         """Return the operators at the same place of equal blocks, this one among them."""
-        return self._equals[self.context.ties.root[index]]
+        return self._equals[self.context.facts.ties.root[index]]
 
     def parameters_of(self, index: int) -> list[int]:
         """Return the parameters that an operator reads, as tensors."""
@@ -62,11 +62,13 @@ class Space:
 
     def splits(self, index: int, sizes: tuple[int, ...], num_microbatches: int) -> tuple[Dims, ...]:
         """Return every split of an operator over axes of these sizes."""
-        context, root = self.context, self.context.ties.root[index]
+        context, root = self.context, self.context.facts.ties.root[index]
         key = (root, sizes, num_microbatches)
         if key not in self._choices:
-            sample = context.samples.operator_dim[root]
-            self._choices[key] = choices(context.iteration(root), sizes, sample, num_microbatches)
+            sample = context.facts.samples.operator_dim[root]
+            self._choices[key] = choices(
+                context.facts.iteration(root), sizes, sample, num_microbatches
+            )
         return self._choices[key]
 
     def legal(self, strategy: Strategy, index: int, mesh: int) -> list[Dims]:
@@ -77,7 +79,10 @@ class Space:
 
     def layout(self, index: int, dims: Dims, tensor: int) -> Layout:
         """Return how a tensor lies as one of its makers or readers makes or wants it."""
-        operator, placed = self.context.graph.operators[index], self.context.placements(index, dims)
+        operator, placed = (
+            self.context.graph.operators[index],
+            self.context.facts.placements(index, dims),
+        )
         if tensor in operator.outputs:
             return placed.outputs[operator.outputs.index(tensor)].value
         return placed.inputs[operator.inputs.index(tensor)].value
@@ -86,11 +91,11 @@ class Space:
         """Return the seconds of an operator's work in one microbatch, split so."""
         context, pieces = self.context, strategy.pipeline.num_microbatches
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
-        placed, operator = context.placements(index, dims), context.graph.operators[index]
+        placed, operator = context.facts.placements(index, dims), context.graph.operators[index]
         shapes = [
             tuple(
                 local_shape(
-                    context.shape(tensor, pieces),
+                    context.facts.shape(tensor, pieces),
                     tuple(max(place, PARTIAL) for place in pair.value),
                     sizes,
                 )
@@ -101,7 +106,7 @@ class Space:
                 (operator.outputs, placed.outputs),
             )
         ]
-        cost = context.seconds(index, shapes[0], shapes[1])
+        cost = context.prices.seconds(index, shapes[0], shapes[1])
         return cost.forward + cost.backward
 
     def weight(self, tensor: int) -> int:
@@ -133,14 +138,14 @@ class Space:
         """Return how that is made in which an operator is linear, () where on another mesh."""
         context, found = self.context, list[Layout]()
         operator = context.graph.operators[index]
-        for position in context.iteration(index).linear:
+        for position in context.facts.iteration(index).linear:
             tensor = operator.inputs[position]
             producer = context.graph.tensors[tensor].producer
             layout: Layout = ()
             if producer >= 0 and strategy.configs[producer].mesh == mesh:
                 place = context.graph.operators[producer].outputs.index(tensor)
                 dims = strategy.configs[producer].dims
-                layout = context.placements(producer, dims).outputs[place].value
+                layout = context.facts.placements(producer, dims).outputs[place].value
             found.append(layout)
         return found
 
@@ -235,7 +240,7 @@ def _home(space: Space, strategy: Strategy, tensor: int) -> tuple[Layout, tuple[
     first = min(readers, key=lambda reader: strategy.configs[reader].mesh)
     config = strategy.configs[first]
     position = graph.operators[first].inputs.index(tensor)
-    placed = space.context.placements(first, config.dims)
+    placed = space.context.facts.placements(first, config.dims)
     return placed.inputs[position].value, strategy.meshes[config.mesh].sizes
 
 

@@ -221,7 +221,7 @@ class Proposals:
         if self.random.random() < 0.5:
             again = set(strategy.recompute_operators) ^ set(members)
             return replace(strategy, recompute_operators=tuple(sorted(again)))
-        ties = self.space.context.ties
+        ties = self.space.context.facts.ties
         blocks = {ties.number[ties.block[member]] for member in members}
         return replace(strategy, recompute=tuple(sorted(set(strategy.recompute) ^ blocks)))
 

@@ -158,7 +158,7 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
     def add(operator: int, tensor: int, purpose: str, seconds: float) -> None:
         place = context.graph.operators[operator].outputs
         output = place.index(tensor) if tensor in place else tensor
-        key = (context.ties.root[operator], output, purpose)
+        key = (context.facts.ties.root[operator], output, purpose)
         first = found.get(key, (operator, tensor, 0.0))
         found[key] = (first[0], first[1], first[2] + seconds)
 
@@ -195,7 +195,7 @@ def _shares(context: Context, program: Program, item: int) -> list[tuple[int, fl
     costs: list[float] = []
     for call in calls:
         shapes = tuple(program.values[value].shape for value in call.operands)
-        cost = context.seconds(call.operator, shapes, call.result_shapes)
+        cost = context.prices.seconds(call.operator, shapes, call.result_shapes)
         costs.append(cost.forward + cost.backward)
     total = sum(costs) or math.inf
     return [(call.operator, cost / total) for call, cost in zip(calls, costs, strict=True)]
@@ -381,7 +381,7 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
 
 def _other_cuts(space: Space, strategy: Strategy) -> Iterator[Strategy]:
     """Give a block at the edge of a stage to the stage beside it."""
-    ranges, configs = space.context.ties.ranges, strategy.configs
+    ranges, configs = space.context.facts.ties.ranges, strategy.configs
     for left, right in itertools.pairwise(ranges):
         here, there = configs[left[1] - 1].mesh, configs[right[0]].mesh
         if there != here + 1 or strategy.meshes[here].sizes != strategy.meshes[there].sizes:

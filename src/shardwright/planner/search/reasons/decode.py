@@ -106,7 +106,7 @@ def _alike(one: Mesh, other: Mesh) -> bool:
 def _starts(context: Context, strategy: Strategy) -> tuple[int, ...] | None:
     """Return the first block of every stage; None where a stage is no run of whole blocks."""
     stages: list[int] = []
-    for first, stop in context.ties.ranges:
+    for first, stop in context.facts.ties.ranges:
         found = {config.mesh for config in strategy.configs[first:stop]}
         if len(found) > 1:
             return None
@@ -130,7 +130,7 @@ def _levels(problem: Problem, strategy: Strategy) -> dict[int, int]:
     for tensor, variable in problem.level_of.items():
         reader = context.graph.consumers[tensor][0]
         position = context.graph.operators[reader].inputs.index(tensor)
-        use = context.placements(reader, strategy.configs[reader].dims).inputs[position].value
+        use = context.facts.placements(reader, strategy.configs[reader].dims).inputs[position].value
         shape = context.graph.tensors[tensor].shape
         levels = [
             parameter_config(shape, use, sizes, level)
@@ -146,7 +146,7 @@ def _levels(problem: Problem, strategy: Strategy) -> dict[int, int]:
 def _same(problem: Problem, tensor: int, config: ParameterConfig) -> Iterator[ParameterConfig]:
     """Yield a config and what the additive model does not tell from it: of one microbatch gradients
     are summed once either way, and what the last block gathers it always keeps."""
-    last = tensor in problem.context.read_last
+    last = tensor in problem.context.facts.read_last
     for keeps in dict.fromkeys((config.keeps and not last, False)):
         yield replace(config, keeps=keeps)
         if problem.num_microbatches == 1:
@@ -155,7 +155,7 @@ def _same(problem: Problem, tensor: int, config: ParameterConfig) -> Iterator[Pa
 
 
 def _modes(problem: Problem, strategy: Strategy) -> dict[int, int]:
-    count = len(problem.context.ties.ranges)
+    count = len(problem.context.facts.ties.ranges)
     told = [in_modes(problem.context, strategy, [mode] * count) for mode in problem.modes]
     found: dict[int, int] = {}
     for lead, variable in problem.mode_of.items():
@@ -169,7 +169,7 @@ def _modes(problem: Problem, strategy: Strategy) -> dict[int, int]:
 
 def _again(problem: Problem, strategy: Strategy, block: int) -> tuple[object, ...]:
     """Return what a block makes again: all, operators, copies."""
-    ties, graph = problem.context.ties, problem.context.graph
+    ties, graph = problem.context.facts.ties, problem.context.graph
     first, stop = ties.ranges[block]
     apart = [
         tensor

@@ -12,7 +12,8 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
-from shardwright.planner.model.context import Context, Training
+from shardwright.planner.model.context import Context
+from shardwright.planner.model.training import Training
 from shardwright.planner.search.reasons.decode import Decoded, decode
 from shardwright.planner.search.reasons.neighbours import Rivalry
 from shardwright.planner.search.reasons.sensitivity import price_choices, sensitivity
@@ -39,7 +40,7 @@ def explain(
 
     Deterministic. ``tell`` hears what is being done and how much of it is (0 to 1).
     """
-    context = Context(graph, cluster, table, training).on(len(plan.strategy.devices))
+    context = Context.of(graph, cluster, table, training).on(len(plan.strategy.devices))
     place = decode(context, plan.strategy)
     decisions: tuple[Decision, ...] = ()
     prices: tuple[ShadowPrice, ...] = ()
@@ -53,7 +54,7 @@ def explain(
         decisions, prices, byte_seconds, more = _inside(context, place, plan, limit, tell)
         notes += more
     tell("shadow prices", 0.95)
-    program = lower(graph, plan.strategy, context.samples)
+    program = lower(graph, plan.strategy, context.facts.samples)
     prices += hardware_prices(program, graph, cluster, table)
     return Reasons(
         decisions=decisions, prices=prices, byte_seconds=byte_seconds, notes=tuple(notes)

@@ -73,7 +73,7 @@ def _filled(
     context: Context, home: Arrangement, stages: int, data: int, outer: int, tensor: int
 ) -> list[Arrangement]:
     """Return the arrangement of these degrees with as many microbatches as now, and as fill it."""
-    if stages > len(context.ties.ranges):
+    if stages > len(context.facts.ties.ranges):
         return []
     counts = microbatch_counts(context, data, stages)
     if not counts:

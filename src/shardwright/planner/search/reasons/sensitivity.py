@@ -168,7 +168,7 @@ def sensitivity(context: Context, prices: Prices, count: int) -> tuple[Decision,
 
 def _choices(context: Context, prices: Prices) -> Iterator[_Choice]:
     """Yield every decision worth a line with its runner-up."""
-    problem, ties, graph = prices.standing.problem, context.ties, context.graph
+    problem, ties, graph = prices.standing.problem, context.facts.ties, context.graph
     for root in _anchors(context, problem):
         operator = graph.operators[root]
         yield from _against(
@@ -225,13 +225,15 @@ def _anchors(context: Context, problem: Problem) -> list[int]:
         operator = graph.operators[root]
         inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
         outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
-        cost = context.seconds(root, inputs, outputs)
-        times = len(context.ties.classes[context.ties.class_of(context.ties.block[root])])
+        cost = context.prices.seconds(root, inputs, outputs)
+        times = len(
+            context.facts.ties.classes[context.facts.ties.class_of(context.facts.ties.block[root])]
+        )
         work[root] = times * (cost.forward + cost.backward)
     return [
         root
         for root in problem.roots
-        if work[root] >= HEAVY * context.serial_seconds
+        if work[root] >= HEAVY * context.prices.serial_seconds
         or any(graph.tensors[t].role == "parameter" for t in graph.operators[root].inputs)
     ]
 
@@ -263,7 +265,7 @@ def _simulated(context: Context, prices: Prices, assignment: tuple[int, ...]) ->
     candidate = Candidate(
         arrangement=place.arrangement,
         problem=place.problem,
-        assignments=(assignment,) * len(context.ties.ranges),
+        assignments=(assignment,) * len(context.facts.ties.ranges),
         starts=place.starts,
         seconds=math.nan,
         least_seconds=math.nan,

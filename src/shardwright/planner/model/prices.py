@@ -1,0 +1,138 @@
+"""What operators, messages and updates cost on one cluster, asked for once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.core.cluster import Cluster
+from shardwright.core.costs import CostTable
+from shardwright.core.strategy import MIXED, Mesh
+from shardwright.planner.cost import ShardPrices
+from shardwright.planner.cost.burden import message_burden
+from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.update import update_seconds
+from shardwright.planner.model.facts import Facts, Shapes
+from shardwright.planner.model.messages import MessageCosts
+from shardwright.planner.model.training import Training
+
+# About the seconds of starting a message, where nobody measured them.
+STARTING = 5e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Forward and backward of one operator shard."""
+
+    forward: float
+    backward: float
+
+
+class Prices:
+    """What the operators, messages and updates of a graph cost on a cluster, asked for once."""
+
+    def __init__(
+        self, facts: Facts, cluster: Cluster, table: CostTable, training: Training
+    ) -> None:
+        self.facts = facts
+        self.cluster = cluster
+        self.table = table
+        self.training = training
+        self.segment_seconds = table.overhead_map.get("segment_seconds", 0.0)
+        self.message_seconds = table.overhead_map.get("message_seconds", 0.0)
+        self.shards = ShardPrices(cluster, table)
+        self._rates = self.shards.rates(slowest(cluster), training.precision)
+        self._sorts: dict[object, int] = {}
+        self._sort_of: dict[int, int] = {}
+        self._shard_sort_of: dict[int, int] = {}
+        self._seconds: dict[tuple[int, Shapes, Shapes], Seconds] = {}
+        self._wires: dict[Mesh, MessageCosts] = {}
+        self._starting: dict[int, float] = {}
+
+    def wires(self, mesh: Mesh) -> MessageCosts:
+        """Return the prices of messages on a mesh, the same for every number of microbatches."""
+        if mesh not in self._wires:
+            self._wires[mesh] = MessageCosts(self.cluster, self.table, self.message_seconds, mesh)
+        return self._wires[mesh]
+
+    def seconds(self, index: int, inputs: Shapes, outputs: Shapes) -> Seconds:
+        """Price an operator shard; one sort of operator with equal local shapes has one price."""
+        sort = self._shard_sort(index)
+        key = (sort, inputs, outputs)
+        if key not in self._seconds:
+            forward, backward = [
+                self.shards.cost(
+                    self.facts.graph, index, sort, (inputs, outputs), phase, self._rates
+                )
+                for phase in ("forward", "backward")
+            ]
+            self._seconds[key] = Seconds(forward=forward.seconds, backward=backward.seconds)
+        return self._seconds[key]
+
+    def sort(self, index: int) -> int:
+        """Number operators by all that decides what configs each may have and how long they take."""
+        if index not in self._sort_of:
+            tensors, operator = self.facts.graph.tensors, self.facts.graph.operators[index]
+            roles = tuple(
+                [tensors[t].role if tensors[t].producer < 0 else "" for t in operator.inputs]
+            )
+            sample = (self.facts.samples.operator_dim[index], self.facts.sample_names[index])
+            key = (self._shard_sort(index), self.facts.is_once(index), roles, *sample)
+            self._sort_of[index] = self._sorts.setdefault(key, len(self._sorts))
+        return self._sort_of[index]
+
+    def _shard_sort(self, index: int) -> int:
+        """Number operators by everything but local shapes that decides their duration."""
+        if index not in self._shard_sort_of:
+            self._shard_sort_of[index] = self.shards.sort(self.facts.graph, index)
+        return self._shard_sort_of[index]
+
+    @cached_property
+    def serial_work(self) -> dict[int, float]:
+        """The seconds of every (root) operator on one device, unsplit."""
+        graph, found = self.facts.graph, dict[int, float]()
+        for index in dict.fromkeys(self.facts.ties.root):
+            operator = graph.operators[index]
+            inputs = tuple(graph.tensors[tensor].shape for tensor in operator.inputs)
+            outputs = tuple(graph.tensors[tensor].shape for tensor in operator.outputs)
+            cost = self.seconds(index, inputs, outputs)
+            found[index] = cost.forward + cost.backward
+        return found
+
+    @cached_property
+    def serial_seconds(self) -> float:
+        """The seconds of all operators on one device, unsplit."""
+        return sum(self.serial_work[root] for root in self.facts.ties.root)
+
+    def master_dtype(self, dtype: str) -> str:
+        """Return the dtype in which the optimizer keeps a parameter of ``dtype``."""
+        return "float32" if self.training.precision in MIXED else dtype
+
+    def sum_dtype(self, dtype: str, num_microbatches: int) -> str:
+        """Return the dtype in which gradients of so many microbatches of a parameter add up."""
+        adds_wide = num_microbatches > 1 and self.training.accumulation == "float32"
+        return self.master_dtype(dtype) if adds_wide else dtype
+
+    def update_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of the optimizer on a master parameter of so many bytes."""
+        states, kind = self.training.optimizer_states, self._rates.kind
+        return update_seconds(num_bytes, states, kind, self.table).seconds
+
+    def touch_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of so many bytes, read and written together, through the memory."""
+        return memory_seconds(num_bytes, self._rates.kind)
+
+    def starting(self, num_devices: int) -> float:
+        """About the seconds of starting a message over so many devices: what merging two saves."""
+        everyone = tuple(range(num_devices))
+        if num_devices not in self._starting:
+            burden = message_burden("all_reduce", 1.0, everyone, self.cluster, self.table)
+            self._starting[num_devices] = STARTING + burden.held
+        return self._starting[num_devices]
+
+
+def slowest(cluster: Cluster) -> int:
+    """Return a device of the kind that computes slowest in float32: a group waits for it."""
+    return min(
+        range(cluster.num_devices), key=lambda device: cluster.kind_of(device).flops_for("float32")
+    )
