@@ -29,7 +29,8 @@ def sent_earlier(pool: Pool) -> Proposals:
     backward is cut there, and gradients leave earlier. The bound holds for either way to cut.
     """
     places = tuple(_segment_starts(pool.context))
-    for evaluation in pool.unlike(CLOSE * pool.fastest)[: max(1, pool.count // PART)]:
+    most = pool.count // 2 if pool.is_small else max(1, pool.count // PART)
+    for evaluation in pool.unlike(CLOSE * pool.fastest)[:most]:
         for starts in places:
             label = f"{evaluation.strategy.label}, gradients sent earlier"
             shorter = replace(evaluation.strategy, segment_starts=starts, label=label)
