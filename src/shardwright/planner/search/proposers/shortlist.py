@@ -100,7 +100,7 @@ def _corrected(pool: Pool) -> Proposals:
         if candidate.arrangement in missing and candidate.bytes <= pool.room:
             known = fastest.get(candidate.arrangement, math.inf)
             fastest[candidate.arrangement] = min(known, candidate.seconds)
-    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(1, pool.count // PART)]:
+    for arrangement in sorted(fastest, key=lambda a: (fastest[a], a))[: max(2, pool.count // PART)]:
         if not -NEAR * pool.room < missing[arrangement] <= 0:
             room = pool.room - missing[arrangement]
             yield Proposal(0.0, partial(_solved_again, pool, arrangement, room))
