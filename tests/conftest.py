@@ -1,6 +1,7 @@
 """Settings for every test."""
 
 import gc
+import signal
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,12 @@ from hypothesis import settings
 # No time limit per example: the first one may compile a kernel, and machines differ.
 settings.register_profile("shardwright", deadline=None)
 settings.load_profile("shardwright")
+
+
+def pytest_configure() -> None:
+    """Let signals end what tests start, also where the tests run in the background or under nohup."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,7 +27,7 @@ from shardwright.core.strategy import (
     Strategy,
     WireDtype,
 )
-from shardwright.planner.schedule.pipeline import PHASES, Action, needs
+from shardwright.planner.schedule.pipeline import Action, Phase, needs
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.iteration import PLUS, Iteration
 from shardwright.planner.space.rest import shard_further
@@ -176,10 +176,11 @@ def own_order(meshes: tuple[Mesh, ...], pieces: int, random: Random) -> tuple[st
 
     The microbatches' forwards come in one random order on all meshes, and their backwards in another.
     """
-    sequences = {phase: random.sample(range(pieces), pieces) for phase in PHASES}
+    phases: tuple[Phase, ...] = ("F", "B")
+    sequences = {phase: random.sample(range(pieces), pieces) for phase in phases}
     crew_of = {number: frozenset(mesh.devices) for number, mesh in enumerate(meshes)}
     lines: dict[frozenset[int], list[str]] = {crew: [] for crew in crew_of.values()}
-    waiting = {(mesh, phase): list(sequences[phase]) for mesh in crew_of for phase in PHASES}
+    waiting = {(mesh, phase): list(sequences[phase]) for mesh in crew_of for phase in phases}
     done = set[Action]()
     while waiting:
         following = [Action(mesh, phase, left[0]) for (mesh, phase), left in waiting.items()]

@@ -35,8 +35,8 @@ def iteration_rows(model, num_iterations=1, *, prefetch=False, wait_free=False):
         return len(rows) - 1
 
     for _ in range(num_iterations):
-        read = add("input:0", model["io"], () if prefetch else updated)
-        last = add("input:0", model["h2d"], (read,))
+        read = add("host:0", model["io"], () if prefetch else updated)
+        last = add("host:0", model["h2d"], (read,))
         for layer in layers:
             last = add("compute:0", model["forward"][layer], (last, *updated))
         backward = {}
@@ -108,7 +108,7 @@ def test_equations_4_and_5_backward_hides_communication(model):
 
 @given(models())
 def test_statistics_find_the_exposed_communication_of_equation_5(model):
-    rows = [row for row in iteration_rows(model, wait_free=True) if row.resource != "input:0"]
+    rows = [row for row in iteration_rows(model, wait_free=True) if row.resource != "host:0"]
     first = len(iteration_rows(model)) - len(rows)
     rows = [
         Row(resource=row.resource, seconds=row.seconds, kind=row.kind,

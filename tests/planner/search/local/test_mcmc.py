@@ -248,7 +248,7 @@ def test_most_proposals_can_be_lowered() -> None:
     for _ in range(40):
         try:
             changed = drawing.draw(here)
-            check(lower(where.graph, changed, where.samples))
+            check(lower(where.graph, changed, where.facts.samples))
             legal, here = legal + 1, changed
         except ValueError:
             continue

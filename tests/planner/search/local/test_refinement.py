@@ -104,7 +104,7 @@ def test_no_more_moves_are_simulated_than_allowed() -> None:
 
 
 def test_the_search_finds_more_with_refinement_than_without(monkeypatch) -> None:
-    graph, where = residual(batch=16, width=64, depth=3, classes=16), cluster(1, 2, **SLOW)
+    graph, where = residual(batch=16, width=64, depth=3, classes=16), cluster(2, 2, **SLOW)
     refined = search(graph, where, CostTable()).best
     monkeypatch.setattr(refine, "improve", lambda context, evaluation, *_, **__: evaluation)
     plain = search(graph, where, CostTable()).best
