@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shardwright.runtime.rehearsal import MemoryWorld, rehearse
 from torch import Tensor, nn
 
 from shardwright.core.strategy import Strategy, WireDtype
@@ -22,6 +21,7 @@ from shardwright.planner.simulate import simulate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.local_world import LocalWorld, run_locally
 from shardwright.runtime.scaling import Scaling
 from shardwright.runtime.store import DTYPES
 from tests import zoo
@@ -84,7 +84,7 @@ def trained(
     """Return every rank's whole parameters after some steps, and its states by parameter."""
     program = lower(captured.graph, strategy)
 
-    def train(world: MemoryWorld) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def train(world: LocalWorld) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         mine = copy.deepcopy(module)
         executor = Executor(captured, program, mine, optimizer=SGD, options=RunOptions(world=world))
         for batch in batches():
@@ -96,7 +96,7 @@ def trained(
         }
         return {name: one.detach().clone() for name, one in mine.named_parameters()}, held
 
-    return rehearse(train, len(strategy.devices))[0]
+    return run_locally(train, len(strategy.devices))[0]
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])

@@ -22,6 +22,8 @@ def with_updates(
     A parameter is updated behind the last step that touches it or its gradients. Where that sends, the
     update comes with the next parameter's: until then what was sent has time to arrive.
     """
+    if not parts:
+        return []
     steps = Rows.joined(parts)
     written, last = _touched(builder, steps)
     ready: dict[int, list[Kept]] = {}
