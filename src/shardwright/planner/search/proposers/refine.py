@@ -8,7 +8,15 @@ from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.search.local.refinement import Effort, improve, is_gain
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import BUDGET, LEAST_MOVES, MORE, MOVES, PART, PATIENCE
+from shardwright.planner.search.steering import (
+    BUDGET,
+    CLOSE,
+    LEAST_MOVES,
+    MORE,
+    MOVES,
+    PART,
+    PATIENCE,
+)
 
 
 def refined(pool: Pool) -> Proposals:
@@ -26,7 +34,13 @@ def refined(pool: Pool) -> Proposals:
     # Where patience ends most climbs, there is time for more.
     is_cheap = operators * 2 * PATIENCE <= BUDGET
     count = max(1, pool.count // PART) * (2 if pool.is_small and (is_open or is_cheap) else 1)
-    for evaluation in unlike[:count]:
+    # A climb changes no schedule for one that is slower at first: where few are refined, the best of
+    # another gets its own.
+    schedules = {one.strategy.pipeline.schedule for one in unlike[:count]}
+    others = (one for one in unlike[count:] if one.strategy.pipeline.schedule not in schedules)
+    rival = next((one for one in others if one.seconds <= CLOSE * unlike[0].seconds), None)
+    few = [rival] if rival is not None and not pool.is_small else []
+    for evaluation in [*unlike[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))
         pool.tell(1.0, "refining")
 
