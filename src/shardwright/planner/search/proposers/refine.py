@@ -34,15 +34,18 @@ def refined(pool: Pool) -> Proposals:
     # Where patience ends most climbs, there is time for more.
     is_cheap = operators * 2 * PATIENCE <= BUDGET
     count = max(1, pool.count // PART) * (2 if pool.is_small and (is_open or is_cheap) else 1)
-    # A climb changes no schedule for one that is slower at first: where few are refined, the best of
-    # another gets its own.
-    schedules = {one.strategy.pipeline.schedule for one in unlike[:count]}
-    others = (one for one in unlike[count:] if one.strategy.pipeline.schedule not in schedules)
-    rival = next((one for one in others if one.seconds <= CLOSE * unlike[0].seconds), None)
-    few = [rival] if rival is not None and not pool.is_small else []
+    few = [] if pool.is_small else _of_another_schedule(unlike, count)
     for evaluation in [*unlike[:count], *few]:
         yield Proposal(0.0, partial(_refined, pool, evaluation, effort))
         pool.tell(1.0, "refining")
+
+
+def _of_another_schedule(unlike: list[Evaluation], count: int) -> list[Evaluation]:
+    """Return the fastest behind the first so many whose schedule none of these has, if it is close: a
+    climb changes no schedule for one that is slower at first."""
+    schedules = {one.strategy.pipeline.schedule for one in unlike[:count]}
+    close = (one for one in unlike[count:] if one.seconds <= CLOSE * unlike[0].seconds)
+    return [one for one in close if one.strategy.pipeline.schedule not in schedules][:1]
 
 
 def _refined(pool: Pool, evaluation: Evaluation, effort: Effort) -> Evaluation:
