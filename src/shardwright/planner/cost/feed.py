@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from shardwright.core.cluster import Cluster
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.planner.space.samples import Samples, batch_size
 
@@ -14,9 +12,7 @@ def input_bytes(program: Program, mesh: int) -> int:
     """Return one device's bytes of the batch."""
     pieces = program.strategy.pipeline.num_microbatches
     return sum(
-        math.prod(value.shape)
-        * DTYPE_BYTES[value.dtype]
-        * (pieces if value.scope == "microbatch" else 1)
+        value.bytes * (pieces if value.scope == "microbatch" else 1)
         for value in program.values
         if value.role == "input" and value.mesh == mesh and value.alias < 0
     )

@@ -264,8 +264,7 @@ class ProgramBuilder:
 
     def value_bytes(self, value: int) -> int:
         """Return one device's bytes of a value, wherever they lie."""
-        entry = self.values[value]
-        return math.prod(entry.shape) * DTYPE_BYTES[entry.dtype]
+        return self.values[value].bytes
 
     def base_of(self, value: int) -> int:
         """Return one device's bytes of a value that lasts, optimizer states of it included."""

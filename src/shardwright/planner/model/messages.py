@@ -17,11 +17,11 @@ from shardwright.core.strategy import Mesh
 from shardwright.planner.cost import collective_seconds
 from shardwright.planner.cost.collective import halo_seconds
 from shardwright.planner.cost.groups import peer_groups
+from shardwright.planner.model.facts import Shape
 from shardwright.planner.model.losses import Losses
 from shardwright.planner.space import reshard_steps
 from shardwright.planner.space.redistribute import Step
 
-Shape = tuple[int, ...]
 LOCAL = frozenset({"slice", "copy"})
 # So many equal gradients in one message make the cost of starting it invisible.
 MANY = 1024

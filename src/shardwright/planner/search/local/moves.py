@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import PARTIAL, Layout, local_shape
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
 from shardwright.planner.model.context import Context
@@ -112,7 +111,7 @@ class Space:
     def weight(self, tensor: int) -> int:
         """Return the bytes of a tensor, at least one."""
         spec = self.context.graph.tensors[tensor]
-        return max(1, math.prod(spec.shape) * DTYPE_BYTES[spec.dtype])
+        return max(1, spec.bytes)
 
     def dangling(self, strategy: Strategy, indices: Iterable[int]) -> list[int]:
         """Return those of the operators that pass on partial sums which they do not get."""

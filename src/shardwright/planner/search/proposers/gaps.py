@@ -3,7 +3,7 @@
 The pool simulates a selection, so between two neighbouring plans of the frontier others may lie that
 nobody looked at. Where neighbours are far apart in time and in memory, candidates of the additive model
 between them are simulated: those that the pool left aside, and on demand points of the
-arrangements' wgap frontiers between the corners of their hulls.
+arrangements' whole frontiers between the corners of their hulls.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _arrangements(pool: Pool, gap: _Gap) -> set[Arrangement]:
 
 
 def _more(pool: Pool, arrangement: Arrangement, epsilon: float) -> list[Candidate]:
-    """Return candidates from the wgap frontier of an arrangement."""
+    """Return candidates from the whole frontier of an arrangement."""
     problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
     graph = problem.factor_graph(likely_weights(problem, arrangement))
     points: list[Point] = []
