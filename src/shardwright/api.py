@@ -43,6 +43,8 @@ from shardwright.verbs.results import (
     TrainingRun,
     Verification,
 )
+from shardwright.verbs.stalls import analyse_script as stalls
+from shardwright.verbs.stalls import save_stalls
 from shardwright.verbs.study import study
 from shardwright.verbs.subject import Batch, capture, find_cluster
 from shardwright.verbs.telling import diff, report, save_trace, simulate, why_not
@@ -58,8 +60,8 @@ __all__ = [
     "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier",
-    "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_plan", "save_trace",
-    "simulate", "study", "tune", "validate", "verify", "verify_rules", "why_not",
+    "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_plan", "save_stalls", "save_trace",
+    "simulate", "stalls", "study", "tune", "validate", "verify", "verify_rules", "why_not",
 ]  # fmt: skip
 
 

@@ -125,3 +125,36 @@ def validate(
     with terminal.progress(stoppable=True) as watch:
         found = api.validate(file, watch)
     console.show_validation(terminal, found, cases)
+
+
+@app.command()
+def stalls(
+    loader: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOADER",
+            help="file.py:loader, batches to iterate or a function that makes them.",
+        ),
+    ],
+    step: Annotated[str, typer.Option("--step", help="file.py:train_step, called with a batch.")],
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="A file or folder that the loader reads.")
+    ] = None,
+    batches: Annotated[
+        int | None,
+        typer.Option("--batches", min=1, help="Of each phase; as time allows, if not given."),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="About how long all takes.")] = 60.0,
+    html: Annotated[str, typer.Option("--html", help="Write a page with what-if curves.")] = "",
+    json: Json = False,
+) -> None:
+    """Measure where a training step waits for its input, and what would help."""
+    from shardwright import api, console
+
+    terminal = terminal_for(json)
+    with terminal.progress() as watch:
+        found, speaks = api.stalls(
+            loader, step, data=data or (), batches=batches, seconds=seconds, watch=watch
+        )
+    if speaks:
+        console.show_stalls(terminal, found, api.save_stalls(found, html))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         show_tuning,
         show_verification,
     )
+    from shardwright.console.stalls import show_stalls
     from shardwright.console.terminal import Terminal, encode_loosely
     from shardwright.console.validation import show_validation
 
@@ -55,6 +56,7 @@ _HOMES = {
     "show_report": "runs",
     "show_rules": "rules",
     "show_simulation": "plans",
+    "show_stalls": "stalls",
     "show_study": "plans",
     "show_training": "runs",
     "show_tuning": "runs",
@@ -82,6 +84,7 @@ __all__ = [
     "show_report",
     "show_rules",
     "show_simulation",
+    "show_stalls",
     "show_study",
     "show_training",
     "show_tuning",

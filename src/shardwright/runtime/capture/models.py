@@ -40,14 +40,10 @@ def load_model(spec: str) -> ModelSource:
             f"a model is named file.py:factory, package.module:factory or hf:CONFIG, not {spec!r}; "
             f"for example model.py:build or hf:gpt2"
         )
-    source = _import(place, spec)
+    source = _import(place, f"model {spec!r}")
     factory = getattr(source, attribute, None)
     if not callable(factory):
-        known = [name for name, value in vars(source).items() if _is_own(value, source)]
-        raise InputError(
-            f"model {spec!r}: {place} has no function {attribute!r}; it defines "
-            f"{', '.join(known) or 'none'}"
-        )
+        raise InputError(_unknown(f"model {spec!r}", place, source, attribute))
     batches = getattr(source, f"{attribute}_batch", None) or getattr(source, "example_batch", None)
     data = getattr(source, f"{attribute}_data", None) or getattr(source, "training_data", None)
     kept = getattr(source, "held_out_data", None)
@@ -67,11 +63,28 @@ def load_model(spec: str) -> ModelSource:
 # -- python factories --------------------------------------------------------------------------------
 
 
+def load_object(spec: str, what: str) -> Any:
+    """Return what ``file.py:name`` or ``package.module:name`` stands for. Raises InputError, in which it is called
+    ``what``, where there is none."""
+    place, _, attribute = spec.rpartition(":")
+    if not place or not attribute:
+        raise InputError(f"a {what} is named file.py:name or package.module:name, not {spec!r}")
+    source = _import(place, f"{what} {spec!r}")
+    if not hasattr(source, attribute):
+        raise InputError(_unknown(f"{what} {spec!r}", place, source, attribute))
+    return getattr(source, attribute)
+
+
+def _unknown(said: str, place: str, source: ModuleType, attribute: str) -> str:
+    known = [name for name, value in vars(source).items() if _is_own(value, source)]
+    return f"{said}: {place} has no function {attribute!r}; it defines {', '.join(known) or 'none'}"
+
+
 def _is_own(value: Any, source: ModuleType) -> bool:
     return callable(value) and getattr(value, "__module__", "") == source.__name__
 
 
-def _import(place: str, spec: str) -> ModuleType:
+def _import(place: str, said: str) -> ModuleType:
     """Import a file or a module, turning whatever goes wrong into an InputError.
 
     A file finds its neighbours, a module those of the working directory, as when Python runs them.
@@ -82,14 +95,14 @@ def _import(place: str, spec: str) -> ModuleType:
             return importlib.import_module(place)
         path = Path(place).resolve()
         if not path.is_file():
-            raise InputError(f"model {spec!r}: there is no file {place}; check the path")
+            raise InputError(f"{said}: there is no file {place}; check the path")
         # Every rank must find classes under the same name, so the name follows from the path.
         name = f"shardwright_model_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         if name in sys.modules:
             return sys.modules[name]
         found = importlib.util.spec_from_file_location(name, path)
         if found is None or found.loader is None:
-            raise InputError(f"model {spec!r}: {place} is not a Python file")
+            raise InputError(f"{said}: {place} is not a Python file")
         _look_in(path.parent)
         module = importlib.util.module_from_spec(found)
         sys.modules[name] = module
@@ -103,7 +116,7 @@ def _import(place: str, spec: str) -> ModuleType:
         raise
     except Exception as error:
         raise InputError(
-            f"model {spec!r}: importing {place} failed with {type(error).__name__}: {error}; "
+            f"{said}: importing {place} failed with {type(error).__name__}: {error}; "
             f"fix the file, or name an importable module"
         ) from error
 

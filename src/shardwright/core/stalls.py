@@ -1,0 +1,233 @@
+"""What the input of a training step can give, and where its time goes.
+
+The model is that of Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training" (PVLDB 14(5), 2021,
+section 5): four rates, and the step goes as fast as the slowest of them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRates:
+    """Rates in samples per second of one rank, inf where something takes no time.
+
+    ``compute`` (G) with the batch at hand; ``prepare`` (P) of a loader whose data are in memory; ``storage`` (S) and
+    ``cache`` (C) of fetching alone, from storage and from memory. ``pipelined``: the loader fetches one sample while it
+    prepares another; else each worker does one after the other, as torch's DataLoader does. ``is_ahead``: the
+    loader works while the step computes; else they take turns, as without workers.
+    """
+
+    compute: float
+    prepare: float
+    storage: float = math.inf
+    cache: float = math.inf
+    pipelined: bool = True
+    is_ahead: bool = True
+
+    def fetch(self, cached: float) -> float:
+        """Return the rate of fetching where this share of the samples is cached (equation 2)."""
+        return _rate(cached / self.cache + (1 - cached) / self.storage)
+
+    def load(self, cached: float) -> float:
+        """Return the rate of the loader alone."""
+        if self.pipelined:
+            return min(self.fetch(cached), self.prepare)
+        return _rate(1 / self.fetch(cached) + 1 / self.prepare)
+
+    def speed(self, cached: float) -> float:
+        """Return the rate of training."""
+        if self.is_ahead:
+            return min(self.load(cached), self.compute)
+        return _rate(1 / self.load(cached) + 1 / self.compute)
+
+    def binding(self, cached: float) -> str:
+        """Return what training waits for: ``computation``, ``preparation`` or ``fetching``."""
+        rates = {"fetching": self.fetch(cached), "preparation": self.prepare}
+        if self.is_ahead and self.load(cached) >= self.compute:
+            return "computation"
+        if not self.is_ahead:
+            rates["computation"] = self.compute
+        return min(rates, key=lambda name: rates[name])
+
+    def least_cache(self) -> float | None:
+        """Return the least share to cache beyond which training is no faster (x* of section 5), None where
+        even a cache of everything leaves fetching in front."""
+        compute = self.compute if self.is_ahead else math.inf
+        if self.pipelined:
+            enough = min(self.prepare, compute)
+        else:
+            enough = _rate(1 / compute - 1 / self.prepare)
+        if self.storage >= enough:
+            return 0.0
+        if math.isinf(enough):
+            return 1.0  # every hit shortens the step
+        if self.cache < enough:
+            return None
+        return min(1.0, (1 / self.storage - 1 / enough) / (1 / self.storage - 1 / self.cache))
+
+    def with_workers(self, now: int, count: int, cores: float) -> InputRates:
+        """Return the rates with ``count`` workers instead of ``now``, which work ahead of the step. Preparing takes
+        cores and has so many; waiting for storage takes none."""
+        before = max(1, now)
+        scale = count / before
+        capped = replace(
+            self,
+            prepare=self.prepare * scale,
+            storage=self.storage * scale,
+            cache=self.cache * scale,
+            is_ahead=True,
+        )
+        most = max(self.prepare / before, sys.float_info.min) * max(
+            cores, 1.0
+        )  # of all cores together
+        if capped.load(0.0) <= most:
+            return capped
+        return replace(capped, prepare=most, pipelined=True)
+
+
+def _rate(seconds: float) -> float:
+    return 1 / seconds if seconds > 0 else math.inf
+
+
+def page_cache_hits(cached: float) -> float:
+    """Return the share of hits of a least-recently-used cache that holds this share of a data set which is read
+    once an epoch, in a new random order each time: c + (1 - c) ln(1 - c).
+
+    An item at place u of one epoch and v of the next is still there where 1 - u (1 - v) < c. A cache that never
+    evicts (MinIO) hits with c.
+    """
+    if not 0 <= cached <= 1:
+        raise ValueError(f"a share is between 0 and 1, not {cached}")
+    return cached + (1 - cached) * math.log1p(-cached) if cached < 1 else 1.0
+
+
+# As many workers as a what-if curve goes to.
+MOST_WORKERS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One thing to change: what it is, to what, and samples per second expected of a rank then."""
+
+    name: str
+    change: str
+    speed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFiles:
+    """Files that a loader was seen to read: how many, their bytes, and the share of their pages that was out of
+    memory when the cold phase began."""
+
+    count: int
+    bytes: int
+    evicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """What an analysis of a loader found; times in seconds per step, the slowest rank's.
+
+    ``resident_seconds`` with one batch again and again, ``cached_seconds`` with the loader and its data in memory,
+    ``cold_seconds`` with its data out of memory (paper, section 4.2: T1, T2, T3). ``rates`` are one rank's.
+    ``dataset_samples`` and ``dataset_bytes`` are 0 where nobody could tell.
+    """
+
+    ranks: int
+    workers: int
+    cores: int
+    batch_samples: int
+    steps: int
+    resident_seconds: float
+    cached_seconds: float
+    cold_seconds: float
+    rates: InputRates
+    files: DataFiles | None = None
+    dataset_samples: int = 0
+    dataset_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def prep_stall(self) -> float:
+        """Seconds of a step that wait for preparation."""
+        return max(0.0, self.cached_seconds - self.resident_seconds)
+
+    @property
+    def fetch_stall(self) -> float:
+        """Seconds of a step that wait for storage."""
+        return max(0.0, self.cold_seconds - max(self.cached_seconds, self.resident_seconds))
+
+    @property
+    def speed(self) -> float:
+        """Samples per second of one rank, with cold data."""
+        return self.batch_samples / self.cold_seconds
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """The least cache that takes waiting for storage away, in bytes; None where none does or nobody knows."""
+        share = self.rates.least_cache()
+        if share is None or not self.dataset_bytes:
+            return None
+        return math.ceil(share * self.dataset_bytes)
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return what would help by more than 5 %, the best first."""
+        rates, now = self.rates, self.rates.speed(0.0)
+        found = [*self._more_workers(), *self._better_storage()]
+        cheaper = replace(rates, prepare=math.inf).speed(0.0)
+        found.append(
+            Knob(
+                name="cheaper preparation",
+                change="decode on the device, or ahead of time",
+                speed=cheaper,
+            )
+        )
+        found = [one for one in found if one.speed > 1.05 * now]
+        return tuple(sorted(found, key=lambda one: -one.speed))
+
+    def worker_curve(self) -> tuple[tuple[int, float], ...]:
+        """Return the expected speed by the number of workers of a rank, up to MOST_WORKERS."""
+        most = max(MOST_WORKERS, self.workers)
+        return tuple((count, self._with(count).speed(0.0)) for count in range(1, most + 1))
+
+    def _with(self, count: int) -> InputRates:
+        return self.rates.with_workers(self.workers, count, self.cores / self.ranks)
+
+    def cache_curve(self, points: int = 21) -> tuple[tuple[float, float, float], ...]:
+        """Return (share cached, speed with a cache that never evicts, speed with the page cache)."""
+        shares = [place / (points - 1) for place in range(points)]
+        return tuple(
+            (share, self.rates.speed(share), self.rates.speed(page_cache_hits(share)))
+            for share in shares
+        )
+
+    def _more_workers(self) -> list[Knob]:
+        curve = self.worker_curve()
+        best = max(speed for _, speed in curve)
+        count, speed = next((k, v) for k, v in curve if v >= best * 0.99)
+        found: list[Knob] = []
+        if count > self.workers:
+            found.append(Knob(name="workers", change=f"num_workers={count}", speed=speed))
+        # Seconds of a core that the samples of a second at the speed of computation take.
+        needed = math.ceil(self.rates.compute * max(1, self.workers) / self.rates.prepare - 1e-9)
+        if needed > self.cores / self.ranks and math.isfinite(self.rates.compute):
+            more = self.rates.with_workers(self.workers, max(count, needed), needed).speed(0.0)
+            found.append(Knob(name="cores", change=f"{needed} cores for each rank", speed=more))
+        return found
+
+    def _better_storage(self) -> list[Knob]:
+        share = self.rates.least_cache()
+        if math.isinf(self.rates.storage):
+            return []
+        share = 1.0 if share is None else share
+        size = f" ({self.cache_bytes / 2**30:.2f} GiB)" if self.cache_bytes else ""
+        change = f"keep {share:.0%} of the data set{size} in memory, never evicted"
+        faster = replace(self.rates, storage=math.inf)
+        return [
+            Knob(name="cache", change=change, speed=self.rates.speed(share)),
+            Knob(name="storage", change="storage as fast as memory", speed=faster.speed(0.0)),
+        ]

@@ -1,0 +1,5 @@
+"""Stalls: where a training step waits for its input."""
+
+from shardwright.runtime.stalls.measure import Analysis
+
+__all__ = ["Analysis"]

@@ -1,0 +1,301 @@
+"""Measure where a training step waits for its input, by differences between phases.
+
+After Mohan et al. (PVLDB 14(5), 2021, section 4.2): one batch again and again gives the rate of computation, data in
+memory add what preparation costs, data out of memory what fetching does. Timers inside a script cannot tell these
+apart, and with several ranks one rank's stall looks like another's communication.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from shardwright.core.stalls import DataFiles, InputRates, Stalls
+from shardwright.errors import InputError
+from shardwright.runtime.stalls import pages
+from shardwright.runtime.stalls.account import Account, accounting
+from shardwright.runtime.stalls.source import Loader, Source, kept, samples_of
+
+# Steps in front of a measurement: what is made in the first ones (buffers, compiled code) is no part of a rate.
+WARM = 3
+LEAST, MOST = 8, 200
+# The passes over the picked batches: three in this process, two of the loader alone, two with the step.
+PASSES = 7
+# Blocked for a larger share of the time in which it prepares, a loader waits for something that is not in our pages.
+MATERIAL = 0.05
+NO_FILES = (
+    "no file was seen to be read, so data could not be put out of memory: what the loader waits without working "
+    "counts as fetching; name files or folders with data= (--data) if it reads some"
+)
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass
+class _Phases:
+    """Seconds of one batch in each phase, of this rank."""
+
+    resident: float = 0.0
+    prepare: float = 0.0  # of one worker, without waiting for anything
+    cached_alone: float = 0.0
+    cold_alone: float = 0.0
+    blocked: float = 0.0
+    cached: float = 0.0
+    cold: float = 0.0
+
+
+class Analysis:
+    """One analysis; ``run`` does it."""
+
+    def __init__(
+        self, loader: Loader, step: Callable[[Any], object], data: Iterable[str], tell: Tell
+    ) -> None:
+        self.source, self.step, self.tell = Source(loader), step, tell
+        self.files = pages.files_under(data)
+        self.batch: Any = None
+        self.count = LEAST
+        self.notes: list[str] = []
+        self.evicted = 0.0
+
+    def run(self, seconds: float, batches: int | None) -> Stalls:
+        """Measure all phases within about so many seconds."""
+        times = _Phases()
+        self.tell("one batch again and again", 0.0)
+        self._begin(seconds, batches)
+        times.resident = self._resident()
+        self.tell("preparing batches here", 0.2)
+        self._probe(times)
+        self.tell("the loader alone", 0.4)
+        self._alone(times)
+        self.tell("training with data in memory", 0.6)
+        times.cached = self._with_step(cold=False)
+        self.tell("training with data out of memory", 0.8)
+        times.cold = self._with_step(cold=True)
+        self.tell("done", 1.0)
+        return self._found(times)
+
+    # -- phases --------------------------------------------------------------------------------------
+
+    def _begin(self, seconds: float, batches: int | None) -> None:
+        """Draw the resident batch and choose how many batches a phase takes."""
+        begin = time.perf_counter()
+        first = next(iter(self.source.whole()), None)
+        if first is None:
+            raise InputError("the loader gives no batch; pass one that has data")
+        self.batch = kept(first)
+        for _ in range(WARM):
+            self.step(self.batch)
+        _wait_for_device()
+        each = (time.perf_counter() - begin) / (1 + WARM)
+        if batches is None:
+            batches = int(min(MOST, max(LEAST, seconds / PASSES / each)))
+        wanted = batches + self.source.ahead + WARM
+        self.source.pick(wanted)
+        have = len(self.source.picked) or sum(1 for _ in islice(self.source.whole(), wanted))
+        self.count = min(_everybody(have))
+        if self.count < LEAST:
+            raise InputError(
+                f"the loader gives {self.count} batches, and a rate needs {LEAST}; give it more data or "
+                "smaller batches"
+            )
+
+    def _resident(self) -> float:
+        _together()
+        begin = time.perf_counter()
+        for _ in range(self.count):
+            self.step(self.batch)
+        _wait_for_device()
+        return (time.perf_counter() - begin) / self.count
+
+    def _probe(self, times: _Phases) -> None:
+        """Draw batches in this process, where working and being blocked can be told apart."""
+        before = pages.mapped()
+        with pages.listening() as opened:
+            first = self._drawn_here(self.count)
+            seen = set(opened) | (pages.mapped() - before)
+        self.files = self.files or pages.data_files(seen)
+        if self.files:
+            self._evict()
+            first = self._drawn_here(self._few)
+        else:
+            self.notes.append(NO_FILES)
+        second = self._drawn_here(self._few)
+        times.prepare = max(0.0, second.own - second.blocked)
+        # Without files there is only what the first pass waited for; the second may find it in the loader's memory.
+        times.blocked = second.blocked if self.files else first.blocked
+        times.cached_alone = second.own
+        times.cold_alone = max(first.own, second.own) if self.files else second.own
+
+    def _drawn_here(self, batches: int) -> Account:
+        """Return the seconds of one of so many batches drawn without workers, the first left out."""
+        drawn = iter(self.source.some(workers=0))
+        next(drawn, None)
+        with accounting() as account:
+            got = sum(1 for _ in islice(drawn, batches - 1))
+        return Account(own=account.own / max(got, 1), blocked=account.blocked / max(got, 1))
+
+    @property
+    def _few(self) -> int:
+        return max(LEAST, self.count // 2) if self.source.workers else self.count
+
+    def _alone(self, times: _Phases) -> None:
+        """Time the loader with its workers and nobody who computes; one without workers or files was timed before."""
+        if not self.source.workers or not self.files:
+            return
+        self._evict()
+        cold, cached = self._rest(), self._rest()
+        workers = self.source.workers
+        times.cold_alone = max(cold, cached) * workers
+        times.cached_alone = cached * workers
+
+    def _with_step(self, *, cold: bool) -> float:
+        if cold:
+            self._evict()
+        elif self.files:
+            for _ in islice(self.source.some(), self.count):
+                pass
+        _together()
+        return self._rest(self.step)
+
+    def _rest(self, step: Callable[[Any], object] = lambda batch: None) -> float:
+        """Return the seconds of a batch, those left out that were ready before anybody asked.
+
+        Workers that are equally fast deliver together, so both parts are whole rounds of them.
+        """
+        workers = max(1, self.source.workers)
+        skipped = -(-(self.source.ahead + WARM) // workers) * workers
+        if skipped > self.count // 2:
+            skipped = self.count // 2 // workers * workers
+        timed = max(1, (self.count - skipped) // workers) * workers
+        drawn: Iterator[Any] = iter(self.source.some())
+        for batch in islice(drawn, skipped):
+            step(batch)
+        _wait_for_device()
+        begin, got = time.perf_counter(), 0
+        for batch in islice(drawn, timed):
+            step(batch)
+            got += 1
+        _wait_for_device()
+        return (time.perf_counter() - begin) / max(got, 1)
+
+    def _evict(self) -> None:
+        if self.files:
+            pages.evict(self.files)
+            self.evicted = 1 - pages.resident_share(self.files)
+
+    # -- what it means -------------------------------------------------------------------------------
+
+    def _found(self, times: _Phases) -> Stalls:
+        samples, workers = samples_of(self.batch), self.source.workers
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        rates = _rates(times, samples, workers, max(1.0, _cores() / ranks))
+        cached = times.cached
+        if not self.files or times.blocked > MATERIAL * times.cached_alone:
+            cached = _modelled(times, rates)
+        figures = zip(*_everybody((times.resident, cached, times.cold)), strict=True)
+        resident, cached, cold = (max(each) for each in figures)
+        everybody = _everybody((rates.compute, rates.prepare, rates.storage))
+        compute, prepare, storage = (min(each) for each in zip(*everybody, strict=True))
+        size = sum(_size(path) for path in self.files)
+        if self.files and self.evicted < 0.9:
+            self.notes.append(
+                f"only {self.evicted:.0%} of the pages could be put out of memory (dirty, mapped by others, or not "
+                "yours): waiting for storage is counted too low"
+            )
+        return Stalls(
+            ranks=ranks,
+            workers=workers,
+            cores=_cores(),
+            batch_samples=samples,
+            steps=self.count,
+            resident_seconds=resident,
+            cached_seconds=cached,
+            cold_seconds=cold,
+            rates=InputRates(
+                compute=compute,
+                prepare=prepare,
+                storage=storage,
+                pipelined=False,
+                is_ahead=rates.is_ahead,
+            ),
+            files=DataFiles(count=len(self.files), bytes=size, evicted=self.evicted)
+            if self.files
+            else None,
+            dataset_samples=self.source.dataset_samples,
+            dataset_bytes=self._dataset_bytes(size),
+            notes=tuple(self.notes),
+        )
+
+    def _dataset_bytes(self, seen: int) -> int:
+        """Return the bytes of the whole data set, taken from the files of the samples that were drawn."""
+        drawn = sum(len(one) if isinstance(one, list) else 1 for one in self.source.picked)
+        files = len(self.files)
+        if not files or not drawn or files < drawn:  # several samples a file: those seen may be all
+            return seen
+        return round(seen / files * self.source.dataset_samples)
+
+
+def _rates(times: _Phases, samples: int, workers: int, cores: float) -> InputRates:
+    """Return the rates that one batch's seconds of each phase mean; preparing takes cores."""
+    is_ahead, workers = workers > 0, max(1, workers)
+    fetch = times.cold_alone - times.cached_alone + times.blocked
+    if fetch < MATERIAL / 5 * times.cold_alone:
+        fetch = 0.0
+    return InputRates(
+        compute=samples / times.resident,
+        prepare=_each(samples * min(workers, cores), times.prepare),
+        storage=_each(samples * workers, fetch),
+        pipelined=False,
+        is_ahead=is_ahead,
+    )
+
+
+def _modelled(times: _Phases, rates: InputRates) -> float:
+    """Return the seconds of a step that never waits for storage, where no phase could show it: the rates say which
+    share of the stall is whose."""
+    stall = 1 / rates.speed(0.0) - 1 / rates.compute
+    prep = 1 / rates.speed(1.0) - 1 / rates.compute
+    share = prep / stall if stall > 0 else 0.0
+    return times.resident + share * max(0.0, times.cold - times.resident)
+
+
+def _each(samples: float, seconds: float) -> float:
+    return samples / seconds if seconds > 0 else math.inf
+
+
+def _wait_for_device() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _together() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _everybody(own: Any) -> list[Any]:
+    """Return what each rank has."""
+    if not dist.is_initialized():
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return cast(list[Any], found)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,138 @@
+"""The loader under analysis: the whole of it, or the same few batches again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from shardwright.errors import InputError
+
+Loader = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+@dataclass
+class Source:
+    """A loader whose first batches can be drawn several times.
+
+    Of torch's DataLoader over a dataset with indices these are fixed lists of indices, so that it draws equal
+    items whether it shuffles or not. Anything else is iterated anew.
+    """
+
+    loader: Loader
+    picked: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        given = cast(object, self.loader)
+        if not isinstance(given, Iterable) and not callable(given):
+            raise InputError(
+                f"a loader is an iterable of batches or a function that returns one, not "
+                f"{type(given).__name__}; pass a DataLoader, a list, or the function that makes it"
+            )
+        whole = self.whole()
+        if iter(whole) is whole and not callable(given):
+            raise InputError(
+                f"the loader is a {type(given).__name__}, which gives its batches once; pass the function "
+                "that makes it, so that its first batches can be timed several times"
+            )
+        self._torch = whole if isinstance(whole, DataLoader) else None
+
+    def whole(self) -> Iterable[Any]:
+        """Return the loader as the user iterates it."""
+        given = cast(object, self.loader)
+        if isinstance(given, Iterable):
+            return given
+        made = cast(Callable[[], Any], given)()
+        if not isinstance(made, Iterable):
+            raise InputError(
+                f"the loader's function returned {type(made).__name__}; it must return an iterable of batches"
+            )
+        return made
+
+    @property
+    def workers(self) -> int:
+        """Processes or threads that prepare batches, as far as the loader says."""
+        found = getattr(self.whole() if self._torch is None else self._torch, "num_workers", 0)
+        return found if isinstance(found, int) and found > 0 else 0
+
+    @property
+    def can_pick(self) -> bool:
+        """Whether items are drawn by index."""
+        return self._torch is not None and not isinstance(self._torch.dataset, IterableDataset)
+
+    @property
+    def dataset_samples(self) -> int:
+        """Samples of an epoch, 0 where nobody can tell."""
+        try:
+            return len(cast(Any, self._torch).dataset)
+        except (AttributeError, TypeError, NotImplementedError):
+            return 0
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may wait to be taken when measuring begins."""
+        if self._torch is None or not self._torch.num_workers:
+            return 0
+        return self._torch.num_workers * (self._torch.prefetch_factor or 2)
+
+    def pick(self, batches: int) -> None:
+        """Fix the first so many batches, fewer where the loader has fewer."""
+        if self.can_pick and self._torch is not None:
+            by_batch = self._torch.batch_sampler
+            drawn = self._torch.sampler if by_batch is None else by_batch
+            self.picked = list(itertools.islice(iter(drawn), batches))
+
+    def some(self, *, workers: int | None = None) -> Iterable[Any]:
+        """Return the picked batches as a loader with this many workers, its own number by default."""
+        if not self.picked or self._torch is None:
+            return self.whole()
+        given = self._torch
+        count = given.num_workers if workers is None else workers
+        options: dict[str, Any] = {
+            "num_workers": count,
+            "collate_fn": given.collate_fn,
+            "pin_memory": given.pin_memory,
+            "timeout": given.timeout if count else 0,
+            "worker_init_fn": given.worker_init_fn,
+        }
+        if count:
+            options["multiprocessing_context"] = given.multiprocessing_context
+            options["prefetch_factor"] = given.prefetch_factor
+        if given.batch_sampler is None:
+            return DataLoader(given.dataset, batch_size=None, sampler=self.picked, **options)
+        return DataLoader(given.dataset, batch_sampler=self.picked, **options)
+
+
+def samples_of(batch: Any) -> int:
+    """Return how many samples a batch has: the length of its first tensor, of itself if it is a list."""
+    for tensor in _tensors(batch):
+        if tensor.dim():
+            return tensor.shape[0]
+    return len(batch) if isinstance(batch, Sequence) and batch else 1
+
+
+def kept(batch: Any) -> Any:
+    """Return a batch whose tensors nobody else writes."""
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, Mapping):
+        return type(batch)({key: kept(value) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple):
+        values = [kept(value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+    return [kept(value) for value in batch] if isinstance(batch, list) else batch
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _tensors(value)

@@ -1,0 +1,71 @@
+"""What ``shardwright.stalls`` is made of: any loader and step, measured where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from shardwright.core.stalls import Stalls
+from shardwright.errors import InputError
+from shardwright.verbs.request import Watch
+
+SECONDS = 60.0
+
+
+def analyse(
+    loader: Iterable[Any] | Callable[[], Iterable[Any]],
+    step: Callable[[Any], object],
+    *,
+    data: Iterable[str | Path] = (),
+    batches: int | None = None,
+    seconds: float = SECONDS,
+    watch: Watch | None = None,
+) -> Stalls:
+    """Measure how long a training step waits for its input, and for what.
+
+    ``loader`` is any iterable of batches that can be iterated again, or a function that makes one; ``step`` is called
+    with each batch (it really trains, a few hundred times). ``data`` names files and folders that the loader reads, where they are
+    not seen: files opened by Python in this process, or kept open, are. Their pages are put out of memory between
+    phases, which takes no rights. All phases take about ``seconds`` together, or so many ``batches`` each.
+    With ``torch.distributed`` it is a collective call, and every time is that of the slowest rank. Raises InputError where
+    there is nothing to measure.
+    """
+    from shardwright.runtime.stalls import Analysis
+
+    missing = [str(one) for one in data if not Path(one).exists()]
+    if missing:
+        raise InputError(f"there is no file or folder {', '.join(missing)}; check data= (--data)")
+    if not seconds > 0:
+        raise InputError(f"an analysis takes a positive number of seconds, not {seconds}")
+    if batches is not None and batches < 1:
+        raise InputError(f"an analysis takes at least one batch, not {batches}")
+    watch = watch or Watch()
+    return Analysis(loader, step, map(str, data), watch.tell).run(seconds, batches)
+
+
+def analyse_script(
+    loader: str, step: str, *, watch: Watch | None = None, **options: Any
+) -> tuple[Stalls, bool]:
+    """Analyse a loader and a step by their names, ``file.py:name``; under torchrun on all ranks together.
+
+    Returns whether this is the rank that speaks, too.
+    """
+    from shardwright.runtime.capture.models import load_object
+    from shardwright.runtime.launch import join_world
+
+    given, trained = load_object(loader, "loader"), load_object(step, "step")
+    if not callable(trained):
+        raise InputError(f"step {step!r} is {type(trained).__name__}; name a function of one batch")
+    rank, _ = join_world()
+    return analyse(given, trained, watch=watch, **options), rank == 0
+
+
+def save_stalls(found: Stalls, path: str | Path) -> str:
+    """Write a page of charts; nothing for an empty path. Returns where it is."""
+    if not str(path):
+        return ""
+    from shardwright.report.stalls import page_text
+
+    Path(path).write_text(page_text(found), encoding="utf-8")
+    return str(path)

@@ -1,0 +1,122 @@
+"""The model of an input: closed forms, and laws over drawn rates."""
+
+import itertools
+import math
+from collections import OrderedDict
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.core.stalls import InputRates, Stalls, page_cache_hits
+
+RATE = st.floats(1.0, 1e5)
+
+
+def test_speed_is_that_of_the_slowest_part():
+    # Equation 2 by hand: half of it cached at 1,000, half at 100 samples a second.
+    rates = InputRates(compute=500.0, prepare=400.0, storage=100.0, cache=1000.0)
+    assert rates.fetch(0.5) == pytest.approx(1 / (0.5 / 1000 + 0.5 / 100))
+    assert rates.speed(0.5) == rates.fetch(0.5)
+    assert rates.speed(1.0) == 400.0
+    assert (rates.binding(0.5), rates.binding(1.0)) == ("fetching", "preparation")
+    fast = InputRates(compute=10.0, prepare=400.0, storage=100.0)
+    assert (fast.speed(0.0), fast.binding(0.0)) == (10.0, "computation")
+
+
+def test_a_worker_does_one_after_the_other_and_without_workers_the_step_waits():
+    rates = InputRates(compute=100.0, prepare=200.0, storage=200.0, pipelined=False)
+    assert rates.load(0.0) == pytest.approx(100.0)
+    inline = InputRates(
+        compute=100.0, prepare=200.0, storage=200.0, pipelined=False, is_ahead=False
+    )
+    assert inline.speed(0.0) == pytest.approx(50.0)
+
+
+@given(RATE, RATE, RATE, RATE, st.booleans(), st.booleans())
+def test_least_cache_is_where_the_curve_becomes_flat(
+    compute, prepare, storage, cache, pipelined, ahead
+):
+    rates = InputRates(
+        compute=compute,
+        prepare=prepare,
+        storage=storage,
+        cache=max(cache, storage),
+        pipelined=pipelined,
+        is_ahead=ahead,
+    )
+    least = rates.least_cache()
+    curve = [rates.speed(place / 50) for place in range(51)]
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(curve))
+    if least is not None:
+        assert rates.speed(least) == pytest.approx(curve[-1], rel=1e-9)
+        if least > 0.01 and rates.cache > storage * 1.01:
+            assert rates.speed(least * 0.9) < curve[-1]
+
+
+@given(st.floats(1.0, 1e4), st.floats(1.0, 1e4), st.integers(0, 4), st.integers(1, 8))
+def test_workers_wait_beside_each_other_but_share_the_cores(prepare, storage, now, cores):
+    rates = InputRates(
+        compute=math.inf, prepare=prepare, storage=storage, pipelined=False, is_ahead=now > 0
+    )
+    seconds = max(1, now) / prepare  # of a core, a sample
+    for count in (1, 2, 8, 64):
+        expected = min(count / (seconds + max(1, now) / storage), cores / seconds)
+        assert rates.with_workers(now, count, cores).speed(0.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.65, 0.9])
+def test_page_cache_hits_as_a_simulated_one_does(share):
+    draw, items = Random(0), list(range(20_000))
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for epoch in range(3):
+        draw.shuffle(items)
+        for item in items:
+            if item in cache:
+                hits += epoch == 2
+                cache.move_to_end(item)
+            elif len(cache) >= share * len(items):
+                cache.popitem(last=False)
+            cache[item] = None
+    assert page_cache_hits(share) == pytest.approx(hits / len(items), abs=0.01)
+
+
+def test_page_cache_hits_at_the_ends():
+    assert (page_cache_hits(0.0), page_cache_hits(1.0)) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        page_cache_hits(1.1)
+
+
+def found(**rates: float) -> Stalls:
+    return Stalls(
+        ranks=1,
+        workers=1,
+        cores=4,
+        batch_samples=10,
+        steps=50,
+        resident_seconds=0.01,
+        cached_seconds=0.02,
+        cold_seconds=0.05,
+        rates=InputRates(pipelined=False, **rates),
+        dataset_samples=1000,
+        dataset_bytes=10**6,
+    )
+
+
+def test_stalls_are_differences_of_phases():
+    stalls = found(compute=1000.0, prepare=500.0, storage=200.0)
+    assert stalls.prep_stall == pytest.approx(0.01)
+    assert stalls.fetch_stall == pytest.approx(0.03)
+    assert stalls.speed == pytest.approx(200.0)
+
+
+def test_what_helps_depends_on_what_binds():
+    fetching = found(compute=1000.0, prepare=1e5, storage=100.0).knobs()
+    assert fetching[0].name in {"cache", "storage", "workers"}
+    assert "cheaper preparation" not in [knob.name for knob in fetching]
+    preparing = [knob.name for knob in found(compute=1e4, prepare=100.0, storage=1e6).knobs()]
+    assert preparing[0] in {"cores", "cheaper preparation"}
+    assert "storage" not in preparing
+    assert found(compute=10.0, prepare=500.0, storage=500.0).knobs() == ()
