@@ -1,0 +1,214 @@
+"""Buckets for DistributedDataParallel: planned from measurements, kept only where they are faster."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwright.ddp.measure import (
+    Loss,
+    measure_all_reduce,
+    measure_backward,
+    run_model,
+    slowest_median,
+    time_step,
+)
+from shardwright.errors import InputError, ShardwrightWarning
+from shardwright.planner.schedule import finish_time, merge_gradients
+from shardwright.planner.schedule.merge import Buckets, MergeMethod
+
+MEBI = 2**20
+FIRST_CAP, CAP = MEBI, 25 * MEBI  # torch's defaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """Buckets in the order in which they are sent, as bytes and as parameters' names.
+
+    ``finish_seconds`` is when the last message should end, from the beginning of backward, and
+    ``default_finish_seconds`` the same with torch's default buckets; both are modelled from what was
+    measured alone.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    names: tuple[tuple[str, ...], ...]
+    finish_seconds: float
+    default_finish_seconds: float
+
+    @property
+    def bucket_cap_mb_list(self) -> list[float]:
+        """What DistributedDataParallel takes: a bucket closes when it reaches its cap."""
+        return [size / MEBI for size in self.sizes_bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketChoice:
+    """A plan and how it did: seconds of a forward and backward, medians of turns, both ways."""
+
+    plan: BucketPlan
+    seconds: float
+    default_seconds: float
+    is_rebuilt: bool
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether torch made the planned buckets, and they are no slower than its own."""
+        return self.is_rebuilt and self.seconds <= self.default_seconds
+
+
+def plan_buckets(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    group: ProcessGroup | None = None,
+    method: MergeMethod = "optimal",
+    steps: int = 5,
+) -> BucketPlan:
+    """Plan a model's buckets from its measured backward and the group's measured all-reduce.
+
+    All ranks call it together, each with a batch of its own of the usual size: a mapping of keywords, a
+    tuple of arguments, or one argument. ``method`` is that of ``merge_gradients``: ``optimal`` is exact,
+    ``mgwfbp`` the published rule. The model is run ``steps + 1`` times; its gradients, its buffers and
+    torch's random numbers stay as they were.
+    """
+    everyone = _group(group)
+    device = _checked(model)
+    kept = {name: one.clone() for name, one in model.named_buffers()}
+    with torch.random.fork_rng():
+        measured = measure_backward(model, batch, loss, everyone, steps)
+    with torch.no_grad():
+        for name, one in model.named_buffers():
+            one.copy_(kept[name])
+    cost = measure_all_reduce(sum(measured.sizes_bytes), everyone, device)
+    ready, sizes = measured.ready_seconds, measured.sizes_bytes
+    buckets = merge_gradients(ready, sizes, cost, method)
+    default = default_buckets(sizes)
+    return BucketPlan(
+        sizes_bytes=tuple(sum(sizes[one] for one in bucket) for bucket in buckets),
+        names=tuple(tuple(measured.names[one] for one in bucket) for bucket in buckets),
+        finish_seconds=finish_time(buckets, ready, sizes, cost),
+        default_finish_seconds=finish_time(default, ready, sizes, cost),
+    )
+
+
+def default_buckets(sizes_bytes: tuple[int, ...]) -> Buckets:
+    """Return torch's own buckets: 1 MiB, then 25 MiB each, closed by the gradient that reaches it."""
+    edges, held = [0], 0
+    for place, size in enumerate(sizes_bytes, 1):
+        held += size
+        if held >= (FIRST_CAP if len(edges) == 1 else CAP) or place == len(sizes_bytes):
+            edges.append(place)
+            held = 0
+    return tuple(tuple(range(a, b)) for a, b in pairwise(edges))
+
+
+def choose_buckets(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    group: ProcessGroup | None = None,
+    turns: int = 7,
+) -> BucketChoice:
+    """Plan buckets, and time them beside torch's default, in turns, on copies of the model.
+
+    Two more models and their gradients are in memory meanwhile. All ranks get the same answer.
+    """
+    everyone = _group(group)
+    device = _checked(model)
+    plan = plan_buckets(model, batch, loss=loss, group=everyone)
+    ways = [
+        _parallel(copy.deepcopy(model), everyone, device, caps)
+        for caps in (plan.bucket_cap_mb_list, None)
+    ]
+    laps: list[list[float]] = [[], []]
+    with torch.random.fork_rng():
+        for _ in range(turns + 2):  # two until the buckets have been made anew and are warm
+            for way, one in zip(ways, laps, strict=True):
+                one.append(time_step(lambda way=way: _step(way, batch, loss), everyone, device))
+    made = ways[0]._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
+    seconds = [slowest_median(one[2:], everyone, device) for one in laps]
+    return BucketChoice(
+        plan=plan,
+        seconds=seconds[0],
+        default_seconds=seconds[1],
+        is_rebuilt=tuple(map(int, made.split(","))) == plan.sizes_bytes if made else False,
+    )
+
+
+def wrap(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    group: ProcessGroup | None = None,
+    choice: BucketChoice | None = None,
+) -> DistributedDataParallel:
+    """Wrap a model in DistributedDataParallel with planned buckets, or its default where that is faster.
+
+    ``choice``: what ``choose_buckets`` found, where it was asked before. Warns where torch did not make
+    the buckets that were planned.
+    """
+    everyone = _group(group)
+    device = _checked(model)
+    found = choice or choose_buckets(model, batch, loss=loss, group=everyone)
+    if not found.is_rebuilt:
+        warnings.warn(
+            "torch made other buckets than planned (the order of gradients changes from step to step); "
+            "its default is used",
+            ShardwrightWarning,
+            stacklevel=2,
+        )
+    caps = found.plan.bucket_cap_mb_list if found.is_kept else None
+    return _parallel(model, everyone, device, caps)
+
+
+def _parallel(
+    model: nn.Module, group: ProcessGroup, device: torch.device, caps: list[float] | None
+) -> DistributedDataParallel:
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(
+        model,
+        device_ids=ids,
+        process_group=group,
+        bucket_cap_mb_list=caps,  # type: ignore[arg-type]
+    )
+
+
+def _step(model: nn.Module, batch: Any, loss: Loss | None) -> None:
+    model.zero_grad(set_to_none=True)
+    run_model(model, batch, loss).backward()
+
+
+def _group(group: ProcessGroup | None) -> ProcessGroup:
+    found = group or (dist.group.WORLD if dist.is_initialized() else None)
+    if found is None:
+        raise InputError(
+            "buckets are measured on the ranks that will train, but there is no process group; call "
+            "torch.distributed.init_process_group first"
+        )
+    return found
+
+
+def _checked(model: nn.Module) -> torch.device:
+    """Return a model's device. Raises InputError where torch would not fill buckets in one order."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    kinds = sorted({f"{one.dtype} on {one.device}" for one in trained})
+    if isinstance(model, DistributedDataParallel) or len(kinds) != 1:
+        what = "is wrapped already" if kinds else "trains nothing"
+        what = f"has gradients of {', '.join(kinds)}" if len(kinds) > 1 else what
+        raise InputError(
+            "buckets are planned for a plain module with trained parameters of one dtype on one device, "
+            f"but this one {what}; give the module itself"
+        )
+    return trained[0].device

@@ -1,0 +1,104 @@
+"""Communication hooks for torch's DistributedDataParallel.
+
+``register(model, Compression(method="gtop-k", density=0.001))`` is all. Buckets wait in one queue, in
+the order in which DistributedDataParallel hands them over, which is the same on all ranks; one thread
+takes them out and talks to the other ranks. So no order of messages can differ, whatever a method sends.
+"""
+
+# Annotations stay types, not texts: torch looks at those of a hook.
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwright.ddp.compressor import Compressor, reshared
+from shardwright.ddp.methods import Load, wire_bytes
+from shardwright.ddp.settings import WARM_UP, Compression
+from shardwright.ddp.wire import GroupWire
+from shardwright.errors import InputError
+
+__all__ = ["WARM_UP", "Compression", "Compressor", "Load", "register", "reshared", "wire_bytes"]
+
+
+def register(model: DistributedDataParallel, settings: Compression) -> Compressor:
+    """Compress a model's gradients from now on; return what keeps the residuals.
+
+    Save its ``state_dict()`` on every rank beside the model's. Gradients accumulated under ``no_sync``
+    are compressed once, with the last. Raises InputError for another kind of model or unknown names.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise InputError(
+            "hooks are for torch's DistributedDataParallel, not for "
+            f"{type(model).__name__}; wrap the model in it first (FSDP2 has reduce_dtype in its "
+            "MixedPrecisionPolicy, and no hook that knows parameters)"
+        )
+    names = {id(one): name for name, one in model.module.named_parameters()}
+    unknown = sorted(set(settings.densities) - set(names.values()))
+    if unknown:
+        raise InputError(
+            f"densities are of the module's parameters, which has no {', '.join(unknown[:5])}; use the "
+            "names of named_parameters()"
+        )
+    elements = sum(one.numel() for one in model.module.parameters() if one.requires_grad)
+    wire = GroupWire(model.process_group)  # type: ignore[arg-type]
+    compressor = Compressor(settings, wire, elements)
+    model.register_comm_hook(_Queue(compressor, names), _enqueue)
+    return compressor
+
+
+class _Queue:
+    """One thread that takes buckets in order; with GPUs it works on a stream of its own."""
+
+    def __init__(self, compressor: Compressor, names: dict[int, str]) -> None:
+        self.compressor, self.names = compressor, names
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="gradient compression")
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def beside(self, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Return a context that continues behind what the caller's stream has been given so far."""
+        if device.type != "cuda":
+            return contextlib.nullcontext
+        stream = self.streams.setdefault(device, torch.cuda.Stream(device))
+        ready = torch.cuda.current_stream(device).record_event()
+
+        @contextlib.contextmanager
+        def continued() -> Iterator[None]:
+            with torch.cuda.device(device), torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                yield
+
+        return continued
+
+
+def _enqueue(queue: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Hand a bucket over; the future has its buffer when the means are in it."""
+    buffer, is_last = bucket.buffer(), bucket.is_last()
+    names = [queue.names[id(one)] for one in bucket.parameters()]
+    gradients = dict(zip(names, bucket.gradients(), strict=True))
+    devices = [buffer.device] if buffer.device.type == "cuda" else []
+    done: Future[Tensor] = Future(devices=devices)  # type: ignore[arg-type]
+    failures = list[Exception]()
+    continued = queue.beside(buffer.device)
+
+    def work() -> None:
+        with continued(), torch.no_grad():
+            try:
+                queue.compressor.average(gradients, is_last=is_last)
+            except Exception as error:  # noqa: BLE001  # raised by backward, below
+                failures.append(error)
+            done.set_result(buffer)
+
+    def result(future: Future[Tensor]) -> Tensor:
+        if failures:
+            raise failures[0]
+        return future.value()
+
+    # An exception set on a future would reach backward as a result that is no tensor.
+    after = done.then(result)
+    queue.thread.submit(work)
+    return after  # type: ignore[return-value]

@@ -1,0 +1,192 @@
+"""What is measured before gradients are planned: when each is ready, what messages and selections take.
+
+All ranks call these together and get equal numbers: those of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from shardwright.errors import InputError
+
+Sizes = NDArray[np.float64]
+Loss = Callable[[Any], Tensor]
+SMALLEST = 4096  # bytes of the smallest message that is timed; below it time hardly changes
+GROWTH = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Parameters in the order in which their gradients are ready, when that is (seconds from the
+    beginning of backward), their bytes, and the seconds of forward."""
+
+    names: tuple[str, ...]
+    ready_seconds: tuple[float, ...]
+    sizes_bytes: tuple[int, ...]
+    forward_seconds: float
+
+
+def run_model(model: nn.Module, batch: Any, loss: Loss | None = None) -> Tensor:
+    """Return the loss of a batch: a mapping of keywords, a tuple of arguments, or one argument.
+
+    Without ``loss`` the model returns it, or something whose ``loss`` it is.
+    """
+    if isinstance(batch, Mapping):
+        found = model(**batch)
+    else:
+        found = model(*batch) if isinstance(batch, tuple) else model(batch)
+    if loss is not None:
+        return loss(found)
+    value = found if isinstance(found, Tensor) else getattr(found, "loss", None)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise InputError(
+            f"a model must return its loss to be timed, but this one returns {type(found).__name__}; give "
+            "loss=, a function from what it returns to one number"
+        )
+    return value
+
+
+def measure_backward(
+    model: nn.Module, batch: Any, loss: Loss | None, group: ProcessGroup, steps: int
+) -> Backward:
+    """Time the gradients of a model that nothing communicates yet: medians of some steps.
+
+    Gradients are left as they were found. Raises InputError where a parameter gets none.
+    """
+    named = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    device = next(iter(named.values())).device
+    before = {name: one.grad for name, one in named.items()}
+    laps = [_lap(model, batch, loss, named) for _ in range(steps + 1)][1:]  # the first warms up
+    for name, one in named.items():
+        one.grad = before[name]
+    unused = sorted(set(named) - set(laps[-1][1]))
+    if unused:
+        raise InputError(
+            "every trained parameter must get a gradient, but these get none: "
+            f"{', '.join(unused[:5])}; freeze them (requires_grad=False), or use the default buckets"
+        )
+    order = _agreed(list(laps[-1][1]), group)
+    medians = [statistics.median(ready[name] for _, ready in laps) for name in order]
+    forward = statistics.median(seconds for seconds, _ in laps)
+    slowest = _slowest([*medians, forward], group, device)
+    return Backward(
+        names=tuple(order),
+        ready_seconds=tuple(np.maximum.accumulate(slowest[:-1]).tolist()),
+        sizes_bytes=tuple(named[name].numel() * named[name].element_size() for name in order),
+        forward_seconds=slowest[-1],
+    )
+
+
+def _lap(
+    model: nn.Module, batch: Any, loss: Loss | None, named: Mapping[str, nn.Parameter]
+) -> tuple[float, dict[str, float]]:
+    """Run once; return the seconds of forward, and after how many of backward each gradient was ready."""
+    device = next(iter(named.values())).device
+    for one in named.values():
+        one.grad = None
+    begun = _now(device)
+    value = run_model(model, batch, loss)
+    start = _now(device)
+    ready = _time_gradients(named, value, device)
+    return start - begun, {name: at - start for name, at in ready.items()}
+
+
+def _time_gradients(
+    named: Mapping[str, nn.Parameter], value: Tensor, device: torch.device
+) -> dict[str, float]:
+    """Run backward; return when each gradient was ready, in that order."""
+    ready = dict[str, float]()
+
+    def note(name: str) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            ready[name] = _now(device)
+
+        return hook
+
+    handles = [one.register_post_accumulate_grad_hook(note(name)) for name, one in named.items()]
+    try:
+        value.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ready
+
+
+def measure_messages(
+    send: Callable[[int], None], largest: int, group: ProcessGroup, device: torch.device
+) -> Callable[[Sizes], Sizes]:
+    """Time messages of some sizes up to the largest; return seconds by bytes, linear in between."""
+    count = max(2, 1 + int(np.ceil(np.log(max(largest / SMALLEST, 2)) / np.log(GROWTH))))
+    sizes = np.geomspace(SMALLEST, max(largest, 2 * SMALLEST), count)
+    seconds = []
+    for size in sizes:
+        laps = []
+        for _ in range(6):
+            dist.barrier(group)
+            start = _now(device)
+            send(int(size))
+            laps.append(_now(device) - start)
+        seconds.append(statistics.median(laps[1:]))
+    shared = np.array(_slowest(seconds, group, device))
+    slope = (shared[-1] - shared[-2]) / (sizes[-1] - sizes[-2])
+
+    def cost(asked: Sizes) -> Sizes:
+        beyond = np.maximum(asked - sizes[-1], 0) * max(slope, 0.0)
+        return np.interp(asked, sizes, shared) + beyond
+
+    return cost
+
+
+def measure_all_reduce(
+    largest: int, group: ProcessGroup, device: torch.device
+) -> Callable[[Sizes], Sizes]:
+    """Time torch's own all-reduce, which DistributedDataParallel calls."""
+
+    def send(size: int) -> None:
+        dist.all_reduce(torch.zeros(size // 4, device=device), group=group)
+
+    return measure_messages(send, largest, group, device)
+
+
+def _now(device: torch.device) -> float:
+    """Return the time when all that was asked of a device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _agreed(order: Sequence[str], group: ProcessGroup) -> list[str]:
+    """Return the first rank's order, by which DistributedDataParallel fills buckets, too."""
+    shared: list[Any] = [list(order)]
+    dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0), group=group)
+    return shared[0]
+
+
+def _slowest(seconds: Sequence[float], group: ProcessGroup, device: torch.device) -> list[float]:
+    shared = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return shared.tolist()
+
+
+def slowest_median(laps: Sequence[float], group: ProcessGroup, device: torch.device) -> float:
+    """Return the median over steps of the slowest rank's seconds."""
+    return statistics.median(_slowest(laps, group, device))
+
+
+def time_step(run: Callable[[], None], group: ProcessGroup, device: torch.device) -> float:
+    """Return the seconds of a step that all ranks begin together."""
+    dist.barrier(group)
+    start = _now(device)
+    run()
+    return _now(device) - start

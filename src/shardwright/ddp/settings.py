@@ -1,0 +1,115 @@
+"""How gradients are to be compressed: one checked value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from shardwright.errors import InputError
+
+MethodName = Literal[
+    "dense", "bfloat16", "float16", "top-k", "gtop-k", "gtop-k-tree", "int8", "1-bit", "powersgd"
+]
+Residual = Literal["conserving", "paper", "none"]
+Selection = Literal["exact", "threshold", "sample"]
+Scope = Literal["parameter", "bucket"]
+
+# Densities of the first epochs in Deep Gradient Compression (Lin et al., ICLR 2018).
+WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """How gradients travel.
+
+    ``method``: ``dense``; ``bfloat16`` or ``float16`` on the wire; the k largest elements of every rank
+    by all-gather (``top-k``), or the k largest of their sums, merged by recursive doubling (``gtop-k``)
+    or along a tree (``gtop-k-tree``); ``int8`` or ``1-bit`` by all-gather; ``powersgd``.
+
+    ``density`` is k / elements; ``densities`` has others for parameters by name, which is LAGS. In the
+    first steps it is each of ``warm_up`` for ``warm_up_steps`` steps. The largest are looked for in
+    each parameter or in each bucket (``scope``); only by parameter are results independent of how
+    gradients are bucketed. ``selection``: ``exact``; by a ``threshold`` that is made exactly every
+    ``threshold_steps`` steps and used again between; by one estimated from a ``sample``.
+
+    ``residual``: what is not sent is added to the next gradient (``conserving``); ``paper`` is the
+    published rule of gTop-k, which loses what is dropped while merging; ``none`` forgets it.
+    ``momentum`` runs before the selection and is masked where something was sent (momentum
+    correction): the optimizer must then have none. ``clip`` bounds the norm of the gradient that
+    all ranks together put in: each parameter of each rank gets its share by size.
+
+    The first ``dense_steps`` steps, and parameters of fewer than ``dense_below`` elements, travel as
+    they are. ``rank`` and ``warm_start`` are PowerSGD's. ``seed`` is for what is drawn.
+    """
+
+    method: MethodName
+    density: float = 0.001
+    densities: Mapping[str, float] = field(default_factory=dict)
+    warm_up: tuple[float, ...] = ()
+    warm_up_steps: int = 1
+    scope: Scope = "parameter"
+    selection: Selection = "exact"
+    threshold_steps: int = 32
+    residual: Residual = "conserving"
+    momentum: float = 0.0
+    clip: float = 0.0
+    dense_steps: int = 0
+    dense_below: int = 1024
+    rank: int = 1
+    warm_start: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_words()
+        self._check_numbers()
+        if self.residual == "paper" and not self.method.startswith("gtop-k"):
+            raise InputError(
+                f"the paper's residual is gTop-k's; with {self.method} choose 'conserving' or 'none'"
+            )
+        if self.momentum and not self.is_sparse:
+            raise InputError(
+                f"momentum is masked where elements are sent, but {self.method} sends all; leave it to "
+                "the optimizer"
+            )
+
+    def _check_words(self) -> None:
+        for name, kind in (
+            ("method", MethodName), ("residual", Residual), ("selection", Selection), ("scope", Scope),
+        ):  # fmt: skip
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r:.40}")
+
+    def _check_numbers(self) -> None:
+        for value in (self.density, *self.warm_up, *self.densities.values()):
+            if not 0 < value <= 1:
+                raise InputError(
+                    f"a density is the share of elements that is sent, above 0 and at most 1, not {value}"
+                )
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must be 0 to less than 1, not {self.momentum}")
+        if not 0 <= self.clip < math.inf:
+            raise InputError(
+                f"the norm to clip at must be finite and not negative, not {self.clip}"
+            )
+        for name in ("warm_up_steps", "threshold_steps", "rank"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be 1 or more, not {getattr(self, name)}")
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether elements are selected."""
+        return self.method.startswith(("top-k", "gtop-k"))
+
+    def density_at(self, step: int, name: str = "") -> float:
+        """Return the density of a parameter in a step, counted from 0."""
+        stage = step // self.warm_up_steps
+        if stage < len(self.warm_up):
+            return self.warm_up[stage]
+        return self.densities.get(name, self.density)
+
+    def kept_at(self, step: int, name: str, elements: int) -> int:
+        """Return how many of a parameter's elements are sent: at least one."""
+        return max(1, int(elements * self.density_at(step, name)))

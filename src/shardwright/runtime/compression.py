@@ -1,0 +1,125 @@
+"""What compresses gradients: functions of tensors that know neither ranks nor steps.
+
+All take flat tensors of a floating dtype and return tensors of their own. Indices are 64 bits inside and
+32 on the wire, so that they are exact up to 2^31 elements. Who sends what to whom, and what is owed
+to later steps, is said elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MOST_ELEMENTS = 2**31 - 1  # of what one index of 32 bits can point into
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Kept elements of a flat tensor: ``indices`` (int64) and ``values``, of equal length.
+
+    No index occurs twice, but for padding: value 0 at index 0.
+    """
+
+    indices: Tensor
+    values: Tensor
+
+    def padded(self, count: int) -> Sparse:
+        """Return the same with zeros behind, ``count`` elements in all."""
+        missing = count - len(self.indices)
+        if missing <= 0:
+            return self
+        zeros = self.values.new_zeros(missing)
+        return Sparse(
+            torch.cat([self.indices, self.indices.new_zeros(missing)]),
+            torch.cat([self.values, zeros]),
+        )
+
+
+def largest(flat: Tensor, count: int) -> Tensor:
+    """Return indices of the elements of largest magnitude; NaN counts as larger than all."""
+    return torch.topk(flat.abs(), count, sorted=False).indices
+
+
+def above(flat: Tensor, threshold: float, count: int) -> Tensor:
+    """Return indices of elements of at least a magnitude: the largest ``count`` of them, or fewer."""
+    found = torch.nonzero(flat.abs() >= threshold).view(-1)
+    if len(found) > count:
+        found = found[largest(flat[found], count)]
+    return found
+
+
+def sampled_threshold(flat: Tensor, count: int, sample: int, generator: torch.Generator) -> float:
+    """Estimate the magnitude which ``count`` elements reach, from a sample (Deep Gradient Compression).
+
+    Elements are drawn with replacement. The expected number above is ``count``, give or take.
+    """
+    drawn = torch.randint(len(flat), (sample,), generator=generator).to(flat.device)
+    kept = max(1, round(sample * count / len(flat)))
+    return float(torch.topk(flat[drawn].abs(), min(kept, sample)).values[-1])
+
+
+def merged(one: Sparse, other: Sparse, count: int) -> tuple[Sparse, Sparse]:
+    """Add two sparse tensors; return the ``count`` elements of largest magnitude, and the rest.
+
+    The operator of gTop-k (Shi et al., ICDCS 2019). It is not associative. Equal magnitudes keep the
+    lower index, so that whoever merges the same two in the same order has the same bits.
+    """
+    indices, places = torch.unique(torch.cat([one.indices, other.indices]), return_inverse=True)
+    values = one.values.new_zeros(len(indices))
+    half = len(one.indices)
+    values.index_add_(0, places[:half], one.values)
+    values.index_add_(0, places[half:], other.values)
+    order = torch.argsort(values.abs(), descending=True, stable=True)
+    kept, rest = order[:count], order[count:]
+    return (
+        Sparse(indices[kept], values[kept]).padded(count),
+        Sparse(indices[rest], values[rest]),
+    )
+
+
+def packed(sparse: Sparse) -> Tensor:
+    """Return the values' bits and the indices as one int32 tensor."""
+    return torch.cat([sparse.values.view(torch.int32), sparse.indices.to(torch.int32)])
+
+
+def unpacked(message: Tensor, dtype: torch.dtype) -> Sparse:
+    """Return what ``packed`` packed; ``dtype`` is that of the values, of 4 or 8 bytes."""
+    words = dtype.itemsize // 4
+    count = len(message) // (words + 1)
+    bits, indices = message[: words * count], message[words * count :]
+    return Sparse(indices.to(torch.int64), bits.clone().view(dtype))
+
+
+def quantised(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to 255 levels of the largest magnitude: int8 codes, and the size of a level (one element)."""
+    scale = (flat.abs().amax() / 127).view(1)
+    codes = torch.where(scale == 0, torch.zeros_like(flat), flat / scale)
+    return codes.nan_to_num(0).round().to(torch.int8), scale
+
+
+def signs(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep one bit each: whether an element is below 0, eight to a byte, and the means of those that
+    are not and of those that are (two elements; Seide et al., Interspeech 2014)."""
+    below = flat < 0
+    counts = torch.stack([(~below).sum(), below.sum()]).clamp(min=1)
+    sums = torch.stack([flat.masked_fill(below, 0).sum(), flat.masked_fill(~below, 0).sum()])
+    padded = torch.nn.functional.pad(below.to(torch.uint8), (0, -len(flat) % 8)).view(-1, 8)
+    return (padded << _places(flat)).sum(1, dtype=torch.uint8), sums / counts
+
+
+def unsigned(bits: Tensor, means: Tensor, count: int) -> Tensor:
+    """Return what ``signs`` kept of ``count`` elements."""
+    below = ((bits.view(-1, 1) >> _places(bits)) & 1).view(-1)[:count]
+    return means[below.long()]
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
+
+
+def orthonormal(matrix: Tensor) -> Tensor:
+    """Return an orthonormal basis of a matrix's columns; one more at will where they are dependent."""
+    wide = matrix.float() if matrix.dtype.itemsize < 4 else matrix
+    return torch.linalg.qr(wide).Q.to(matrix.dtype)
