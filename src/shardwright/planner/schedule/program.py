@@ -44,15 +44,16 @@ class Entry(NamedTuple):
 def crews_of(meshes: Sequence[Mesh]) -> Crews:
     """Return meshes by the devices that they share. Raises ValueError where some but not all are."""
     crews: dict[frozenset[int], list[int]] = {}
-    owner: dict[int, frozenset[int]] = {}
     for number, mesh in enumerate(meshes):
-        devices = frozenset(mesh.devices)
-        crews.setdefault(devices, []).append(number)
-        for device in mesh.devices:
-            if owner.setdefault(device, devices) != devices:
+        crews.setdefault(frozenset(mesh.devices), []).append(number)
+    owner: dict[int, frozenset[int]] = {}
+    for devices in crews:
+        for device in devices:
+            other = owner.setdefault(device, devices)
+            if other is not devices:
                 raise ValueError(
                     "in an order of crews, meshes that share a device share all of theirs, but "
-                    f"device {device} belongs to {sorted(owner[device])} and {sorted(devices)}; "
+                    f"device {device} belongs to {sorted(other)} and {sorted(devices)}; "
                     "choose 1f1b or gpipe, or give these meshes the same devices"
                 )
     return tuple(map(tuple, crews.values()))
