@@ -104,6 +104,8 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     random = Random(shape.seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stages = min(shape.stages * shape.chunks, len(graph.blocks))
+    if SCHEDULES[shape.schedule].folds:
+        stages = 2 * min(shape.stages, len(graph.blocks) // 2)
     meshes = _meshes(shape, stages, random)
     pieces = 1 if samples.blocker else shape.num_microbatches
     stage_of = _stages(graph, stages, shape, random)
@@ -156,8 +158,8 @@ def _some(count: int, shape: Shape, random: Random) -> tuple[int, ...]:
 
 
 def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
-    width = math.prod(shape.sizes)
-    crews = min(stages, shape.stages)
+    width, folds = math.prod(shape.sizes), SCHEDULES[shape.schedule].folds
+    crews = stages // 2 if folds else min(stages, shape.stages)
     devices = list(range(width * crews))
     if shape.shuffles:
         random.shuffle(devices)
@@ -167,17 +169,19 @@ def _meshes(shape: Shape, stages: int, random: Random) -> tuple[Mesh, ...]:
             sizes=shape.sizes,
             devices=tuple(devices[crew * width : (crew + 1) * width]),
         )
-        for crew in (stage % crews for stage in range(stages))
+        for crew in (min(s, stages - 1 - s) if folds else s % crews for s in range(stages))
     )
 
 
 def own_order(meshes: tuple[Mesh, ...], pieces: int, random: Random) -> tuple[str, ...]:
     """Write a random order: whatever may come next, until all has come.
 
-    The microbatches' forwards come in one random order on all meshes, and their backwards in another.
+    The microbatches' forwards come in one random order on all meshes, and their backwards in another;
+    some are split, and then W comes when it will.
     """
     phases: tuple[Phase, ...] = ("F", "B")
     sequences = {phase: random.sample(range(pieces), pieces) for phase in phases}
+    share = random.choice((0.0, 0.5, 1.0))
     crew_of = {number: frozenset(mesh.devices) for number, mesh in enumerate(meshes)}
     lines: dict[frozenset[int], list[str]] = {crew: [] for crew in crew_of.values()}
     waiting = {(mesh, phase): list(sequences[phase]) for mesh in crew_of for phase in phases}
@@ -187,8 +191,11 @@ def own_order(meshes: tuple[Mesh, ...], pieces: int, random: Random) -> tuple[st
         ready = [one for one in following if done.issuperset(needs(one, len(meshes)))]
         action = random.choice(ready)
         done.add(action)
-        lines[crew_of[action.mesh]].append(str(action))
         key = (action.mesh, action.phase)
+        if action.phase == "B" and random.random() < share:
+            waiting.setdefault((action.mesh, "W"), []).append(action.microbatch)
+            action = action._replace(phase="I")
+        lines[crew_of[action.mesh]].append(str(action))
         waiting[key].pop(0)
         if not waiting[key]:
             del waiting[key]

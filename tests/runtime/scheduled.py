@@ -22,6 +22,8 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 SEEDS = (
     Seed(stages=2, chunks=2, num_microbatches=4, schedule="interleaved", recompute=True),
     Seed(stages=2, num_microbatches=4, schedule="1f1b-so"),
+    Seed(stages=2, num_microbatches=4, schedule="zb-h1"),
+    Seed(stages=2, chunks=2, num_microbatches=4, schedule="zb-v", recompute=True),
 )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -78,6 +78,13 @@ class Kind(enum.IntEnum):
     FETCH = 8  # draw a batch from the loader, on the host
     COPY = 9  # bring this mesh's shards of it to the device
     TRANSFORM = 10  # local work on values that is no operator of the graph
+    INPUT_GRADIENT = 11  # BACKWARD but for the gradients of parameters
+    WEIGHT_GRADIENT = 12  # the rest of it: these
+
+
+# What runs a segment, or its backward or a half of that.
+BACKWARD_KINDS = (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
+SEGMENT_KINDS = (Kind.FORWARD, Kind.RECOMPUTE, *BACKWARD_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +163,10 @@ class Segment:
     ``bare_bytes`` is that of a recomputed segment's first forward, which keeps nothing. Its graph
     holds none of the inputs in ``rematerialised`` and ``unused_in_backward``: backward finds the first
     made again, and does not need the second.
+
+    Where backward is split, INPUT_GRADIENT leaves to WEIGHT_GRADIENT the calls at the places ``deferred``, whose
+    gradients of parameters are still to be computed: ``deferred_values`` (inputs, outputs and gradients
+    of outputs) and ``deferred_bytes`` beyond them. ``split_temporary_bytes`` are those of the two.
     """
 
     mesh: int
@@ -170,6 +181,10 @@ class Segment:
     saved_bytes: int = 0
     temporary_bytes: tuple[int, int] = (0, 0)
     bare_bytes: int = 0
+    deferred: tuple[int, ...] = field(default=(), repr=False)
+    deferred_values: tuple[int, ...] = field(default=(), repr=False)
+    deferred_bytes: int = field(default=0, repr=False)
+    split_temporary_bytes: tuple[int, int] = field(default=(0, 0), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +361,9 @@ class Program:
         where = f"stage {int(self.group[index])}"
         when = "" if self.microbatch[index] < 0 else f" microbatch {int(self.microbatch[index])}"
         item = int(self.item[index])
-        if kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
-            return f"{where} {kind.name.lower()} segment {item} (block {self.segments[item].block}){when}"
+        if kind in SEGMENT_KINDS:
+            name = kind.name.lower().replace("_", " ")
+            return f"{where} {name} segment {item} (block {self.segments[item].block}){when}"
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             message = self.messages[item]
             verb = message.primitive if kind == Kind.MESSAGE else kind.name.lower()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-NamedSchedule = Literal["1f1b", "gpipe", "1f1b-so", "interleaved", "looped-bfs"]
+SplitName = Literal["zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]
+NamedSchedule = Literal["1f1b", "gpipe", "1f1b-so", "interleaved", "looped-bfs", SplitName]
 ScheduleName = Literal[NamedSchedule, "custom"]
-SplitName = Literal["zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"]
 ScheduleKind = Literal[
     "pipedream", "gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "fbp-as", "interleaved", "looped-bfs",
-    SplitName, "custom",
+    SplitName, "zb-1p", "zb-2p", "custom",
 ]  # fmt: skip
 Executes = Literal["overlapped", "exposed", "streaming"]
 
@@ -67,13 +67,18 @@ SCHEDULES: dict[str, Schedule] = {
     ),
     "looped-bfs": Schedule(title="GPipe of chunks, looped breadth-first", program="looped-bfs", profile=True,
                            per_stage=None, chunks=True, posts=True),
-    "zb-h1": Schedule(title="zero bubble, memory of 1F1B", profile=True, splits=True),
-    "zb-h2": Schedule(title="zero bubble, twice the warm-up", profile=True, per_stage=2, splits=True),
+    "zb-h1": Schedule(title="zero bubble, memory of 1F1B", program="zb-h1", profile=True, splits=True, posts=True),
+    "zb-h2": Schedule(
+        title="zero bubble, twice the warm-up", program="zb-h2", profile=True, per_stage=2, splits=True, posts=True
+    ),
     "zb-1p": Schedule(title="zero bubble searched, memory of 1F1B", profile=True, splits=True, searched=1),
     "zb-2p": Schedule(title="zero bubble searched, twice that memory", profile=True, splits=True, searched=2),
-    "zb-v": Schedule(title="zero bubble on a V", profile=True, chunks=True, splits=True, folds=True),
-    "v-half": Schedule(title="V of half the memory", profile=True, chunks=True, splits=True, folds=True),
-    "v-min": Schedule(title="V of a third of the memory", profile=True, chunks=True, splits=True, folds=True),
+    "zb-v": Schedule(title="zero bubble on a V", program="zb-v", profile=True, chunks=True, splits=True,
+                     folds=True, posts=True),
+    "v-half": Schedule(title="V of half the memory", program="v-half", profile=True, chunks=True, splits=True,
+                       folds=True, posts=True),
+    "v-min": Schedule(title="V of a third of the memory", program="v-min", profile=True, chunks=True, splits=True,
+                      folds=True, posts=True),
     "custom": Schedule(title="an order of one's own", program="custom", profile=True, per_stage=None,
                        chunks=True, posts=True),
 }  # fmt: skip
@@ -94,12 +99,12 @@ def refusal(name: str) -> str:
     """Say why a schedule cannot train, or "" where it can or is unknown."""
     if name not in SCHEDULES or SCHEDULES[name].program:
         return ""
-    why = "runs backward whole so far, without I and W apart"
-    if not SCHEDULES[name].splits:
-        why = "knows no asynchronous pipelines and no devices that stream"
+    why = "the executor knows no asynchronous pipelines and no devices that stream"
+    if SCHEDULES[name].searched:
+        why = "its order follows from times, which are measured for profiles of layers"
     return (
-        f"schedule {name} is planned and simulated for profiles of layers only (plan --profile): the "
-        f"executor {why}; choose {', '.join(NAMED)}"
+        f"schedule {name} is planned and simulated for profiles of layers only (plan --profile): {why}; "
+        f"choose {', '.join(NAMED)}"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.core.layout import Layout
-from shardwright.core.schedules import ScheduleName
+from shardwright.core.schedules import SCHEDULES, ScheduleName
 
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
@@ -93,7 +93,7 @@ class Pipeline:
     """Schedule and microbatches; with one mesh and one microbatch there is no pipeline.
 
     ``order`` is that of a ``custom`` schedule: one line per crew, the devices of the same meshes, of
-    actions such as ``2F0`` (mesh 2, forward of microbatch 0) and ``1B3``.
+    actions such as ``2F0`` (mesh 2, forward of microbatch 0) and ``1B3``, or ``1I3`` and ``1W3``.
     """
 
     schedule: ScheduleName = "1f1b"
@@ -103,6 +103,11 @@ class Pipeline:
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
             raise ValueError("a pipeline needs at least one microbatch")
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the backward is two actions, I and W, of any microbatch and then of all."""
+        return SCHEDULES[self.schedule].splits or any(set(line) & {"I", "W"} for line in self.order)
 
 
 def wire_dtype(asked: WireDtype, own: str) -> str:

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from shardwright.core.completion import completions
 from shardwright.core.plan import STALE
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.timeline import Timeline
 from shardwright.report.story import WORK, PlanStory, busiest_mesh, seconds_of_work
 from shardwright.report.units import bytes_text, seconds_text
 
-COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 # Predictions nearer than this are the same but for rounding.
 SAME = 1e-6
 
@@ -82,7 +81,7 @@ def waiting_seconds(program: Program, timeline: Timeline) -> NDArray[np.float64]
     }
     if not sends:
         return waited
-    until, computes = completions(program), np.isin(program.kind, COMPUTE)
+    until, computes = completions(program), np.isin(program.kind, SEGMENT_KINDS)
     for mesh in range(len(program.meshes)):
         mine = program.group == mesh
         busy = np.maximum.accumulate(np.where(mine & computes, timeline.end, 0.0))

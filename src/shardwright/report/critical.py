@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import link_label
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import Kind, Message, Program
+from shardwright.core.program import BACKWARD_KINDS, Kind, Message, Program
 from shardwright.report.story import PlanStory, kind_text
 
-PHASES = {Kind.FORWARD: "forward", Kind.RECOMPUTE: "recompute", Kind.BACKWARD: "backward"}
+PHASES = {
+    Kind.FORWARD: "forward", Kind.RECOMPUTE: "recompute", Kind.BACKWARD: "backward",
+    Kind.INPUT_GRADIENT: "input gradient", Kind.WEIGHT_GRADIENT: "weight gradient",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ def _parts(
     kind, item = Kind(int(program.kind[index])), int(program.item[index])
     if kind in PHASES:
         segment = program.segments[item]
-        side = 1 if kind == Kind.BACKWARD else 0
+        side = 1 if kind in BACKWARD_KINDS else 0
         seconds = [pair[side] for pair in prices[segment]]
         total = sum(seconds)
         for call, own in zip(segment.calls, seconds, strict=True):

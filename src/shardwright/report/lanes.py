@@ -24,7 +24,10 @@ IDLE = "."
 COLOURS = {"F": "#4477aa", "B": "#ee6677", "I": "#ee6677", "W": "#228833"}
 PHASES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 ROW, GAP, LEFT, UNIT = 22, 4, 70, 9
-COMPUTES = {Kind.FORWARD: "F", Kind.RECOMPUTE: "B", Kind.BACKWARD: "B"}
+COMPUTES = {
+    Kind.FORWARD: "F", Kind.RECOMPUTE: "B", Kind.BACKWARD: "B", Kind.INPUT_GRADIENT: "I",
+    Kind.WEIGHT_GRADIENT: "W",
+}  # fmt: skip
 MOST_NAMED = 2000  # actions of a picture that carry their number
 
 
@@ -96,11 +99,13 @@ def lanes_svg(lanes: Lanes) -> str:
 def lanes_of(program: Program, timeline: Timeline) -> Lanes:
     """Return what the devices of every set of meshes compute when: each microbatch's forward and
     backward from its first instruction to its last."""
+    splits = program.strategy.pipeline.splits_backward
     spans: dict[tuple[frozenset[int], int, str, int], tuple[float, float]] = {}
     for index in np.flatnonzero(np.isin(program.kind, list(COMPUTES)) & (program.microbatch >= 0)):
         mesh = int(program.group[index])
         devices = frozenset(program.meshes[mesh].devices)
         phase = COMPUTES[Kind(int(program.kind[index]))]
+        phase = "I" if phase == "B" and splits else phase
         key = devices, mesh, phase, int(program.microbatch[index])
         start, end = float(timeline.working_from[index]), float(timeline.end[index])
         if not math.isnan(start):

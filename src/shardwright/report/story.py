@@ -40,6 +40,8 @@ KIND_WORK = {
     Kind.FORWARD: 0,
     Kind.RECOMPUTE: 1,
     Kind.BACKWARD: 2,
+    Kind.INPUT_GRADIENT: 2,
+    Kind.WEIGHT_GRADIENT: 2,
     Kind.CLIP: 7,
     Kind.UPDATE: 8,
     Kind.SEND: 9,

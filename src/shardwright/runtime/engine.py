@@ -17,14 +17,19 @@ def edge_of(output: Tensor) -> GradientEdge | None:
 
 
 def run_backward(
-    edges: Sequence[GradientEdge], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
+    edges: Sequence[GradientEdge],
+    gradients: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    *,
+    keeps: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of leaves (at least one), None where none flows; the graph is used up.
+    """Return the gradients of leaves (at least one), None where none flows; the graph is used up, unless
+    it ``keeps`` what it holds.
 
     The same as ``torch.autograd.grad`` without what that checks of its arguments in Python, every
     time: a fifth of a small segment's backward. The engine itself checks shapes and dtypes.
     """
     engine = torch.autograd.Variable._execution_engine
     return engine.run_backward(  # type: ignore[no-any-return]
-        tuple(edges), tuple(gradients), False, False, tuple(leaves), True, accumulate_grad=False
+        tuple(edges), tuple(gradients), keeps, False, tuple(leaves), True, accumulate_grad=False
     )

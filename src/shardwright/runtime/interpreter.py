@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardwright.core.program import Kind, Program, Segment
+from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program, Segment
 from shardwright.runtime import halos, messages
+from shardwright.runtime.backward import backward, made_by
 from shardwright.runtime.capture import Captured
-from shardwright.runtime.engine import edge_of, run_backward
+from shardwright.runtime.deferral import Aside
+from shardwright.runtime.engine import edge_of
 from shardwright.runtime.messages import Exchange, Groups, Item
 from shardwright.runtime.parameters import Parameters, taken
 from shardwright.runtime.randomness import Clock
@@ -35,8 +37,6 @@ from shardwright.runtime.transfers import Receive, Routes, Send
 from shardwright.runtime.transforms import transformed
 from shardwright.runtime.waiting import Action, Waiting
 from shardwright.runtime.world import World
-
-COMPUTE = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,8 @@ class Compiler:
         self.special = special
         self.training = training
         self.draws = False  # whether something compiled draws random numbers
-        self._modules: dict[tuple[int, bool], fx.GraphModule] = {}
+        self._modules: dict[tuple[int, bool, bool], fx.GraphModule] = {}
+        self._aside: dict[int, Aside] = {}  # by segment
         self._graphs: dict[tuple[int, int], list[Any]] = {}
         self._mailbox: dict[int, Tensor] = {}
         self._routes = Routes(
@@ -121,7 +122,7 @@ class Compiler:
             for slot in (*touch.reads, *touch.writes, *touch.adds):
                 waiting.need(slot)
             kind = Kind(int(self.program.kind[index]))
-            if kind in COMPUTE:
+            if kind in SEGMENT_KINDS:
                 actions.append((index, self._compute(kind, index)))
             elif kind == Kind.TRANSFORM:
                 transform = self.program.transforms[int(self.program.item[index])]
@@ -162,10 +163,17 @@ class Compiler:
         if kind in (Kind.FORWARD, Kind.RECOMPUTE):
             segment = program.segments[item]
             return Touch(slots(segment.inputs), slots(segment.outputs))
-        if kind == Kind.BACKWARD:
+        if kind == Kind.WEIGHT_GRADIENT:
+            segment = program.segments[item]
+            return Touch(
+                slots(segment.deferred_values),
+                (),
+                slots(made_by(segment, self.machine.store, kind)),
+            )
+        if kind in BACKWARD_KINDS:
             segment = program.segments[item]
             incoming = [values[value].gradient for value in segment.outputs]
-            made = [values[value].gradient for value in segment.inputs]
+            made = made_by(segment, self.machine.store, kind)
             gathered = [v for v in segment.inputs if values[v].role == "parameter"]
             return Touch(slots((*gathered, *incoming, *segment.rematerialised)), (), slots(made))
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
@@ -215,26 +223,30 @@ class Compiler:
         item, microbatch = int(self.program.item[index]), int(self.program.microbatch[index])
         segment = self.program.segments[item]
         kept = self._graphs.setdefault((item, microbatch), [])
-        if kind == Kind.BACKWARD:
-            return self._backward(segment, microbatch, kept)
+        if kind in BACKWARD_KINDS:
+            aside = self._aside.setdefault(item, Aside())
+            return backward(kind, segment, self.machine.store, microbatch, kept, aside)
         again = kind == Kind.RECOMPUTE
         keeps_graph = self.training and segment.has_backward and segment.recomputed == again
         writes = not again and writes_buffers(self.machine.captured, segment)
-        module = self._module(item, writes=writes)
+        module = self._module(item, writes=writes, keeps_graph=keeps_graph)
         moment = (self.program.shift_of(index), microbatch)
         return self._forward(segment, moment, module, kept if keeps_graph else None)
 
-    def _module(self, item: int, *, writes: bool) -> fx.GraphModule:
-        if (item, writes) not in self._modules:
+    def _module(self, item: int, *, writes: bool, keeps_graph: bool) -> fx.GraphModule:
+        splits = keeps_graph and self.program.strategy.pipeline.splits_backward
+        key = item, writes, splits
+        if key not in self._modules:
             segment = self.program.segments[item]
-            self._modules[item, writes] = build_segment(
+            aside = self._aside.setdefault(item, Aside()) if splits else None
+            self._modules[key] = build_segment(
                 self.machine.captured,
                 self.program,
                 segment,
                 self.machine.sites[segment.mesh],
-                Mode(training=self.training, writes=writes, statistics=self._statistics),
+                Mode(self.training, writes, self._statistics, aside),
             )
-        return self._modules[item, writes]
+        return self._modules[key]
 
     def _forward(
         self,
@@ -314,41 +326,6 @@ class Compiler:
                 forward()
 
         return drawing if is_random else forward
-
-    def _backward(self, segment: Segment, microbatch: int, kept: list[Any]) -> Action:
-        store, values = self.machine.store, self.program.values
-        incoming = [
-            store.slot(values[value].gradient, microbatch)
-            for value in segment.outputs
-            if values[value].gradient >= 0
-        ]
-        made = [
-            (store.slot(gradient, microbatch), DTYPES[values[gradient].dtype])
-            for gradient in (values[value].gradient for value in segment.inputs)
-            if gradient >= 0
-        ]
-        data, accumulate = store.data, store.accumulate
-
-        def backward() -> None:
-            edges, leaves = kept
-            kept.clear()
-            gradients = [data[slot] for slot in incoming]
-            live = [
-                (edge, gradient)
-                for edge, gradient in zip(edges, gradients, strict=True)
-                if edge is not None and gradient is not None
-            ]
-            if not live:
-                return
-            found = run_backward([edge for edge, _ in live], [g for _, g in live], leaves)
-            del edges, leaves, live, gradients
-            for (slot, dtype), gradient in zip(made, found, strict=True):
-                if gradient is not None:
-                    # A module that runs as it is may have looked rows up sparsely.
-                    dense = gradient.to_dense() if gradient.is_sparse else gradient
-                    accumulate(slot, dtype, dense, False)
-
-        return backward
 
     # -- messages ------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ vocabulary shard, seeds of random operators), so that running it is plain PyTorc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.errors import RunError
 from shardwright.runtime.capture import Captured, CapturedCall, Slot
 from shardwright.runtime.capture.hooks import Opaque
+from shardwright.runtime.deferral import Aside, Product, run_split
 from shardwright.runtime.float8 import SCALED
 from shardwright.runtime.halos import average_inside
 from shardwright.runtime.localise import localise
@@ -49,15 +51,16 @@ class Site:
     source: RandomSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mode:
     """Which variant of a segment: ``training`` or evaluation; ``writes`` buffers (batch statistics)
     or leaves them alone, as recomputation must. ``statistics`` are running values (one per channel)
-    to be used in place of the tensors they are of."""
+    to be used in place of the tensors they are of. ``aside``: backward is to run in two halves, and what the first leaves goes there."""
 
     training: bool = True
     writes: bool = True
     statistics: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    aside: Aside | None = None
 
 
 def shard_offset(value: Value, dim: int, site: Site) -> int:
@@ -115,10 +118,12 @@ class _Builder:
             self.nodes[value] = self.graph.placeholder(f"v{value}")
         for value in segment.inputs:
             self.nodes[value] = self._running(value) or self.nodes[value]
-        for call in segment.calls:
+        deferred = segment.deferred if self.mode.aside is not None else ()
+        self.place = {value: place for place, value in enumerate(segment.inputs)}
+        for number, call in enumerate(segment.calls):
             operator = self.captured.graph.operators[call.operator]
             if operator.outputs or (self.mode.writes and self.mode.training):
-                self._call(call, operator)
+                self._call(call, operator, number in deferred)
         self.graph.output(tuple(self._node(value) for value in segment.outputs))
         return fx.GraphModule(self.held, self.graph, "Segment")
 
@@ -129,14 +134,18 @@ class _Builder:
                 raise RunError("a segment reads a value that is not among its inputs")
         return self.nodes[value]
 
-    def _call(self, call: Call, operator: Operator) -> None:
+    def _call(self, call: Call, operator: Operator, is_deferred: bool) -> None:
         recorded: CapturedCall = self.captured.calls[call.operator]
         args, kwargs = localise(
             recorded, operator, call.result_shapes, self.site.device, call.unpadded
         )
-        operands = [self._node(value) for value in call.operands]
-        if not self._first_on(call.partial_axes):
-            for position in call.once:
+        silent = () if self._first_on(call.partial_axes) else call.once
+        operands: list[Any] = [self._node(value) for value in call.operands]
+        given: list[Any] = []
+        if is_deferred:
+            given, operands = operands, [Slot(place) for place in range(len(operands))]
+        else:
+            for position in silent:
                 operands[position] = self.graph.call_function(torch.mul, (operands[position], 0))
         args, kwargs = _fill(args, operands), {k: _fill(v, operands) for k, v in kwargs.items()}
         if not self.mode.training:
@@ -158,9 +167,26 @@ class _Builder:
             kwargs = {**kwargs, "by_row": self.float8 == "fp8-row"}
         if isinstance(target, Opaque):
             result = self._opaque(call, target, args[0])
+        elif is_deferred and self.mode.aside is not None:
+            run = partial(_run, target, args, kwargs, silent)
+            result = self._split(call, given, run, self.mode.aside)
         else:
             result = self.graph.call_function(target, args, kwargs)
         self._keep(call, _returns_list(recorded.target), result)
+
+    def _split(
+        self, call: Call, operands: list[Any], run: Callable[[Sequence[Any]], Any], aside: Aside
+    ) -> fx.Node:
+        """Call a product whose parameters get their gradients later, held beside the graph."""
+        values = self.program.values
+        places = {
+            position: self.place[value]
+            for position, value in enumerate(call.operands)
+            if values[value].role == "parameter"
+        }
+        name = f"product_{call.operator}"
+        self.held[name] = Product(run, places, aside)
+        return self.graph.call_function(run_split, (self.graph.get_attr(name), *operands))
 
     def _shapes(self, call: Call) -> tuple[tuple[int, ...], ...]:
         return tuple(self.program.values[value].shape for value in call.operands)
@@ -234,11 +260,23 @@ def _run_opaque(
         return target(tensors, *mode)
 
 
+def _run(
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    silent: tuple[int, ...],
+    operands: Sequence[Any],
+) -> Any:
+    """Run a call on tensors; those at the positions ``silent`` count elsewhere."""
+    given = [one * 0 if place in silent else one for place, one in enumerate(operands)]
+    return target(*_fill(args, given), **{key: _fill(one, given) for key, one in kwargs.items()})
+
+
 def _item(results: Any, position: int) -> Any:
     return results[position]
 
 
-def _fill(argument: Any, operands: list[fx.Node]) -> Any:
+def _fill(argument: Any, operands: Sequence[Any]) -> Any:
     """Return an argument with every ``Slot`` replaced by the operand it names."""
     if isinstance(argument, (list, tuple)):
         return type(argument)(_fill(item, operands) for item in argument)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.core.program import Kind
+from shardwright.core.program import BACKWARD_KINDS, Kind
 from shardwright.planner.lower.builder import ACTIVATION, BY_MICROBATCH, GATHERED, GRADIENT, WIDE
 from shardwright.planner.lower.template import Facts, Flags, Ints
 from tests.planner.lower.numpy_waits import Template
@@ -72,13 +72,29 @@ def forward_lifetimes(
 ) -> tuple[Lifetimes, Flags]:
     """Return a forward template's lifetimes and the values alive when it ends."""
     returning = _returns(facts, forward)
-    moment = np.full(len(facts.bytes), 1)  # of its first touch in backward; odd: it is written
-    if len(backward.value):
-        moment[:] = 2 * len(backward) + 1
-        order = 2 * backward.place + backward.writes
-        np.minimum.at(moment, facts.storage[backward.value], order)
-    dying = returning & ((moment & 1) == 1) & ~reported
+    dying = returning & ~_held_first(facts, backward) & ~reported
     return _walk(facts, forward, (dying, returning, set_of(facts, [])))
+
+
+def input_lifetimes(
+    facts: Facts, inputs: Template, weights: Template, alive: Flags, reported: Flags
+) -> tuple[Lifetimes, Flags]:
+    """Return the lifetimes of the first half of a split backward and what is alive when it ends."""
+    returning = _returns(facts, inputs) | alive
+    dying = returning & ~_held_first(facts, weights) & ~reported
+    lifetimes, left = _walk(facts, inputs, (dying, returning, alive))
+    _add_up(facts, inputs, lifetimes)
+    return lifetimes, left
+
+
+def _held_first(facts: Facts, template: Template) -> Flags:
+    """Return the values that steps hold before any writes them."""
+    moment = np.full(len(facts.bytes), 1)  # of its first touch; odd: it is written
+    if len(template.value):
+        moment[:] = 2 * len(template) + 1
+        order = 2 * template.place + template.writes
+        np.minimum.at(moment, facts.storage[template.value], order)
+    return (moment & 1) == 0
 
 
 def backward_lifetimes(
@@ -115,7 +131,8 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
     np.add.at(lifetimes.allocated, places[late], facts.bytes[values[late]])
     lifetimes.first = np.zeros(count, dtype=np.int64)
     np.add.at(lifetimes.first, places[new], facts.bytes[values[new]])
-    computes = backward.kind == Kind.BACKWARD
+    computes = np.isin(backward.kind, BACKWARD_KINDS)
+    weights = backward.kind == Kind.WEIGHT_GRADIENT  # one term at a time
     saved, alone = backward.freed, lifetimes.temporary
     wide = is_sum & marked(facts, WIDE)[values]
     again = is_sum & ~once & ~wide
@@ -126,13 +143,15 @@ def _add_up(facts: Facts, backward: Template, lifetimes: Lifetimes) -> None:
         np.maximum.at(most, mine, sizes)
         # All terms of a backward are there before the first is added, and a sum is first taken out
         # of place; by then what autograd saved is gone.
-        sums = total + np.where(computes & (most >= 0), np.maximum(alone, most - saved), alone)
+        total = np.where(weights, np.maximum(most, 0), total)
+        freed = np.where(weights, 0, saved)
+        sums = total + np.where(computes & (most >= 0), np.maximum(alone, most - freed), alone)
         if chosen is again:
             lifetimes.temporary = sums
         else:
             lifetimes.second = sums
             # By now the sums are the store's alone, and are added to in place.
-            lifetimes.onward = alone + total
+            lifetimes.onward = np.where(weights, np.maximum(alone, 0), alone) + total
     if wide.any():
         _add_wide(facts, backward, lifetimes, (wide & ~once, wide & new))
 
@@ -151,9 +170,10 @@ def _add_wide(
     for flags, total, part in ((again, terms, 2), (new, terms, 2), (new, sums, 1)):
         sizes = facts.bytes[backward.written[flags]] // part
         np.add.at(total, backward.written_at[flags], sizes)
-    computes = (backward.kind == Kind.BACKWARD) & (terms > 0)
+    computes = np.isin(backward.kind, BACKWARD_KINDS) & (terms > 0)
     others = lifetimes.temporary - alone  # of sums that are as wide as their terms
-    late = np.maximum(alone + terms - sums, terms - backward.freed)
+    freed = np.where(backward.kind == Kind.WEIGHT_GRADIENT, 0, backward.freed)
+    late = np.maximum(alone + terms - sums, terms - freed)
     lifetimes.temporary = others + np.where(computes, late, alone + terms - sums // 2)
     lifetimes.second = lifetimes.second + terms
     lifetimes.onward = lifetimes.onward + terms

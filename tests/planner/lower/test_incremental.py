@@ -25,6 +25,7 @@ SEEDS = (
     Seed(data=2, tensor=2, zero=3, num_microbatches=2),
     Seed(data=2, stages=2, num_microbatches=2, zero=2),
     Seed(tensor=2, stages=2, num_microbatches=4, schedule="gpipe"),
+    Seed(data=2, stages=2, zero=1, num_microbatches=4, schedule="zb-h1", precision="bfloat16"),
     Seed(data=2, tensor=2, zero=1, num_microbatches=4, precision="bfloat16"),
 )
 

@@ -22,6 +22,7 @@ from tests.planner.lower.numpy_lifetimes import (
     backward_lifetimes,
     forward_lifetimes,
     free_at_update,
+    input_lifetimes,
     once_lifetimes,
 )
 from tests.planner.lower.numpy_waits import Template, Waits
@@ -35,11 +36,16 @@ def by_numpy(facts: Facts, stage: int, phases: Phases, many: int) -> list[tuple[
     """Return of every phase its sizes, what it frees and what it waits for."""
     none = Rows(np.zeros((0, READ + 1), dtype=np.int64), NOTHING, NOTHING)
     own = [Template([*parts] or [none]) for parts in phases]
-    prologue, forward, middle, last, sends, receives, epilogue = own
+    prologue, forward, inputs, middle, last, sends, receives, epilogue = own
+    behind = Template([*phases[Phase.INPUT], *phases[Phase.LAST]] or [none])
     waits, reported = Waits(facts), facts.reported
     found = dict[Phase, Lifetimes]()
     found[Phase.PROLOGUE] = once_lifetimes(facts, prologue, NOTHING, ends_step=False)
-    found[Phase.FORWARD], alive = forward_lifetimes(facts, forward, last, reported)
+    found[Phase.FORWARD], alive = forward_lifetimes(facts, forward, behind, reported)
+    if len(inputs):
+        found[Phase.INPUT], alive = input_lifetimes(facts, inputs, last, alive, reported)
+    else:
+        found[Phase.INPUT] = once_lifetimes(facts, inputs, NOTHING, ends_step=False)
     found[Phase.BACKWARD] = backward_lifetimes(facts, middle, alive, reported)
     found[Phase.LAST] = backward_lifetimes(facts, last, alive, reported)
     for phase, one in ((Phase.SEND, sends), (Phase.RECEIVE, receives)):

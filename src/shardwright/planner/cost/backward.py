@@ -8,7 +8,7 @@ in place where nobody else holds the first, and into a new tensor otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
@@ -40,6 +40,47 @@ def backward_peak(
     for call, size in zip(reversed(calls), reversed(released), strict=True):
         state.run(call, size)
     return state.peak
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPeak:
+    """What ``backward_peak`` says of I, which leaves ``kept`` bytes of gradients to W and holds on to the
+    gradients of ``outputs``."""
+
+    peak: int
+    kept: int
+    outputs: tuple[int, ...]
+
+
+def split_peak(
+    graph: OperatorGraph,
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    ends: tuple[tuple[int, ...], tuple[int, ...]],
+    work: tuple[Sequence[int], Mapping[int, tuple[int, ...]]],
+) -> SplitPeak:
+    """Return what a backward comes to that leaves gradients of parameters for later.
+
+    ``work`` are the saved bytes that go with each call, and by its place of a call which leaves some the
+    positions of these parameters.
+    """
+    released, deferred = work
+    made = {value for call in calls for value in call.results}
+    parameters = {value for value in ends[0] if values[value].role == "parameter"}
+    own = tuple(value for value in ends[0] if value not in parameters)
+    state = _Gradients(graph, values, (own, ends[1]), made.union(ends[0]))
+    outside = {id(gradient): value for value, gradient in state.alive.items()}
+    held: dict[int, _Gradient] = {}
+    for place in range(len(calls) - 1, -1, -1):
+        call, positions = calls[place], deferred.get(place, ())
+        if positions:
+            for gradient in [state.alive[v] for v in call.results if v in state.alive]:
+                gradient.holders += 1
+                held[id(gradient)] = gradient
+        state.run(call, released[place], positions)
+    held |= {id(g): g for value, g in state.alive.items() if value in parameters}
+    outputs = tuple(outside[key] for key in held if key in outside)
+    return SplitPeak(state.peak, sum(gradient.size for gradient in held.values()), outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +153,12 @@ class _Gradients:
         # Held by whoever asked for this backward, too.
         self.alive = {v: _Gradient(0, 2) for v in outputs if self._is_trained(v)}
 
-    def run(self, call: Call, released: int) -> None:
-        """Run one call backward: make its operands' gradients, let go of the results', add up."""
+    def run(self, call: Call, released: int, later: Sequence[int] = ()) -> None:
+        """Run one call backward: make its operands' gradients but those at the positions that come
+        ``later``, let go of the results', add up."""
         workspace = self.workspace(call)
         coming = [self.alive.pop(value) for value in call.results if value in self.alive]
-        arriving = self._arriving(call, coming[0]) if coming else []
+        arriving = self._arriving(call, coming[0], later) if coming else []
         self.peak = max(self.peak, self.level + workspace)
         self.level -= released
         for gradient in coming:
@@ -131,7 +173,9 @@ class _Gradients:
     def _is_trained(self, value: int) -> bool:
         return self.graph.tensors[self.values[value].tensor].needs_gradient
 
-    def _arriving(self, call: Call, coming: _Gradient) -> list[tuple[int, _Gradient]]:
+    def _arriving(
+        self, call: Call, coming: _Gradient, later: Sequence[int]
+    ) -> list[tuple[int, _Gradient]]:
         """Return the gradients that a call makes or passes on, and whose they are."""
         operator = self.graph.operators[call.operator]
         result = self.values[next(value for value in call.results if value >= 0)]
@@ -140,7 +184,7 @@ class _Gradients:
             value = operand
             while value not in self.known and self.values[value].alias >= 0:
                 value = self.values[value].alias
-            if not self._is_trained(value):
+            if position in later or not self._is_trained(value):
                 continue
             one = self.values[operand]
             passes = is_identity(self.graph, operator) or (

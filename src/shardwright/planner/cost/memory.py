@@ -8,12 +8,13 @@ counted there. Workspaces inside kernels are not known. Optimistic where an allo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.core.deferral import deferred_operands
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
 from shardwright.core.program import Call, Segment, Value
-from shardwright.planner.cost.backward import backward_peak
+from shardwright.planner.cost.backward import backward_peak, split_peak
 from shardwright.planner.cost.derivatives import (
     KEEPS_ORDER,
     MAY_COPY,
@@ -45,6 +46,17 @@ class Storages:
     released: dict[int, int] = field(default_factory=dict[int, int])
     extra: list[int] = field(default_factory=list[int])
     workspace: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """What a split backward's I leaves to W: ``calls`` by place, ``values`` of the Program, ``bytes`` of
+    what forward saved and of gradients beyond those; and the ``temporary_bytes`` of I and of W."""
+
+    calls: tuple[int, ...]
+    values: tuple[int, ...]
+    bytes: int
+    temporary_bytes: tuple[int, int]
 
 
 class SegmentMemory:
@@ -81,6 +93,53 @@ class SegmentMemory:
         ends = (self.inputs, outputs)
         backward = backward_peak(self.graph, self.calls, self.values, ends, released)
         return saved, (forward, backward)
+
+    def split(self, outputs: tuple[int, ...], precision: str) -> Deferred:
+        """Return what the two halves of a split backward leave and need."""
+        storages, calls, graph = self.storages, self.calls, self.graph
+        later = {
+            place: positions
+            for place, call in enumerate(calls)
+            if (positions := self._later(call, precision))
+        }
+        kept_out = {storages.root[v] for v in outputs if v in storages.root}
+        read: set[int] = set()
+        for place, positions in later.items():
+            kept_in, _, _ = saved_tensors(graph, graph.operators[calls[place].operator])
+            read |= {storages.root[calls[place].operands[p]] for p in kept_in if p not in positions}
+        stays = {root for root in read if root in storages.made and root not in kept_out}
+        released = [0 if place in later else size for place, size in enumerate(storages.extra)]
+        for root, step in storages.released.items():
+            goes = root in storages.made and root not in kept_out and root not in stays
+            released[step] += storages.size[root] if goes else 0
+        ends, work = (self.inputs, outputs), (released, later)
+        inner = split_peak(graph, calls, self.values, ends, work)
+        inside = sum(storages.size[root] for root in stays)
+        inside += sum(storages.extra[place] for place in later)
+        shared = [v for v in (*self.inputs, *outputs) if storages.root.get(v) in read - stays]
+        gradients = [self.values[value].gradient for value in inner.outputs]
+        return Deferred(
+            calls=tuple(later),
+            values=tuple(dict.fromkeys([*shared, *gradients])),
+            bytes=inside + inner.kept,
+            temporary_bytes=(inner.peak - inner.kept - inside, self._weight_peak(later)),
+        )
+
+    def _later(self, call: Call, precision: str) -> tuple[int, ...]:
+        shapes = tuple(self.values[value].shape for value in call.operands)
+        return deferred_operands(self.graph, self.graph.operators[call.operator], shapes, precision)
+
+    def _weight_peak(self, later: Mapping[int, tuple[int, ...]]) -> int:
+        """Return the most bytes of W above what it began with and all gradients of parameters: they come
+        one call after another, the last call's first."""
+        trained = [v for v in self.inputs if self.values[v].role == "parameter"]
+        level = -sum(self.values[v].bytes for v in trained if self.values[v].gradient >= 0)
+        peak = level
+        for place in sorted(later, reverse=True):
+            operands = self.calls[place].operands
+            level += sum(self.values[operands[position]].bytes for position in later[place])
+            peak = max(peak, level)
+        return peak
 
     def kept(self, values: tuple[int, ...]) -> frozenset[int]:
         """Return those of its outputs or inputs that its own backward needs, so that they live until

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.cluster import Cluster, Source
+from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import OperatorGraph, tensor_bytes
 from shardwright.core.layout import Layout, local_bytes
@@ -31,14 +31,12 @@ from shardwright.planner.cost.collective import collective_seconds, halo_seconds
 from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
+from shardwright.planner.cost.totals import SOURCES, halves, started, total
 from shardwright.planner.cost.transfers import transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import update_all, updates_by_mesh
 
 MOST_KNOWN, FIRST_ROWS = 100_000, 512  # beyond so many prices, they are forgotten
-SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
-# Kernels that an operator's backward starts for one of its forward, about.
-BACKWARD_KERNELS = 1.5
 Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
 Reads = tuple[
     Segment, tuple[tuple[int, int], ...], tuple[int, ...]
@@ -75,22 +73,25 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     if costs.is_burdened:
         fixed = np.pad(fixed, ((0, 0), (0, NUM_COLUMNS)))
     forward, backward = costs.segments()
-    messages = costs.messages()
-    table = np.concatenate([costs.rows[forward], costs.rows[backward], costs.rows[messages], fixed])
+    messages, halves = costs.messages(), costs.halves()
+    parts = [forward, backward, messages]
+    table = np.concatenate([*[costs.rows[part] for part in parts], fixed, *halves])
     ahead = 2 * len(forward) + len(messages)  # of ``fixed``
     begin = np.zeros(len(Kind), dtype=np.int64)
     begin[Kind.BACKWARD] = len(forward)
     begin[[Kind.MESSAGE, Kind.SEND]] = 2 * len(forward)
+    begin[Kind.INPUT_GRADIENT] = ahead + len(fixed)
+    begin[Kind.WEIGHT_GRADIENT] = begin[Kind.INPUT_GRADIENT] + len(forward)
     begin[Kind.UPDATE], begin[Kind.CLIP] = ahead + 1, ahead + 1 + len(updates)
     begin[Kind.TRANSFORM] = begin[Kind.CLIP] + len(clips)
     by_group = (program.kind == Kind.UPDATE) | (program.kind == Kind.CLIP)
     row = begin[program.kind] + np.where(by_group, program.group, program.item)
     some = (program.kind == Kind.UPDATE) & (program.item >= 0)
-    row[some] = len(table) - len(program.updates) + program.item[some]
+    row[some] = ahead + len(fixed) - len(program.updates) + program.item[some]
     row[program.kind == Kind.RECEIVE] = ahead
     columns = np.ascontiguousarray(table[row].T)
     # Gradients kept over the step are first written, then added to.
-    backward = np.flatnonzero(program.kind == Kind.BACKWARD)
+    backward = np.flatnonzero(np.isin(program.kind, (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)))
     later = backward[program.microbatch[backward] != program.microbatch[backward[:1]]]
     if len(later):
         sums = np.array([costs.accumulated(item) for item in program.segments])
@@ -102,24 +103,6 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
 
 def _row(cost: Cost) -> Row:
     return cost.seconds, cost.spread, SOURCES.index(cost.source)
-
-
-def _total(costs: list[Cost]) -> Cost:
-    """Add costs; half-widths add too, since one machine's errors are not independent."""
-    seconds = dict.fromkeys(SOURCES, 0.0)
-    for cost in costs:
-        seconds[cost.source] += cost.seconds
-    source = max(SOURCES, key=lambda name: seconds[name])
-    return Cost(
-        seconds=sum(seconds.values()), spread=sum(cost.spread for cost in costs), source=source
-    )
-
-
-def _started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
-    """Return a segment's time where the host may not start its operators as fast as they end."""
-    kernels = num_operators * (BACKWARD_KERNELS if phase == "backward" else 1.0)
-    host = kernels * rates.software.host * rates.kind.launch_seconds
-    return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
 
 
 class InstructionCosts:
@@ -192,6 +175,18 @@ class InstructionCosts:
         numbers = np.array([known[key] for key in keys], dtype=np.int64)
         return numbers, numbers + 1
 
+    def halves(self) -> list[NDArray[np.float64]]:
+        """Return the rows that price I and W of every segment, where backward is split."""
+        if not self.program.strategy.pipeline.splits_backward:
+            return []
+        ends = list(zip(self.program.segments, self._added(), strict=True))
+        prices = {
+            phase: [_row(self._segment(segment, phase, added)) for segment, added in ends]
+            for phase in ("input", "weight")
+        }
+        blank = (0.0,) * (self.width - 3)
+        return [np.array([row + blank for row in rows]) for rows in prices.values()]
+
     def messages(self) -> NDArray[np.int64]:
         """Return which of ``rows`` price every message."""
         known, items = self.known, self.program.messages
@@ -218,19 +213,23 @@ class InstructionCosts:
         return number
 
     def _segment(self, segment: Segment, phase: str, added: int) -> Cost:
-        if phase == "backward" and not segment.has_backward:
+        if phase != "forward" and not segment.has_backward:
             return Cost(seconds=0.0)
         fixed = Cost(seconds=self.overheads.get("segment_seconds", 0.0), source="measured")
         options: list[Cost] = []
         for rates in self.rates[segment.mesh]:
-            costs = [self._call(call, phase, rates) for call in segment.calls]
-            if phase == "backward":
+            if phase in ("input", "weight"):
+                whole = [self._call(call, "backward", rates) for call in segment.calls]
+                costs = halves(self.graph, self.program, segment, whole, phase)
+            else:
+                costs = [self._call(call, phase, rates) for call in segment.calls]
+            if phase in ("backward", "input"):
                 size = 3 * (self._joined(segment) + added)
                 costs.append(Cost(seconds=memory_seconds(size, rates.kind)))
-            total = _total([fixed, *costs])
+            busy = total([fixed, *costs])
             if rates.is_gpu:
-                total = _started(total, sum(cost.seconds > 0 for cost in costs), phase, rates)
-            options.append(total)
+                busy = started(busy, sum(cost.seconds > 0 for cost in costs), phase, rates)
+            options.append(busy)
         return max(options, key=lambda cost: cost.seconds)
 
     def _call(self, call: Call, phase: str, rates: Rates) -> Cost:
@@ -332,7 +331,7 @@ class InstructionCosts:
         message = self.program.messages[item]
         if message.destination >= 0:
             wire = transfer_cost(self.program, item, self.cluster, self.table)
-            return _total([wire, self.received()])
+            return total([wire, self.received()])
         mesh = self.program.meshes[message.mesh]
         groups = self._groups(message.mesh, mesh, message.axes)
         costs = [self._within(message, devices, concurrent) for devices, concurrent in groups]
@@ -344,7 +343,7 @@ class InstructionCosts:
             parts.append(self.received())
         if not (self.is_burdened and self._burden(message).held):
             parts.append(self._copied(message))
-        return _total(parts)
+        return total(parts)
 
     def _is_in_host(self, groups: list[tuple[tuple[int, ...], int]]) -> bool:
         hosts = self.cluster.devices
@@ -414,7 +413,7 @@ class InstructionCosts:
         touched = memory_seconds(3 * sum(self._master_sizes(mesh)), kind)
         everyone = self.program.strategy.devices
         norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
-        return _total([Cost(seconds=touched), norm])
+        return total([Cost(seconds=touched), norm])
 
     def _master_sizes(self, mesh: int, chosen: Sequence[int] | None = None) -> list[int]:
         """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardwright.core.layout import Layout, shard_dim
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.price import Prices
@@ -31,7 +31,7 @@ UNLIKE = 0.2
 # Memory is predicted to some 3 %.
 NEAR = 0.05
 
-COMPUTES = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.TRANSFORM)
+COMPUTES = (*SEGMENT_KINDS, Kind.TRANSFORM)
 
 
 def doubts_of(program: Program, prices: Prices, timeline: Timeline) -> dict[str, float]:

@@ -152,14 +152,17 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]
     if shares_devices(strategy.meshes):
         devices = [set(mesh.devices) for mesh in strategy.meshes]
         crews = [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
-    for (stage, letter, microbatch), _ in order:
-        if letter == "B":
+    adds = "W" if layout.builder.splits_backward else "B"
+    for (stage, letter, microbatch), ahead in order:
+        if letter == adds and not ahead:
             turns = layout.turns.setdefault(stage, {})
             turns.setdefault(microbatch, len(turns))
     parted: dict[tuple[int, Phase], tuple[_Part, _Part]] = {}
     for (stage, letter, microbatch), ahead in order:
         phase, before = Phase.FORWARD, 0
-        if letter == "B":
+        if letter == "I":
+            phase = Phase.INPUT
+        elif letter == adds:
             before = layout.turns[stage][microbatch]
             phase = Phase.LAST if before == most - 1 else Phase.BACKWARD
         whole, crew = compiled[stage][phase], crews[stage]

@@ -17,7 +17,8 @@ from shardwright.planner.lower.wire import first_message, synchronise
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
 Group = tuple[tuple[int, int], ...]  # gradients that are synchronised together, and where they go
 StepPair = tuple[list[Step], Step]  # what is gathered ahead, and the step that needs it
-SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+# What parameters are gathered for.
+SEGMENTS = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.INPUT_GRADIENT)
 
 
 def gather_steps(builder: ProgramBuilder, uses: Iterable[Use]) -> list[Step]:
@@ -78,7 +79,8 @@ def backward_pairs(
     transfers: Transfers,
     remake: Remake | None,
 ) -> list[StepPair]:
-    """Read some of the forward entries of one stage in reverse: (gathers, step) pairs of backward."""
+    """Read some of the forward entries of one stage in reverse: (gathers, step) pairs of backward, or
+    of its first half where it is split (``weight_steps``)."""
     pairs: list[StepPair] = []
     for place in reversed(places):
         entry = entries[place]
@@ -119,19 +121,37 @@ def _repeat(builder: ProgramBuilder, entry: Entry) -> list[StepPair]:
 
 
 def _backward(builder: ProgramBuilder, index: int, mesh: int) -> Step:
-    segment = builder.segments[index]
-    outputs = [
-        v for v in segment.outputs if builder.values[v].gradient >= 0 and v in builder.external
-    ]
-    incoming = [builder.values[value].gradient for value in outputs]
-    made = [builder.values[value].gradient for value in segment.inputs]
+    segment, values = builder.segments[index], builder.values
+    outputs = [v for v in segment.outputs if values[v].gradient >= 0 and v in builder.external]
+    incoming = [values[value].gradient for value in outputs]
+    made = segment.inputs
+    if builder.splits_backward:
+        made = tuple([value for value in made if values[value].role != "parameter"])
     return Step(
-        kind=Kind.BACKWARD,
+        kind=Kind.INPUT_GRADIENT if builder.splits_backward else Kind.BACKWARD,
         item=index,
         resource=f"compute:{mesh}",
         reads=(*segment.inputs, *outputs, *dict.fromkeys(incoming)),
-        writes=tuple(dict.fromkeys(gradient for gradient in made if gradient >= 0)),
+        writes=_gradients(builder, made),
     )
+
+
+def weight_steps(builder: ProgramBuilder, steps: Iterable[Step]) -> list[Step]:
+    """Return the other half of a split backward: the gradients of parameters, in the order of ``steps``."""
+    found: list[Step] = []
+    for step in steps:
+        if step.kind is Kind.INPUT_GRADIENT:
+            inputs = builder.segments[step.item].inputs
+            parameters = [v for v in inputs if builder.values[v].role == "parameter"]
+            if writes := _gradients(builder, parameters):
+                reads = tuple([value for value in step.reads if value not in parameters])
+                found.append(replace(step, kind=Kind.WEIGHT_GRADIENT, reads=reads, writes=writes))
+    return found
+
+
+def _gradients(builder: ProgramBuilder, values: Iterable[int]) -> tuple[int, ...]:
+    made = [builder.values[value].gradient for value in values]
+    return tuple(dict.fromkeys([gradient for gradient in made if gradient >= 0]))
 
 
 def _reverse(builder: ProgramBuilder, entry: Entry, transfers: Transfers) -> list[Step]:

@@ -122,6 +122,7 @@ class ProgramBuilder:
         again = ("run again", strategy.recompute, strategy.recompute_operators)
         self.recomputed = self.once(again, partial(needed_again, graph, asked))
         self.segment_starts = frozenset(strategy.segment_starts)
+        self.splits_backward = strategy.pipeline.splits_backward
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
         self.updates: list[tuple[int, ...]] = []  # what each update takes, where it says so

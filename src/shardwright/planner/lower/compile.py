@@ -23,20 +23,22 @@ Phases = Sequence[Sequence[Rows]]
 def phases_of(
     builder: ProgramBuilder,
     exchange: Sequence[Step],
-    prologue: Sequence[Rows],
+    once: tuple[Sequence[Rows], Sequence[Rows]],
     forward: Sequence[Rows],
+    inputs: Sequence[Rows],
     last: Sequence[Rows],
-    epilogue: Sequence[Rows],
     middle: Sequence[Rows] | None = None,
 ) -> Phases:
-    """Return a stage in phases; ``middle``, the backward of all microbatches but the last, is the last
-    one's but for what runs with that only."""
+    """Return a stage in phases, prologue and epilogue ``once``; ``middle``, the backward of all microbatches
+    but the last, is the last one's but for what runs with that only."""
+    prologue, epilogue = once
     if middle is None:
         middle = [part.chosen(part.rows[:, LAST_ONLY] == 0) for part in last]
     several = builder.strategy.pipeline.num_microbatches > 1
     sends = Rows.of(builder, [step for step in exchange if step.kind is Kind.SEND])
     others = Rows.of(builder, [step for step in exchange if step.kind is not Kind.SEND])
-    return prologue, forward, middle if several else (), last, [sends], [others], epilogue
+    middle = middle if several else ()
+    return prologue, forward, inputs, middle, last, [sends], [others], epilogue
 
 
 class Needed(NamedTuple):
@@ -127,7 +129,7 @@ class Compiler:
 def _await_senders(stages: Sequence[list[Compiled]]) -> None:
     """Let what is received wait until it is sent.
 
-    Every schedule runs backward by ascending microbatch, so stages agree on the last.
+    Meshes send in one order of microbatches, so they agree on the last.
     """
     every = list(chain.from_iterable(stages))
     senders: dict[tuple[Phase, int], tuple[int, int]] = {}

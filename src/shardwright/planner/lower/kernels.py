@@ -36,6 +36,7 @@ from shardwright.planner.lower.phases import (
 )
 from shardwright.planner.lower.template import (
     ALLOCATED,
+    BACKWARDS,
     COMPUTES,
     FREED,
     HELD,
@@ -51,7 +52,7 @@ from shardwright.planner.lower.template import (
     Ints,
 )
 
-UPDATE, RUNS_BACKWARD = int(Kind.UPDATE), int(Kind.BACKWARD)
+UPDATE, WEIGHT = int(Kind.UPDATE), int(Kind.WEIGHT_GRADIENT)
 
 
 class Steps(NamedTuple):
@@ -200,7 +201,7 @@ def _sets(steps: Steps, values: Facts, number: int, written: Flags, alive: Flags
     for value in range(count):
         dying[value] = (returning[value] or synced[value]) and not values.reported[value]
     if FLAGS[number] & STASHES:
-        _survive(steps, values, dying)
+        _survive(steps, values, number, dying)
     return Sets(dying, returning, lives)
 
 
@@ -215,16 +216,19 @@ def _last() -> int:
 
 
 @inner
-def _survive(steps: Steps, values: Facts, dying: Flags) -> None:
-    """Spare what the last backward holds before it writes it."""
+def _survive(steps: Steps, values: Facts, number: int, dying: Flags) -> None:
+    """Spare what the phases behind this one, with the last backward, hold before they write it."""
     seen = np.zeros(len(values.bytes), dtype=np.bool_)
-    begin, stop = _span(steps, _last())
-    for step in range(begin, stop):
-        for touch in range(steps.touch[step], steps.touch[step + 1]):
-            stored = values.storage[steps.value[touch]]
-            if not seen[stored] and touch < steps.write[step]:
-                dying[stored] = False
-            seen[stored] = True
+    for phase in range(number + 1, _last() + 1):
+        if FLAGS[phase] & ASIDE:
+            continue
+        begin, stop = _span(steps, phase)
+        for step in range(begin, stop):
+            for touch in range(steps.touch[step], steps.touch[step + 1]):
+                stored = values.storage[steps.value[touch]]
+                if not seen[stored] and touch < steps.write[step]:
+                    dying[stored] = False
+                seen[stored] = True
 
 
 @inner
@@ -278,8 +282,8 @@ def _walk(
 def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
     """Count gradients that are written more than once, in a microbatch or over all of them.
 
-    All terms of a backward are there before the first is added, and a sum is first taken out of
-    place; by then what autograd saved is gone. Later the sums are the store's alone, and are added to
+    All terms of a backward are there before the first is added (of W one at a time), and a sum is first
+    taken out of place; by then what autograd saved is gone. Later the sums are the store's alone, and are added to
     in place. What is added to a wider sum is another tensor even the first time, of half its bytes. A
     new sum that a message makes comes when what has arrived goes.
     """
@@ -316,13 +320,16 @@ def _add_up(steps: Steps, values: Facts, number: int, sizes: Ints) -> None:
             later += size
             most_later = max(most_later, size)
         saved, alone = steps.rows[step, FREED], steps.rows[step, TEMPORARY]
-        computes = steps.rows[step, KIND] == RUNS_BACKWARD
+        computes, onward = BACKWARDS[steps.rows[step, KIND]], alone
+        if steps.rows[step, KIND] == WEIGHT:
+            again, later, saved = max(most_again, 0), max(most_later, 0), 0
+            onward = max(alone, 0)
         adds = computes and most_again >= 0
         sizes[2, step] = again + (max(alone, most_again - saved) if adds else alone)
         adds = computes and most_later >= 0
         sizes[3, step] = first
         sizes[4, step] = later + (max(alone, most_later - saved) if adds else alone)
-        sizes[5, step] = later + alone
+        sizes[5, step] = later + onward
         if terms:
             late = alone + terms - sums // 2
             if computes:

@@ -26,7 +26,7 @@ from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Kept, Parameters
-from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, joined
+from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, Share, joined
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.tied import move_tied
@@ -234,18 +234,24 @@ class Lowering:
             if is_early:
                 backward, middle = with_updates(builder, backward, self._updated_early(stage)), None
             updates, homeward = self._epilogue(stage) if is_early else epilogues[stage]
+            ending = [*map(self.widened, updates), *self.inserted(*homeward)]
             found.append(
                 phases_of(
                     builder,
                     self.exchange[stage],
-                    prologue=self.linked([*up, -1], prologue),
+                    (self.linked([*up, -1], prologue), ending),
                     forward=self.linked(up, [share.forward for share in own.values()]),
+                    inputs=self._inputs(down, back),
                     last=backward,
-                    epilogue=[*map(self.widened, updates), *self.inserted(*homeward)],
                     middle=middle,
                 )
             )
         return found
+
+    def _inputs(self, numbers: Sequence[int], shares: Sequence[Share]) -> list[Rows]:
+        """Return the first half of backward where it is split, else nothing."""
+        splits = self.builder.splits_backward
+        return self.linked(numbers, [share.inputs for share in shares]) if splits else []
 
     def linked(self, numbers: Sequence[int], pieces: Sequence[Piece]) -> list[Rows]:
         """Return pieces of blocks one behind the other, and what comes behind all of them."""
@@ -374,6 +380,15 @@ class Lowering:
             temporary_bytes=temporary,
             bare_bytes=bare,
         )
+        if self.builder.splits_backward and segment.has_backward:
+            half = memory.split(outputs, self.builder.strategy.precision)
+            finished = replace(
+                finished,
+                deferred=half.calls,
+                deferred_values=half.values,
+                deferred_bytes=half.bytes,
+                split_temporary_bytes=half.temporary_bytes,
+            )
         views = viewed_inputs(graph, finished, values)
         return Finished(finished, memory.kept(outputs), views)
 

@@ -22,17 +22,19 @@ UPDATES = 64  # its update gives back what lived for the whole step
 class Phase(IntEnum):
     """The lists of steps, in the order in which they are looked at.
 
+    Where backward is split, ``INPUT`` is its first half (I) and ``BACKWARD`` the other (W); else it is empty.
     ``LAST`` stands in for ``BACKWARD`` with the last microbatch. ``SEND`` and ``RECEIVE`` are what
     meshes exchange behind it.
     """
 
     PROLOGUE = 0
     FORWARD = 1
-    BACKWARD = 2
-    LAST = 3
-    SEND = 4
-    RECEIVE = 5
-    EPILOGUE = 6
+    INPUT = 2
+    BACKWARD = 3
+    LAST = 4
+    SEND = 5
+    RECEIVE = 6
+    EPILOGUE = 7
 
     @property
     def instance(self) -> Phase:
@@ -52,7 +54,10 @@ class Phase(IntEnum):
 
 _STANDS_IN_FOR = {Phase.LAST: Phase.BACKWARD}
 FLAGS = np.array(
-    [BEFORE, EACH | STASHES, EACH | ADDS | ASIDE, EACH | ADDS, BEHIND, BEHIND, BEHIND | UPDATES]
-)
+    [
+        BEFORE, EACH | STASHES, EACH | STASHES | ADDS, EACH | ADDS | ASIDE, EACH | ADDS, BEHIND, BEHIND,
+        BEHIND | UPDATES,
+    ]
+)  # fmt: skip
 # Stands for the number of a phase where the last compute before this instance is waited for.
 PREVIOUS = len(Phase)

@@ -26,6 +26,7 @@ from shardwright.planner.lower.backward import (
     issued_before,
     prefetch,
     synchronised,
+    weight_steps,
 )
 from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.remake import Remake
@@ -108,6 +109,7 @@ class Share:
 
     prologue: Piece
     forward: Piece
+    inputs: Piece
     middle: Piece
     last: Piece
 
@@ -126,7 +128,8 @@ Again = MadeAgain | None
 
 class Closed:
     """A block with its segments finished: those, what they view, and per stage its steps, not yet
-    synchronised: prologue, forward, backward, where that writes each value last, the links it uses.
+    synchronised: prologue, forward, backward (its first half where it is split, ``weights`` is the other),
+    where that writes each value last, the links it uses.
     ``shares`` are remembered by stage and the gradients of several blocks which it sees synchronised."""
 
     def __init__(self) -> None:
@@ -135,6 +138,7 @@ class Closed:
         self.prologue: dict[int, Prefetched] = {}
         self.forward: dict[int, Prefetched] = {}
         self.backward: dict[int, Prefetched] = {}
+        self.weights: dict[int, list[Step]] = {}
         self.written: dict[int, dict[int, int]] = {}
         self.links: dict[int, Links] = {}
         self.shares: dict[object, Share] = {}
@@ -212,9 +216,11 @@ class Blocks:
                 )
                 made, closed = prefetch(pairs), self.closed[number]
                 steps = [step for _, gathers in made.ahead for step in gathers] + made.steps
-                closed.backward[stage] = made
+                closed.backward[stage], adds = made, made.steps
+                if builder.splits_backward:
+                    adds = closed.weights[stage] = weight_steps(builder, made.steps)
                 closed.written[stage] = {
-                    value: place for place, step in enumerate(made.steps) for value in step.writes
+                    value: place for place, step in enumerate(adds) for value in step.writes
                 }
                 closed.links[stage] = Links.of(builder, own, steps)
         self._synchronise(stage, present)
@@ -241,7 +247,8 @@ class Blocks:
             made[number].append((group, synchronised(builder, group)))
         for number, own in made.items():
             closed = self.closed[number]
-            steps, written = closed.backward[stage].steps, closed.written[stage]
+            steps = closed.weights.get(stage, closed.backward[stage].steps)
+            written = closed.written[stage]
             self.drawn[number, stage] = keys[number], add_syncs(steps, written, own, links)
 
     def _wide_groups(self, stage: int, present: Sequence[int]) -> dict[int, list[Group]]:
@@ -326,9 +333,12 @@ class Blocks:
         return result
 
     def _share(self, closed: Closed, stage: int, synced: Synced) -> Share:
-        builder, ahead = self.builder, closed.backward[stage].ahead
+        builder, backward = self.builder, closed.backward[stage]
         for segment, finished in closed.segments:
             builder.take(segment, finished)
+        ahead, inputs = backward.ahead, Piece(builder, (), [])
+        if builder.splits_backward:
+            ahead, inputs = [], Piece(builder, ahead, backward.steps)
         lists = (synced.steps, synced.late, synced.carried)
         last = middle = Piece(builder, ahead, *lists, synced.meets)
         if any(step.last_only for listed in lists for step in listed):
@@ -340,7 +350,7 @@ class Blocks:
             Piece(builder, one.ahead, one.steps)
             for one in (closed.prologue[stage], closed.forward[stage])
         )
-        return Share(prologue=prologue, forward=forward, middle=middle, last=last)
+        return Share(prologue=prologue, forward=forward, inputs=inputs, middle=middle, last=last)
 
 
 def _again(builder: ProgramBuilder, blocks: Sequence[Lowered]) -> list[Again]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Message
+from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Message
 from shardwright.planner.lower.builder import WIDE, ProgramBuilder, Step
 
 Ints = NDArray[np.int64]
@@ -17,19 +17,17 @@ Flags = NDArray[np.bool_]
 # Columns of ``Rows.rows``: what a step is, runs and takes; whether it runs with the last microbatch only, and
 # brings gradients to the optimizer; its bytes besides values; how many values it holds, writes and reads.
 KIND, ITEM, RESOURCE, LAST_ONLY, SYNCS, ALLOCATED, FREED, TEMPORARY, HELD, WRITTEN, READ = range(11)
-FORWARDS, BACKWARD = (Kind.FORWARD, Kind.RECOMPUTE), Kind.BACKWARD
+FORWARDS = (Kind.FORWARD, Kind.RECOMPUTE)
 
 
 def _table(*kinds: Kind) -> Flags:
     return np.array([kind in kinds for kind in Kind], dtype=np.bool_)
 
 
-# By kind: what computes, what runs a segment, what runs a message, what sends one off, what takes all
+# By kind: what computes, what runs a segment, what does so backward, what runs a message, what sends one off, what takes all
 # of its mesh's parameters.
-COMPUTES = _table(
-    Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE, Kind.TRANSFORM
-)
-RUNS_SEGMENT = _table(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+COMPUTES = _table(*SEGMENT_KINDS, Kind.CLIP, Kind.UPDATE, Kind.TRANSFORM)
+RUNS_SEGMENT, BACKWARDS = _table(*SEGMENT_KINDS), _table(*BACKWARD_KINDS)
 MOVES = _table(Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
 SENDS = _table(Kind.MESSAGE, Kind.SEND)
 TAKES_ALL = _table(Kind.CLIP, Kind.UPDATE)
@@ -82,7 +80,9 @@ class Rows(NamedTuple):
     def of(cls, builder: ProgramBuilder, steps: Sequence[Step]) -> Rows:
         """Look at steps of a builder whose segments are finished."""
         segments = builder.segments
-        held = [_held(builder, step) if step.kind is BACKWARD else step.reads for step in steps]
+        held = [
+            _held(builder, step) if step.kind in BACKWARD_KINDS else step.reads for step in steps
+        ]
         written = [
             segments[step.item].outputs if step.kind in FORWARDS else step.writes for step in steps
         ]
@@ -130,6 +130,8 @@ class Rows(NamedTuple):
 
 def _held(builder: ProgramBuilder, step: Step) -> tuple[int, ...]:
     segment = builder.segments[step.item]
+    if step.kind is Kind.WEIGHT_GRADIENT:
+        return segment.deferred_values
     dropped = set(segment.outputs).difference(builder.saved[step.item])
     dropped.update(segment.unused_in_backward)
     if not dropped:
@@ -163,8 +165,13 @@ def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
         return 0, 0, 0
     segment = builder.segments[step.item]
     forward, backward = segment.temporary_bytes
-    if kind is BACKWARD:
+    inputs, weights = segment.split_temporary_bytes
+    if kind is Kind.BACKWARD:
         return 0, segment.saved_bytes, backward
+    if kind is Kind.INPUT_GRADIENT:
+        return segment.deferred_bytes, segment.saved_bytes, inputs
+    if kind is Kind.WEIGHT_GRADIENT:
+        return 0, segment.deferred_bytes, weights
     if kind is Kind.FORWARD and segment.recomputed:
         return 0, 0, segment.bare_bytes
     return segment.saved_bytes, 0, forward

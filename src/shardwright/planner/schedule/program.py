@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from shardwright.core.schedules import SCHEDULES
@@ -23,6 +24,7 @@ from shardwright.planner.schedule.pipeline import (
     alone,
     check_order,
     global_order,
+    handing,
     needs,
     written,
 )
@@ -100,19 +102,28 @@ def _orders(
         if pipeline.schedule == "custom":
             lines = written(pipeline.order)
             check_order(lines, crews, pieces)
-            split = next((a for line in lines for a in line if a.phase in "IW"), None)
-            if split:
-                raise ValueError(
-                    f"the executor runs backward whole so far, but this order splits it ({split}); "
-                    "write B in place of I and W, or plan it for a profile of layers (plan --profile)"
-                )
+            lines = tuple(map(_split, lines)) if pipeline.splits_backward else lines
         else:
             lines = pipeline_order(pipeline.schedule, count, pieces, crews)
+            if SCHEDULES[pipeline.schedule].folds:
+                check_order(lines, crews, pieces)
     except ValueError as error:
         raise InputError(str(error)) from error
     if posts:
         return lines, with_receives(lines, count)
     return lines, tuple(Entry(action) for action in global_order(lines))
+
+
+def _split(line: Line) -> Line:
+    """Return a line with every whole backward as its two halves, one behind the other: where some are
+    split, forward keeps what both need."""
+    halves = (
+        (action._replace(phase="I"), action._replace(phase="W"))
+        if action.phase == "B"
+        else (action,)
+        for action in line
+    )
+    return tuple(chain.from_iterable(halves))
 
 
 def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]:
@@ -122,7 +133,7 @@ def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]
     every link receives are posted in the order of their sends.
     """
     merged = global_order(lines, TRAVEL)
-    place = {action: number for number, action in enumerate(merged)}
+    place = {handing(action): number for number, action in enumerate(merged)}
     posted: dict[int, list[Action]] = {}
     for line in lines:
         mine = {action.mesh for action in line}
@@ -130,14 +141,14 @@ def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]
             sources = [one for one in needs(action, num_meshes) if one.mesh != action.mesh]
             if not sources:
                 continue
-            first = place[line[max(0, turn - AHEAD)]]
+            first = place[handing(line[max(0, turn - AHEAD)])]
             at = max([first, *[place[one] + 1 for one in sources]])
             if any(one.mesh in mine for one in sources):
-                at = place[action]
+                at = place[handing(action)]
             posted.setdefault(at, []).append(action)
     result: list[Entry] = []
     for number, action in enumerate(merged):
-        ahead = sorted(posted.get(number, ()), key=place.__getitem__)
+        ahead = sorted(posted.get(number, ()), key=lambda one: place[handing(one)])
         result += [Entry(one, posts=True) for one in ahead]
         result.append(Entry(action))
     return tuple(result)

@@ -30,6 +30,12 @@ from shardwright.planner.space.grids import AXES, Grid, grid_strategy
 from shardwright.planner.space.images import IMAGE_RANK
 from shardwright.planner.space.seeds import Seed, seed_strategy
 
+
+def _asks_chunks(name: str) -> bool:
+    """Whether a schedule takes any number of chunks: a V has two."""
+    return SCHEDULES[name].chunks and not SCHEDULES[name].folds
+
+
 # What may be asked for by name, and how its grid is written.
 SEED_PLANS = {
     "megatron": "DATAxTENSOR",
@@ -41,7 +47,7 @@ SEED_PLANS = {
     "spatial": "DATAxHEIGHT",
     "spatial-2d": "DATAxHEIGHTxWIDTH",
     **{
-        name: "STAGESxCHUNKSxMICROBATCHES" if SCHEDULES[name].chunks else "STAGESxMICROBATCHES"
+        name: "STAGESxCHUNKSxMICROBATCHES" if _asks_chunks(name) else "STAGESxMICROBATCHES"
         for name in NAMED
     },
 }
@@ -279,8 +285,9 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
     count = context.num_devices
     if text:
         stages, *chunks, pieces = _read_sizes(name, text)
+        chunks = chunks or [2] * SCHEDULES[name].folds
     else:
-        chunks = [2] if SCHEDULES[name].chunks else []
+        chunks = [2] * SCHEDULES[name].chunks
         stages = _stage_count(context, *chunks)
         most = global_batch(context) // (count // stages)
         pieces = max(p for p in range(1, 2 * stages + 1) if most % p == 0) if most else 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import Kind, Message, Program, Segment
+from shardwright.core.program import BACKWARD_KINDS, Kind, Message, Program, Segment
 from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.planner.cost.backward import GradientStep, gradient_steps
 from shardwright.planner.cost.memory import SegmentMemory, Storages
@@ -87,8 +87,10 @@ class _Device:
         microbatch, late = int(program.microbatch[index]), list[int]()
         if kind in (Kind.FORWARD, Kind.RECOMPUTE):
             self._forward(item, microbatch, again=kind == Kind.RECOMPUTE)
-        elif kind == Kind.BACKWARD:
-            late = self._backward(item, microbatch)
+        elif kind == Kind.WEIGHT_GRADIENT:
+            self._weights(item, microbatch)
+        elif kind in BACKWARD_KINDS:
+            late = self._backward(item, microbatch, halves=kind == Kind.INPUT_GRADIENT)
         elif kind in (Kind.MESSAGE, Kind.RECEIVE):
             self.pass_by(int(program.temporary[index]))
             self._arrive(program.messages[item], microbatch)
@@ -177,8 +179,9 @@ class _Device:
                 seen.add(root)
                 self._keep(value, microbatch, live[root])
 
-    def _backward(self, item: int, microbatch: int) -> list[int]:
-        """Play a backward; return the gradients that come to lie where what is now freed lay."""
+    def _backward(self, item: int, microbatch: int, *, halves: bool) -> list[int]:
+        """Play a backward; return the gradients that come to lie where what is now freed lay. Of two
+        ``halves`` the first leaves what the other needs in one block."""
         piece, values = self._piece(item), self.program.values
         saved: dict[int, list[_Held]] = {}
         for place, one in self.saved.pop((item, microbatch), []):
@@ -200,7 +203,7 @@ class _Device:
         for value in piece.segment.inputs:
             gradient = values[value].gradient
             number = piece.ends.get(value, -1)
-            if gradient < 0 or number < 0:
+            if gradient < 0 or number < 0 or (halves and values[value].role == "parameter"):
                 continue
             if self.held.get(self._key(gradient, microbatch)):
                 continue  # added to what is there
@@ -212,7 +215,19 @@ class _Device:
                 size = values[gradient].bytes
                 self._keep(gradient, microbatch, self.take(size))
         _drop(list(alive.values()))
+        if halves:
+            self.saved[item, microbatch] = [(0, self.take(piece.segment.deferred_bytes))]
         return late
+
+    def _weights(self, item: int, microbatch: int) -> None:
+        for value in self.program.segments[item].inputs:
+            one = self.program.values[value]
+            if one.role == "parameter" and one.gradient >= 0:
+                if self.held.get(self._key(one.gradient, microbatch)):
+                    self.pass_by(one.bytes)
+                else:
+                    self._keep(one.gradient, microbatch, self.take(one.bytes))
+        _drop([held for _, held in self.saved.pop((item, microbatch), [])])
 
     def _arrive(self, message: Message, microbatch: int) -> None:
         """Take memory for what a message makes; parameters are copied out of what arrives."""

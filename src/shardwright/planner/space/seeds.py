@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import REPLICATE, Layout
-from shardwright.core.schedules import ScheduleName
+from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -54,7 +54,7 @@ class Seed:
     ``expert`` splits experts, and all other operators' batch: data parallelism outside the experts.
     ``recompute`` recomputes every repeated block.
     ``chunks``: every stage's devices hold so many parts of the model, as an interleaved pipeline has
-    them: the k-th device set parts k, k + stages, ...
+    them: the k-th device set parts k, k + stages, ... On a V (two chunks) the second run goes back.
     ``group``: ZeRO shards over so many neighbours only, each group holding all of it; together they
     are ``data * group`` data-parallel devices (hybrid sharding).
     """
@@ -173,10 +173,12 @@ def _meshes(seed: Seed) -> tuple[Mesh, ...]:
     axes = tuple([axis for axis, degree in degrees.items() if degree > 1 or axis == "data"])
     sizes = tuple([degrees[axis] for axis in axes])
     width = math.prod(sizes)
+    places = [*range(seed.stages)] * seed.chunks
+    if SCHEDULES[seed.schedule].folds:
+        places = [*range(seed.stages), *reversed(range(seed.stages))]
     return tuple(
-        Mesh(axes=axes, sizes=sizes, devices=tuple(range(stage * width, (stage + 1) * width)))
-        for _ in range(seed.chunks)
-        for stage in range(seed.stages)
+        Mesh(axes=axes, sizes=sizes, devices=tuple(range(place * width, (place + 1) * width)))
+        for place in places
     )
 
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 from shardwright.core.layout import local_bytes
-from shardwright.core.program import Kind, Program
+from shardwright.core.program import SEGMENT_KINDS, Kind, Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.judge.evaluate import Evaluation, Run
@@ -28,7 +28,6 @@ from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE, ROUNDING
 
 REFINED = ", refined"
-COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +164,7 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
     for index in timeline.critical:
         seconds = float(timeline.end[index] - timeline.start[index])
         kind, item = Kind(program.kind[index]), int(program.item[index])
-        if kind in COMPUTES:
+        if kind in SEGMENT_KINDS:
             for operator, share in _shares(context, program, item):
                 add(operator, -1, "compute", seconds * share)
         elif kind == Kind.UPDATE:

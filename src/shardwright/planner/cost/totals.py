@@ -1,0 +1,53 @@
+"""Costs of several operators in one: added up, started by a host, or shared between I and W."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardwright.core.cluster import Source
+from shardwright.core.costs import Cost
+from shardwright.core.deferral import deferred_operands, weight_share
+from shardwright.core.graph import OperatorGraph
+from shardwright.core.program import Program, Segment
+from shardwright.planner.cost.compute import Rates
+
+SOURCES: tuple[Source, ...] = ("measured", "published", "modelled")
+# Kernels that an operator's backward starts for one of its forward, about.
+BACKWARD_KERNELS = 1.5
+
+
+def total(costs: list[Cost]) -> Cost:
+    """Add costs; half-widths add too, since one machine's errors are not independent."""
+    seconds = dict.fromkeys(SOURCES, 0.0)
+    for cost in costs:
+        seconds[cost.source] += cost.seconds
+    source = max(SOURCES, key=lambda name: seconds[name])
+    return Cost(
+        seconds=sum(seconds.values()), spread=sum(cost.spread for cost in costs), source=source
+    )
+
+
+def started(busy: Cost, num_operators: int, phase: str, rates: Rates) -> Cost:
+    """Return a segment's time where the host may not start its operators as fast as they end."""
+    kernels = num_operators * (BACKWARD_KERNELS if phase == "backward" else 1.0)
+    host = kernels * rates.software.host * rates.kind.launch_seconds
+    return busy if busy.seconds >= host else Cost(seconds=host, spread=busy.spread)
+
+
+def halves(
+    graph: OperatorGraph, program: Program, segment: Segment, whole: Sequence[Cost], phase: str
+) -> list[Cost]:
+    """Return what of the backward of each call, of which the ``whole`` is known, is I's (``input``) or W's
+    (``weight``)."""
+    found: list[Cost] = []
+    for place, (call, cost) in enumerate(zip(segment.calls, whole, strict=True)):
+        share = 0.0
+        if place in segment.deferred:
+            operator, precision = graph.operators[call.operator], program.strategy.precision
+            shapes = tuple(program.values[value].shape for value in call.operands)
+            later = deferred_operands(graph, operator, shapes, precision)
+            share = weight_share(graph, operator, later)
+        share = share if phase == "weight" else 1.0 - share
+        found.append(replace(cost, seconds=share * cost.seconds, spread=share * cost.spread))
+    return found
