@@ -69,7 +69,8 @@ def split_peak(
     parameters = {value for value in ends[0] if values[value].role == "parameter"}
     own = tuple(value for value in ends[0] if value not in parameters)
     state = _Gradients(graph, values, (own, ends[1]), made.union(ends[0]))
-    outside = {id(gradient): value for value, gradient in state.alive.items()}
+    begun = dict(state.alive)  # keeps them, so that no gradient made later has the id of one
+    outside = {id(gradient): value for value, gradient in begun.items()}
     held: dict[int, _Gradient] = {}
     for place in range(len(calls) - 1, -1, -1):
         call, positions = calls[place], deferred.get(place, ())
