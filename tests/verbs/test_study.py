@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from shardwright import api
 from shardwright.core.costs import Record
+from shardwright.core.graph import OperatorGraph
 from shardwright.errors import NoPlan
 from shardwright.store import Store
 from shardwright.verbs import measure
@@ -17,31 +19,51 @@ from tests.zoo import mlp
 pytestmark = pytest.mark.torch
 
 
-def note(seconds: dict[str, float]) -> None:
+def note(seconds: dict[str, float], when: str = "") -> None:
     with Store() as store:
         store.put(
-            Record(key=key, seconds=value, spread=0.0, count=1, environment=measure.environment())
+            Record(
+                key=key, seconds=value, spread=0.0, count=1, environment=measure.environment(),
+                measured_at=when or datetime.now(UTC).isoformat(),
+            )
             for key, value in seconds.items()
-        )
+        )  # fmt: skip
 
 
-def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slow-down of overlap becomes known after the study began, as from an empty store."""
-    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
-    monkeypatch.setattr(measure, "ROUNDS", 0)
-    module, batch = mlp()
-    graph = api.capture(module, batch, precision="float32").graph
+def note_all(graph: OperatorGraph, operator_seconds: float, when: str = "") -> None:
+    """Give all that a study would measure, each operator the same."""
     devices = measure.num_local_devices()
     found = shards(plain_strategies(graph, devices), graph)
-    names = {key: 1e-4 for shard in found for key in measure._keys(graph, shard, "float32")}
-    note(names | {"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
+    keys = {key for shard in found for key in measure.keys_of(graph, shard, "float32")}
+    note(dict.fromkeys(keys, operator_seconds), when)
+    note({"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
     note({f"overhead|{name}": 1e-5 for name in ("segment_seconds", "message_seconds")})
     for size in range(2, devices + 1):
         note({f"held|all_reduce|1x{size}|loopback|{b}": 0.0 for b in (1024, 65536)})
         for primitive in ("all_reduce", "all_gather", "reduce_scatter"):
             note({f"collective|{primitive}|1x{size}|loopback|{b}": 1e-4 for b in (1024, 65536)})
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDWRIGHT_STORE", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(measure, "ROUNDS", 0)
+
+
+@pytest.mark.parametrize(("when", "is_told"), [("2020-02-29T12:00:00+00:00", True), ("", False)])
+def test_measurements_of_long_ago_that_no_longer_hold_are_told(when: str, is_told: bool) -> None:
+    """No operator takes a nanosecond: what was just measured is believed, what is old is looked at."""
+    module, batch = mlp()
+    note_all(api.capture(module, batch, precision="float32").graph, 1e-9, when)
+    study = api.study(module, "local", api.Request(), batch=batch)
+    assert study.num_measured == 0
+    assert [when in told and "--measure always" in told for told in study.notes] == [True] * is_told
+
+
+def test_a_plan_of_this_machine_is_predicted_alike_by_all_who_tell_of_it(tmp_path: Path) -> None:
+    """The slow-down of overlap becomes known after the study began, as from an empty store."""
+    module, batch = mlp()
+    note_all(api.capture(module, batch, precision="float32").graph, 1e-4)
 
     def tell_step(what: str, _fraction: float) -> None:
         if what == "capturing the model":

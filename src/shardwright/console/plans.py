@@ -121,6 +121,7 @@ def show_study(terminal: Terminal, study: Study, path: Path) -> None:
     terminal.say(frontier_table(study.frontier, study.spreads, room), chosen_lines(study.frontier))
     if not study.is_complete:
         terminal.say(Text("Stopped early: this is the best found so far.", style="yellow"))
+    terminal.say(*(Text(f"Note: {note}", style="yellow") for note in study.notes))
     if not cluster.has_cpus:
         names = ", ".join(dict.fromkeys(kind.name for kind in cluster.kinds))
         text = f"Costs are those of {cluster.software!r} software on {names} (`software` in a cluster file)."
@@ -129,6 +130,7 @@ def show_study(terminal: Terminal, study: Study, path: Path) -> None:
         file=str(path),
         complete=study.is_complete,
         measured=study.num_measured,
+        notes=study.notes,
         software=None if cluster.has_cpus else cluster.software,
         chosen=study.frontier.chosen,
         plans=[

@@ -124,8 +124,10 @@ def refine(
     for _ in range(1 + ROUNDS):
         wanted = _missing(captured.graph, strategies, request.precision, done)
         # What cannot be measured is not asked for again.
-        done |= {key for shard in wanted for key in _keys(captured.graph, shard, request.precision)}
-        records = _measure_shards(captured, wanted, cluster, request, watch) if wanted else []
+        done |= {
+            key for shard in wanted for key in keys_of(captured.graph, shard, request.precision)
+        }
+        records = measure_shards(captured, wanted, cluster, request, watch) if wanted else []
         count += len(records)
         _keep(records)
         if frontier is not None and (not records or watch.stop()):
@@ -138,9 +140,11 @@ def refine(
     return costs, frontier, count
 
 
-def _measure_shards(
+def measure_shards(
     captured: Captured, wanted: Sequence[Shard], cluster: Cluster, request: Request, watch: Watch
 ) -> list[Record]:
+    """Measure operator shards with all devices of this machine busy."""
+
     def progress(done: int, total: int) -> None:
         watch.tell(f"measuring operator shards, {done} of {total}", done / max(total, 1))
 
@@ -165,13 +169,13 @@ def _missing(
     """Return one shard of every key that the strategies run and nobody has measured."""
     found: dict[str, Shard] = {}
     for shard in shards(strategies, graph):
-        forward, _ = _keys(graph, shard, precision)
+        forward, _ = keys_of(graph, shard, precision)
         if forward not in done:
             found.setdefault(forward, shard)
     return tuple(found.values())
 
 
-def _keys(graph: OperatorGraph, shard: Shard, precision: str) -> tuple[str, str]:
+def keys_of(graph: OperatorGraph, shard: Shard, precision: str) -> tuple[str, str]:
     index, inputs, outputs = shard
     operator = graph.operators[index]
     forward, backward = (

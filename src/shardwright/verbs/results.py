@@ -57,7 +57,7 @@ class Study:
     ``spreads`` are the half-widths of the plans' step times. ``curve`` holds the fastest plan for each
     number of devices, where that was asked for. ``plain`` is plain data parallelism with 1, 2 and 4
     microbatches, as far as it fits. ``is_complete`` is false when the search was stopped and this is
-    the best it had found.
+    the best it had found. ``notes`` say what to know of the measurements.
     """
 
     graph: OperatorGraph
@@ -70,6 +70,7 @@ class Study:
     plain: tuple[Plan, ...] = ()
     num_measured: int = 0
     is_complete: bool = True
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

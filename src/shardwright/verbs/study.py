@@ -88,14 +88,17 @@ def study(
         request=request,
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver)
+    note = "" if num_shards else _pace_note(question, captured, frontier, watch)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
         from shardwright.verbs.measure import refine
         from shardwright.verbs.trials import tried
 
+        missing = replace(request, measure="auto")  # each round measures what is new
+
         def again() -> Survey:
             nonlocal num_shards
-            num_shards += refine(captured, machine, request, watch, solver)[2]
+            num_shards += refine(captured, machine, missing, watch, solver)[2]
             assert solver.last is not None  # solving made it
             return solver.last
 
@@ -124,7 +127,19 @@ def study(
         plain=solver.last.plain if solver.last else (),
         num_measured=num_links + num_shards,
         is_complete=not watch.stop(),
+        notes=(note,) if note else (),
     )
+
+
+def _pace_note(question: Question, captured: Captured, frontier: Frontier, watch: Watch) -> str:
+    """Say whether this machine is slower or faster than its records, where all of them were known."""
+    if not question.is_local or question.request.measure == "never" or watch.stop():
+        return ""
+    from shardwright.verbs.pace import pace_of
+
+    chosen = (frontier.best.strategy,)
+    found = pace_of(captured, chosen, question.cluster, question.request, watch)
+    return found.note if found else ""
 
 
 class _Solver:
@@ -234,6 +249,7 @@ def _entry(question: Question, solver: _Solver) -> Entry | None:
         optimizer=request.optimizer,
         environment=environment(),
         count=count,
+        is_afresh=request.measure == "always",
     )
 
 

@@ -65,13 +65,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What is to be tried: a model by name, as it is to be trained, with ``count`` plans."""
+    """What is to be tried: a model by name, as it is to be trained, with ``count`` plans; ``is_afresh``:
+    what ran before does not count."""
 
     model: str
     seq: int | None
     optimizer: str
     environment: str
     count: int = TRIED
+    is_afresh: bool = False
 
 
 def tried(
@@ -85,7 +87,7 @@ def tried(
     of ``ROUNDS`` rounds.
     """
     shelf = Shelf.of(survey, entry.optimizer, entry.environment)
-    known = shelf.read(survey)
+    known = {} if entry.is_afresh else shelf.read(survey)
     if known and not survey.context.table.factors:
         shelf.write({}, _fitted(survey, known))
         survey = again()

@@ -8,7 +8,7 @@ in place where nobody else holds the first, and into a new tensor otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
@@ -66,20 +66,16 @@ def split_peak(
     """
     released, deferred = work
     made = {value for call in calls for value in call.results}
-    parameters = {value for value in ends[0] if values[value].role == "parameter"}
-    own = tuple(value for value in ends[0] if value not in parameters)
+    own = tuple(value for value in ends[0] if values[value].role != "parameter")
     state = _Gradients(graph, values, (own, ends[1]), made.union(ends[0]))
     begun = dict(state.alive)  # keeps them, so that no gradient made later has the id of one
     outside = {id(gradient): value for value, gradient in begun.items()}
     held: dict[int, _Gradient] = {}
     for place in range(len(calls) - 1, -1, -1):
         call, positions = calls[place], deferred.get(place, ())
-        if positions:
-            for gradient in [state.alive[v] for v in call.results if v in state.alive]:
-                gradient.holders += 1
-                held[id(gradient)] = gradient
+        held |= state.hold(call.results if positions else ())
         state.run(call, released[place], positions)
-    held |= {id(g): g for value, g in state.alive.items() if value in parameters}
+    held |= state.hold(value for value in ends[0] if value not in own)
     outputs = tuple(outside[key] for key in held if key in outside)
     return SplitPeak(state.peak, sum(gradient.size for gradient in held.values()), outputs)
 
@@ -166,6 +162,13 @@ class _Gradients:
             self._let_go(gradient)
         for value, gradient in arriving:
             self._add(value, gradient)
+
+    def hold(self, values: Iterable[int]) -> dict[int, _Gradient]:
+        """Keep the gradients of values from being let go of; return them by the ids of their storages."""
+        found = [self.alive[value] for value in values if value in self.alive]
+        for gradient in found:
+            gradient.holders += 1
+        return {id(gradient): gradient for gradient in found}
 
     def workspace(self, call: Call) -> int:
         """Return what the kernel of a call's backward needs besides its results, if it runs."""

@@ -96,24 +96,18 @@ class SegmentMemory:
 
     def split(self, outputs: tuple[int, ...], precision: str) -> Deferred:
         """Return what the two halves of a split backward leave and need."""
-        storages, calls, graph = self.storages, self.calls, self.graph
-        later = {
-            place: positions
-            for place, call in enumerate(calls)
-            if (positions := self._later(call, precision))
-        }
+        storages, calls = self.storages, self.calls
+        places = ((place, self._later(call, precision)) for place, call in enumerate(calls))
+        later = {place: positions for place, positions in places if positions}
         kept_out = {storages.root[v] for v in outputs if v in storages.root}
-        read: set[int] = set()
-        for place, positions in later.items():
-            kept_in, _, _ = saved_tensors(graph, graph.operators[calls[place].operator])
-            read |= {storages.root[calls[place].operands[p]] for p in kept_in if p not in positions}
-        stays = {root for root in read if root in storages.made and root not in kept_out}
+        own = storages.made.keys() - kept_out
+        read = self._read_later(later)
+        stays = read & own
         released = [0 if place in later else size for place, size in enumerate(storages.extra)]
-        for root, step in storages.released.items():
-            goes = root in storages.made and root not in kept_out and root not in stays
-            released[step] += storages.size[root] if goes else 0
+        for root in own.intersection(storages.released) - stays:
+            released[storages.released[root]] += storages.size[root]
         ends, work = (self.inputs, outputs), (released, later)
-        inner = split_peak(graph, calls, self.values, ends, work)
+        inner = split_peak(self.graph, calls, self.values, ends, work)
         inside = sum(storages.size[root] for root in stays)
         inside += sum(storages.extra[place] for place in later)
         shared = [v for v in (*self.inputs, *outputs) if storages.root.get(v) in read - stays]
@@ -124,6 +118,16 @@ class SegmentMemory:
             bytes=inside + inner.kept,
             temporary_bytes=(inner.peak - inner.kept - inside, self._weight_peak(later)),
         )
+
+    def _read_later(self, later: Mapping[int, tuple[int, ...]]) -> set[int]:
+        """Return the storages that W's calls read of what forward saved."""
+        read: set[int] = set()
+        for place, positions in later.items():
+            call = self.calls[place]
+            kept_in, _, _ = saved_tensors(self.graph, self.graph.operators[call.operator])
+            wanted = (call.operands[p] for p in kept_in if p not in positions)
+            read.update(self.storages.root[value] for value in wanted)
+        return read
 
     def _later(self, call: Call, precision: str) -> tuple[int, ...]:
         shapes = tuple(self.values[value].shape for value in call.operands)
