@@ -241,6 +241,17 @@ def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path
     chosen = answer["plans"][answer["chosen"]]
     assert json.loads(simulated.stdout)["step_seconds"] == pytest.approx(chosen["step_seconds"])
 
+    layers = ("--layers", "layers.csv")
+    assert shardwright("simulate", "plan.json", model, *layers, folder=tmp_path).returncode == 0
+    wanted = ("--workers", "2,8", "--link", "10GbE")
+    played = shardwright("simulate", "--trace", "layers.csv", *wanted, "--json", folder=tmp_path)
+    found = json.loads(played.stdout)
+    assert found["bytes"] == 4 * (16 * 32 + 32 + 32 * 8 + 8)
+    assert {one["workers"] for one in found["iterations"]} == {2, 8}
+    assert min(one["efficiency"] for one in found["iterations"]) > 0
+    for words in (("--trace", "layers.csv"), ("plan.json", model, *wanted)):
+        assert shardwright("simulate", *words, folder=tmp_path).returncode == 2
+
     explained = shardwright("explain", "plan.json", model, folder=tmp_path)
     assert explained.returncode == 0, explained.stderr
     assert "linear" in explained.stdout

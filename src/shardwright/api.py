@@ -28,11 +28,12 @@ from shardwright.report.comparison import differences
 from shardwright.verbs.checks import doctor
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import document_of, model_of, picked
+from shardwright.verbs.layertraces import predict_trace, save_layers
 from shardwright.verbs.narrate import with_process
 from shardwright.verbs.options import takes
 from shardwright.verbs.pipelines import is_of_profile, plan_profile
 from shardwright.verbs.reasons import reasons
-from shardwright.verbs.request import Job, PipelineRequest, Request, Trial, Watch
+from shardwright.verbs.request import Job, PipelineRequest, Request, TraceRequest, Trial, Watch
 from shardwright.verbs.results import (
     Comparison,
     ContestAnswer,
@@ -57,10 +58,10 @@ if TYPE_CHECKING:
     from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
-    "Job", "PipelineRequest", "Request", "Trial", "Watch", "Wish", "build", "capture",
+    "Job", "PipelineRequest", "Request", "TraceRequest", "Trial", "Watch", "Wish", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
-    "init", "iopddl", "is_of_profile", "plan", "plan_profile", "profile", "read_frontier",
-    "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_plan", "save_stalls", "save_trace",
+    "init", "iopddl", "is_of_profile", "plan", "plan_profile", "predict_trace", "profile", "read_frontier",
+    "read_origin", "reasons", "report", "run", "save_choice", "save_graph", "save_layers", "save_plan", "save_stalls", "save_trace",
     "simulate", "stalls", "study", "tune", "validate", "verify", "verify_rules", "why_not",
 ]  # fmt: skip
 

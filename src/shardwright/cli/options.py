@@ -19,6 +19,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 MaybeModel = Annotated[
     str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP + "; the plan's, if hf:")
 ]
+MaybePlan = Annotated[str, typer.Argument(metavar="[PLAN]", help="A plan file.")]
 PlanPath = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")]
 Cluster = Annotated[
     str, typer.Option("--cluster", "-c", help="A cluster file, 8x8xH100, or local (this machine).")

@@ -15,13 +15,15 @@ from shardwright.cli.options import (
     Json,
     LayerProfile,
     MaybeModel,
+    MaybePlan,
     Pick,
     PlanPath,
     asking,
     given,
     terminal_for,
 )
-from shardwright.verbs.request import PipelineRequest, Request
+from shardwright.errors import InputError
+from shardwright.verbs.request import PipelineRequest, Request, TraceRequest
 
 if TYPE_CHECKING:
     from shardwright.console import Terminal
@@ -88,21 +90,43 @@ def _plan_profile(terminal: Terminal, profile: str, wanted: PipelineRequest, dra
 
 
 @app.command()
+@asking(TraceRequest)
 def simulate(
-    plan: PlanPath,
+    plan: MaybePlan = "",
     model: MaybeModel = "",
     cluster: Cluster = "",
     pick: Pick = None,
-    trace: Annotated[str, typer.Option("--trace", help="Write a Perfetto trace.")] = "",
+    trace: Annotated[
+        str,
+        typer.Option(
+            "--trace", help="Write a Perfetto trace; without PLAN: a trace of layers to play."
+        ),
+    ] = "",
+    layers: Annotated[
+        str, typer.Option("--layers", help="Write the plan's layers as a trace of layers.")
+    ] = "",
+    *,
+    asked: dict[str, Any],
     json: Json = False,
 ) -> None:
-    """Run a plan with a clock: where time and memory go."""
+    """Run a plan with a clock: where time and memory go. Or a trace of layers on any workers."""
     from shardwright import api, console
 
     terminal = terminal_for(json)
+    if not plan:
+        if not trace:
+            raise InputError("simulate needs a PLAN, or --trace layers.csv; give one of them")
+        return console.show_trace(terminal, api.predict_trace(trace, TraceRequest(**asked)))
+    if asked["workers"] or asked["link"]:
+        raise InputError(
+            "--workers and --link are for a trace of layers, without PLAN; leave one out"
+        )
     with terminal.waiting("simulating"):
         story = api.simulate(plan, model, cluster, pick=pick)
     console.show_simulation(terminal, story, api.save_trace(story, trace))
+    if layers:
+        api.save_layers(layers, plan, model, cluster, pick=pick)
+    return None
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.console.contest import show_contest
+    from shardwright.console.layertraces import show_trace
     from shardwright.console.plans import (
         explanation_text,
         plan_summary,
@@ -58,6 +59,7 @@ _HOMES = {
     "show_simulation": "plans",
     "show_stalls": "stalls",
     "show_study": "plans",
+    "show_trace": "layertraces",
     "show_training": "runs",
     "show_tuning": "runs",
     "show_unruled": "rules",
@@ -86,6 +88,7 @@ __all__ = [
     "show_simulation",
     "show_stalls",
     "show_study",
+    "show_trace",
     "show_training",
     "show_tuning",
     "show_unruled",

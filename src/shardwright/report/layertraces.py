@@ -1,0 +1,51 @@
+"""Iterations of synchronous SGD as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwright.core.layertrace import Exchange, Iteration
+from shardwright.report.units import seconds_text
+
+COLUMNS = (
+    "workers",
+    "exchange",
+    "messages",
+    "iteration",
+    "network",
+    "exposed",
+    "speed-up",
+    "efficiency",
+    "binds",
+)
+WORDS: dict[Exchange, str] = {
+    "naive": "after backward",
+    "wait-free": "layer by layer (WFBP)",
+    "merged": "merged (optimal)",
+    "mg-wfbp": "merged (MG-WFBP's rule)",
+    "top-k": "top-k by layer",
+    "gtop-k": "gTop-k by layer",
+}
+
+
+def iteration_rows(found: Sequence[Iteration]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each iteration; the fastest dense one of so many workers is marked."""
+    best = {
+        workers: min(
+            one.seconds for one in found if one.workers == workers and not one.select_seconds
+        )
+        for workers in {one.workers for one in found}
+    }
+    for one in found:
+        is_best = one.seconds <= best[one.workers] and not one.select_seconds
+        yield (
+            str(one.workers),
+            WORDS[one.exchange],
+            str(len(one.messages)),
+            seconds_text(one.seconds) + (" ▸" if is_best else ""),
+            seconds_text(one.network_seconds),
+            seconds_text(one.exposed_seconds),
+            f"{one.speedup:.2f}x",
+            f"{one.efficiency:.0%}",
+            one.binding,
+        )
