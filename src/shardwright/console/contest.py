@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from shardwright.console.terminal import Terminal
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 
 if TYPE_CHECKING:
     from shardwright.verbs.results import ContestAnswer
@@ -18,9 +18,6 @@ FIELDS = "name cost bound gap is_optimal peak limit fits is_allowed is_impossibl
 
 def show_contest(terminal: Terminal, found: ContestAnswer, path: Path | None) -> None:
     """Print a solution's cost, how far it is from the bound, and its memory."""
-    table = plain_table(f"{found.name}: {found.num_nodes} nodes, {found.num_edges} edges")
-    table.add_column("what")
-    table.add_column("value", justify="right")
     used = f"{found.peak:,}" + (f" of {found.limit:,}" if found.limit is not None else "")
     rows = {
         "cost": f"{found.cost:,}",
@@ -29,23 +26,10 @@ def show_contest(terminal: Terminal, found: ContestAnswer, path: Path | None) ->
         "peak usage": used,
         "seconds": f"{found.seconds:.1f}",
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    terminal.say(table)
-    if found.is_impossible:
-        text = "Proved: no choice keeps the limit and avoids what is forbidden; raise usage_limit."
-        terminal.say(Text(text, style="bold red"))
-    elif not found.fits:
-        terminal.say(
-            Text(
-                "Over the limit: nothing that fits was found; give --seconds more time.",
-                style="bold red",
-            )
-        )
-    elif not found.is_allowed:
-        terminal.say(
-            Text("No allowed choice was found; give --seconds more time.", style="bold red")
-        )
+    title = f"{found.name}: {found.num_nodes} nodes, {found.num_edges} edges"
+    terminal.say(filled_table(title, ("what", "value"), rows.items()))
+    if wrong := _wrong(found):
+        terminal.say(Text(wrong, style="bold red"))
     if not found.is_complete:
         terminal.say(Text("Stopped early: this is the best found so far.", style="yellow"))
     summary = {name: getattr(found, name) for name in FIELDS}
@@ -54,3 +38,11 @@ def show_contest(terminal: Terminal, found: ContestAnswer, path: Path | None) ->
         terminal.say(Text(f"Wrote {path}."))
     else:
         terminal.next("`--out solution.json` keeps the solution, `--seconds` gives it more time")
+
+
+def _wrong(found: ContestAnswer) -> str:
+    if found.is_impossible:
+        return "Proved: no choice keeps the limit and avoids what is forbidden; raise usage_limit."
+    if not found.fits:
+        return "Over the limit: nothing that fits was found; give --seconds more time."
+    return "" if found.is_allowed else "No allowed choice was found; give --seconds more time."

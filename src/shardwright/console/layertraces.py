@@ -8,7 +8,7 @@ from rich.text import Text
 
 from shardwright.console.terminal import Terminal
 from shardwright.report.layertraces import COLUMNS, iteration_rows
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 from shardwright.report.units import bytes_text, seconds_text
 from shardwright.verbs.layertraces import TraceStudy
 
@@ -16,13 +16,8 @@ from shardwright.verbs.layertraces import TraceStudy
 def show_trace(terminal: Terminal, found: TraceStudy) -> None:
     """Print every iteration, and what it rests on."""
     trace = found.trace
-    table = plain_table("One iteration of synchronous SGD (simulated)")
-    for name in COLUMNS:
-        table.add_column(
-            name, justify="left" if name in ("exchange", "binds") else "right", overflow="fold"
-        )
-    for row in iteration_rows(found.iterations):
-        table.add_row(*map(Text, row))
+    title, rows = "One iteration of synchronous SGD (simulated)", iteration_rows(found.iterations)
+    table = filled_table(title, COLUMNS, rows, left=("exchange", "binds"))
     forward = sum(layer.forward_seconds for layer in trace.layers)
     backward = sum(layer.backward_seconds for layer in trace.layers)
     text = (

@@ -11,12 +11,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from shardwright.console.terminal import WIDE, Terminal
+from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import STALE, Plan
 from shardwright.report.contrast import Contrast
 from shardwright.report.reasons import why_parts
 from shardwright.report.story import PlanStory, group_rows, memory_by_part, seconds_by_work
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 from shardwright.report.text import (
     chosen_lines,
     contrast_parts,
@@ -39,17 +40,16 @@ if TYPE_CHECKING:
 
 def show_checks(terminal: Terminal, checks: Sequence[Check]) -> None:
     """Print what the doctor found."""
-    table = plain_table("This machine")
-    for name in ("", "what", "found", "remedy"):
-        table.add_column(name, overflow="fold")
-    for check in checks:
-        mark = Text("ok", style="green") if check.is_ok else Text("no", style="bold red")
-        table.add_row(
-            mark, check.name, Text(check.detail), Text("" if check.is_ok else check.remedy)
-        )
+    columns = ("", "what", "found", "remedy")
+    table = filled_table("This machine", columns, map(_check_row, checks), left=columns)
     terminal.say(table)
     terminal.emit(ok=all(check.is_ok for check in checks), checks=list(checks))
     terminal.next("`shardwright demo` shows everything on a small model, in a few minutes")
+
+
+def _check_row(check: Check) -> tuple[str | Text, ...]:
+    mark = Text("ok", style="green") if check.is_ok else Text("no", style="bold red")
+    return mark, check.name, check.detail, "" if check.is_ok else check.remedy
 
 
 def show_cluster_file(terminal: Terminal, path: Path) -> None:
@@ -63,9 +63,6 @@ def show_graph(
     terminal: Terminal, graph: OperatorGraph, coverage: Coverage, path: Path | None
 ) -> None:
     """Print what was captured and what can be split."""
-    table = plain_table(f"Captured {graph.name}")
-    table.add_column("what")
-    table.add_column("value")
     rows = (
         ("parameters", f"{count_text(graph.num_parameters)} in {len(graph.parameters)} tensors"),
         ("operators", f"{len(graph.operators)} in {len(graph.blocks)} blocks"),
@@ -80,10 +77,9 @@ def show_graph(
         ("can be split", f"{coverage.num_with_rule} of {coverage.num_operators} operators"),
         ("cannot, share of time", f"{coverage.replicated_share:.1%} (modelled)"),
     )
-    for name, value in rows:
-        table.add_row(name, Text(value))
+    columns = ("what", "value")
     terminal.say(
-        table,
+        filled_table(f"Captured {graph.name}", columns, rows, left=columns),
         *(Text(f"Note: {note}", style="dim") for note in graph.notes),
     )
     terminal.emit(
@@ -123,9 +119,7 @@ def show_study(terminal: Terminal, study: Study, path: Path) -> None:
         terminal.say(Text("Stopped early: this is the best found so far.", style="yellow"))
     terminal.say(*(Text(f"Note: {note}", style="yellow") for note in study.notes))
     if not cluster.has_cpus:
-        names = ", ".join(dict.fromkeys(kind.name for kind in cluster.kinds))
-        text = f"Costs are those of {cluster.software!r} software on {names} (`software` in a cluster file)."
-        terminal.say(Text(text, style="dim"))
+        terminal.say(Text(_software_text(cluster), style="dim"))
     terminal.emit(
         file=str(path),
         complete=study.is_complete,
@@ -147,6 +141,11 @@ def show_study(terminal: Terminal, study: Study, path: Path) -> None:
         terminal.next(
             f"`shardwright report {path} {model}` shows more; on the cluster, torchrun trains"
         )
+
+
+def _software_text(cluster: Cluster) -> str:
+    names = ", ".join(dict.fromkeys(kind.name for kind in cluster.kinds))
+    return f"Costs are those of {cluster.software!r} software on {names} (`software` in a cluster file)."
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

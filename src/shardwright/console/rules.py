@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from shardwright.console.terminal import Terminal
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 from shardwright.report.text import unruled_lines
 
 if TYPE_CHECKING:
     from shardwright.files.planfile import Unruled
-    from shardwright.verbs.results import Proposal, RuleChecks
+    from shardwright.verbs.results import Proposal, RuleCheck, RuleChecks
 
 EVIDENCE = (
     "Each line held in all these tests, which is evidence and no proof: read it against what the "
@@ -24,19 +24,20 @@ EVIDENCE = (
 
 def show_rules(terminal: Terminal, found: RuleChecks) -> None:
     """Print one line per kind, then what is wrong."""
-    table = plain_table(f"Operators in pieces against whole, seed {found.seed}")
-    for name in ("kind", "rule", "cases", "splits", "difference", "verdict"):
-        table.add_column(name, overflow="fold", justify="left" if len(name) != 6 else "right")
-    for row in found.rows:
-        style = "bold red" if row.problem else ""
-        table.add_row(
-            Text(row.kind),
-            Text(row.rule),
+    columns = ("kind", "rule", "cases", "splits", "difference", "verdict")
+    rows = [
+        (
+            row.kind,
+            row.rule,
             str(row.num_cases),
             str(row.num_splits),
-            Text(f"{row.difference:.1e}" if row.difference else "0"),
-            Text("wrong" if row.problem else "holds", style=style),
+            _difference(row),
+            _verdict(row),
         )
+        for row in found.rows
+    ]
+    title = f"Operators in pieces against whole, seed {found.seed}"
+    table = filled_table(title, columns, rows, left=("rule", "difference", "verdict"))
     splits = sum(row.num_splits for row in found.rows)
     verdict = (
         Text("\n".join(row.problem for row in found.wrong), style="bold red")
@@ -54,6 +55,14 @@ def show_rules(terminal: Terminal, found: RuleChecks) -> None:
     )
     if found.wrong:
         terminal.next("correct the rule in planner/space/rules; docs/guides/add-an-operator.md")
+
+
+def _difference(row: RuleCheck) -> str:
+    return f"{row.difference:.1e}" if row.difference else "0"
+
+
+def _verdict(row: RuleCheck) -> Text:
+    return Text("wrong", style="bold red") if row.problem else Text("holds")
 
 
 def show_unruled(

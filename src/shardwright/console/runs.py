@@ -10,7 +10,7 @@ from rich.text import Text
 from shardwright.console.plans import plan_summary
 from shardwright.console.terminal import Terminal
 from shardwright.report.comparison import comparison_notes
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 from shardwright.report.text import (
     chosen_lines,
     comparison_parts,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardwright.verbs.results import (
         Comparison,
         Report,
+        TensorGap,
         TrainingRun,
         Verification,
     )
@@ -110,13 +111,9 @@ def show_tuning(terminal: Terminal, found: Tuning) -> None:
 def show_verification(terminal: Terminal, found: Verification) -> None:
     """Print how far a plan is from plain PyTorch, the worst tensors first, and the verdict."""
     title = f"{found.label or 'unnamed'}: largest differences from plain PyTorch"
-    table = plain_table(title)
-    for name in ("tensor", "what", "shape", "relative difference"):
-        table.add_column(name, overflow="fold")
-    for row in found.rows[:MOST_ROWS]:
-        style = "" if row.difference <= found.tolerance else "bold red"
-        gap = Text(f"{row.difference:.1e}" if row.difference else "0", style=style)
-        table.add_row(row.name, row.role, Text(str(list(row.shape)) if row.shape else ""), gap)
+    columns = ("tensor", "what", "shape", "relative difference")
+    rows = (_gap_row(row, found.tolerance) for row in found.rows[:MOST_ROWS])
+    table = filled_table(title, columns, rows, left=columns)
     beyond = sum(row.difference > found.tolerance for row in found.rows)
     verdict = (
         f"Equal: all {len(found.rows)} tensors are within {found.tolerance:g}."
@@ -140,6 +137,12 @@ def show_verification(terminal: Terminal, found: Verification) -> None:
     )
     if not found.is_equal:
         terminal.next("this is a defect: please report it with the plan file and the model")
+
+
+def _gap_row(row: TensorGap, tolerance: float) -> tuple[str | Text, ...]:
+    style = "" if row.difference <= tolerance else "bold red"
+    gap = Text(f"{row.difference:.1e}" if row.difference else "0", style=style)
+    return row.name, row.role, str(list(row.shape)) if row.shape else "", gap
 
 
 def show_report(terminal: Terminal, files: Report) -> None:

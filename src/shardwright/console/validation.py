@@ -8,7 +8,7 @@ from rich.text import Text
 
 from shardwright.console.terminal import Terminal
 from shardwright.core.accuracy import Validation
-from shardwright.report.text import plain_table
+from shardwright.report.tables import filled_table
 from shardwright.report.validation import (
     CASE_COLUMNS,
     SOURCE_COLUMNS,
@@ -21,17 +21,10 @@ from shardwright.report.validation import (
 def show_validation(terminal: Terminal, found: Validation, with_cases: bool) -> None:
     """Print what errors add up to, per source and overall, and every run if wanted."""
     if with_cases:
-        table = plain_table(f"Runs of {found.file}")
-        for name in CASE_COLUMNS:
-            table.add_column(name, overflow="fold")
-        for row in case_rows(found.cases):
-            table.add_row(*map(Text, row))
-        terminal.say(table)
-    table = plain_table(f"Predicted against published, {found.file}")
-    for place, name in enumerate(SOURCE_COLUMNS):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for row in source_rows(found):
-        table.add_row(*map(Text, row))
+        title, rows = f"Runs of {found.file}", case_rows(found.cases)
+        terminal.say(filled_table(title, CASE_COLUMNS, rows, left=CASE_COLUMNS))
+    title = f"Predicted against published, {found.file}"
+    table = filled_table(title, SOURCE_COLUMNS, source_rows(found))
     terminal.say(table, Text("\n".join(lines(found))))
     terminal.emit(
         file=found.file,
