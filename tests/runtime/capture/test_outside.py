@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from tests.runtime.equivalence import assert_close, train_plain
+from tests.runtime.equivalence import assert_close, assert_equivalent, train_plain
 from tests.runtime.rehearsed import train_rehearsed
+from tests.runtime.strategies import named
 
 pytestmark = pytest.mark.torch
 
@@ -113,3 +114,26 @@ def test_a_mask_that_torch_looks_at_does_not_make_its_layers_opaque() -> None:
     strategy = seed_strategy(captured.graph, Seed(data=2))
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(build, sgd), "decoder")
+
+
+class Correlating(nn.Module):
+    """A correlation by Fourier transforms, and one with a conjugate transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (torch.fft.fft(layer(x)) for layer in (self.one, self.two))
+        c = (a * b.conj()).imag + b.conj().imag * 0.3
+        return 0.01 * ((c @ c.T).sin().mean() + (a @ a.mH).abs().mean() + (a.mH @ b).imag.mean())
+
+
+def correlating() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Correlating().double(), {"x": torch.randn(4, 6, dtype=torch.float64)}
+
+
+def test_a_conjugate_is_not_taken_for_the_number_itself() -> None:
+    ways = named(Seed(data=2), Seed(tensor=2))
+    assert_equivalent(2, correlating, ways)

@@ -54,6 +54,7 @@ from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
 from shardwright.runtime.capture.translate import Translator
 from shardwright.runtime.capture.variables import Variable
+from shardwright.runtime.capture.written import keep_read
 
 PREFIX = "module."
 
@@ -227,7 +228,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         for name, other in zip(job.wrapper.outputs, others, strict=True)
     }
     needed = (loss, *outputs.values())
-    live = live_records(keep_dims(recorder.records, needed), needed)
+    live = live_records(keep_dims(keep_read(recorder.records), needed), needed)
     ordered = entries.ordered()
     records, given = take_apart(take_slots(live, ordered, needed), ordered, needed)
     return assemble(

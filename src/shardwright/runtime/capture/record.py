@@ -143,6 +143,9 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
         and one.dtype == other.dtype
         and one.storage_offset() == other.storage_offset()
         and one.requires_grad == other.requires_grad
+        # Views that read the same memory otherwise: conjugated, or negated (imaginary parts of such).
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
     )
 
 

@@ -35,8 +35,18 @@ COPIES = frozenset(
         aten.lift_fresh_copy.default,
         aten.lift_fresh.default,
         aten.contiguous.default,
+        aten.resolve_conj.default,
+        aten.resolve_neg.default,
     }
 )
+# Operators that only mark their argument, to be changed when it is next used, and those that do it: a
+# mark would be lost where a tensor is sent, or taken for no change at all.
+PHYSICAL = {
+    aten._conj.default: aten.conj_physical.default,
+    aten.conj.default: aten.conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+ADJOINT = frozenset({aten.mH.default, aten.matrix_H.default, aten.adjoint.default})
 # Losses whose reduction is the plain mean or sum of a result by element or by sample.
 ELEMENTWISE_LOSSES = frozenset(
     {

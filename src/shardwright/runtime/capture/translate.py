@@ -28,9 +28,11 @@ from shardwright.runtime.capture.record import (
     shares_storage,
 )
 from shardwright.runtime.capture.spellings import (
+    ADJOINT,
     CASTS,
     CHECKS,
     COPIES,
+    PHYSICAL,
     RESHAPES,
     SKIPPED,
     UNCHECKED,
@@ -163,6 +165,11 @@ class Translator:
             target is not aten.contiguous.default or not args[0].meta.is_contiguous()
         ):
             return None, args, kwargs  # values never change, and reshape takes any strides
+        if target in PHYSICAL:
+            return PHYSICAL[target], args, kwargs
+        if target in ADJOINT and args[0].meta.is_complex():
+            turned = self.recorder.emit(aten.transpose.int, args[0], -2, -1)
+            return aten.conj_physical.default, [turned], {}
         if target is aten.take_along_dim.default and len(args) > 2 and args[2] is not None:
             return self._as_gather(args[0], args[1], args[2])
         if target is aten.linalg_norm.default and len(args) > 2 and len(args[2] or ()) == 1:

@@ -110,7 +110,8 @@ RULES: dict[str, Rule] = {
         masked_fill.Scalar max.other min.other clip.Tensor divide.Tensor_mode divide.Scalar_mode
         subtract.Scalar remainder.Scalar_Tensor xlogy.Scalar_Other xlogy.Scalar_Self fill.Scalar
         masked_fill.Tensor addcdiv.default addcmul.default lerp.Scalar lerp.Tensor copy.default
-        angle.default real.default imag.default special_expit.default
+        angle.default real.default imag.default conj_physical.default special_expit.default
+        special_erf.default
         fill.Tensor polar.default complex.default zeros_like.default ones_like.default
         full_like.default empty_like.default
         """,
