@@ -7,6 +7,7 @@ buffer is copied before its first write, and the copy is read.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -30,29 +31,41 @@ WRITES = {assign: 1, increment: 1, update_running: 2}
 def keep_read(records: Sequence[Record]) -> list[Record]:
     """Let every buffer that is still needed when it is written be read from a copy; linear in records."""
     first: dict[Value, int] = {}
+    readers: dict[Value, list[int]] = {}
     for place, record in enumerate(records):
         for buffer in record.args[: WRITES.get(record.target, 0)]:
             first.setdefault(buffer, place)
-    readers: dict[Value, list[int]] = {}
-    for place, record in enumerate(records):
         for value in _reads(record):
-            if value in first:
-                readers.setdefault(value, []).append(place)
+            readers.setdefault(value, []).append(place)
     ahead: dict[int, list[Record]] = {}
-    for buffer, places in readers.items():
-        written = first[buffer]
+    for buffer, written in first.items():
+        places = readers.get(buffer, [])
         if records[written].target is update_running:
-            places = [place for place in places if place < written]
-        if not any(_needs(records[place], buffer, place > written) for place in places):
-            continue
-        begin = records[places[0]]
-        recorder = Recorder(node_name=f"{begin.name}.before", path=begin.path)
-        with torch.no_grad():
-            copy = recorder.emit(aten.clone.default, buffer)
-        ahead.setdefault(places[0], []).extend(recorder.records)
-        for place in places:
-            _read_instead(records[place], buffer, copy)
+            places = places[: bisect_left(places, written)]
+        if _are_needed(records, buffer, places, written):
+            copied = _copied(records, buffer, places)
+            ahead.setdefault(places[0], []).append(copied)
     return [one for place, record in enumerate(records) for one in (*ahead.get(place, ()), record)]
+
+
+def _are_needed(
+    records: Sequence[Record], buffer: Value, places: Sequence[int], written: int
+) -> bool:
+    """Whether some reader needs a buffer's value beyond the moment at which it runs, or runs too late."""
+    made = [one for place in places for one in records[place].outputs]
+    is_later = bool(places) and places[-1] > written
+    return is_later or any(one.meta.requires_grad or shares_storage(one, buffer) for one in made)
+
+
+def _copied(records: Sequence[Record], buffer: Value, places: Sequence[int]) -> Record:
+    """Return the record of a buffer's copy, which is read from now on."""
+    begin = records[places[0]]
+    recorder = Recorder(node_name=f"{begin.name}.before", path=begin.path)
+    with torch.no_grad():
+        copy = recorder.emit(aten.clone.default, buffer)
+    for place in places:
+        _read_instead(records[place], buffer, copy)
+    return recorder.records[0]
 
 
 def _reads(record: Record) -> set[Value]:
@@ -61,13 +74,6 @@ def _reads(record: Record) -> set[Value]:
         return set()
     written = WRITES.get(record.target, 0)
     return {*tensors_in([record.args[written:], list(record.kwargs.values())])}
-
-
-def _needs(record: Record, buffer: Value, is_later: bool) -> bool:
-    """Whether a reader needs a buffer's value beyond the moment at which it runs, or runs too late."""
-    return is_later or any(
-        made.meta.requires_grad or shares_storage(made, buffer) for made in record.outputs
-    )
 
 
 def _read_instead(record: Record, buffer: Value, copy: Value) -> None:

@@ -27,10 +27,8 @@ def first_is_linear(call: Signature) -> Iteration:
 
 
 def sum_is_linear(call: Signature) -> Iteration:
-    """Pointwise, and partial sums pass when both terms are whole tensors of partial sums."""
-    terms = call.inputs
-    is_pair = len(terms) > 1 and terms[0] == terms[1]
-    return _pointwise(call, (0, 1) if is_pair else ())
+    """Pointwise, and partial sums pass when both terms are tensors of partial sums."""
+    return _pointwise(call, (0, 1) if len(call.inputs) > 1 else ())
 
 
 def cast(call: Signature) -> Iteration:
