@@ -246,3 +246,26 @@ def test_what_is_written_on_a_diagonal_leaves_the_model_whole() -> None:
     graph = capture(module, batch).graph
     assert not any(one.kind.startswith("opaque.") for one in graph.operators)
     assert_equivalent(2, diagonal, named(Seed(data=2), Seed(tensor=2)))
+
+
+class Shuffled(nn.Module):
+    """An order per sample that the batch has no part in, read as it is and with a dim more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.linspace(0, 40, x.shape[0] * x.shape[1]).sin().view(x.shape[:2]).argsort(1)
+        weight = x.sum(-1).gather(1, order)
+        picked = self.net(x).gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
+        return (picked.cumsum(-1).sin().sum(-1) * weight).mean()
+
+
+def shuffled() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Shuffled().double(), {"x": torch.randn(8, 5, 6, dtype=torch.float64)}
+
+
+def test_what_was_cut_for_microbatches_may_be_read_whole_afterwards() -> None:
+    assert_equivalent(2, shuffled, named(Seed(data=2, num_microbatches=2)))

@@ -150,8 +150,8 @@ class Translator:
         if (copy := shown(self.recorder, target, values, named)) is not None:
             return Variable(copy)
         result = self._emit(target, values, named)
-        if result is None:
-            return None
+        if not isinstance(result, (Value, list)):
+            return result
         rest = tuple(values[1:])
         if isinstance(result, Value):
             return self._wrap(result, sources, (target, rest, named, 0))
