@@ -1,8 +1,9 @@
 """What becomes of models from elsewhere: `python benchmarks/outside.py [--out FILE] [NAME ...]`.
 
-Each is captured, planned for two devices, and trained for two steps in float64 beside plain PyTorch
-in three ways (by samples, by tensors, at random splits), in a process of its own. One line each:
-whole, or the share of modelled time in opaque modules, or refused and with which words.
+Each is captured, planned for two devices, and trained for three steps in float64 (float32 where its
+kernels have no other) beside plain PyTorch in five ways (by samples, in two microbatches, with
+parameters sharded, by tensors, at random splits), in a process of its own. One line each: whole, or
+the share of modelled time in opaque modules, or refused and with which words; at the end a table.
 """
 
 from __future__ import annotations
@@ -13,22 +14,45 @@ import json
 import multiprocessing
 import time
 import traceback
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 from shardwright import api
 from shardwright.errors import ShardwrightError
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, seed_strategy
+from shardwright.runtime import verify
+from shardwright.runtime.capture import capture, load_model
+from shardwright.runtime.train import build_seeded
 from shardwright.verbs import coverage
 
 SECONDS = 300  # for one model
 SEARCH = 1.0  # seconds of them to search for plans
-CELLS = ("capture", "not split", "plan", "samples", "tensors", "random")
+BATCH, STEPS = 8, 3
+SMALL = 0.25  # an opaque part of no more than this share of the modelled cost is small
+WAYS: dict[str, coverage.Splits] = {
+    "samples": lambda graph: seed_strategy(graph, Seed(data=2)),
+    "microbatches": lambda graph: seed_strategy(graph, Seed(data=2, num_microbatches=2)),
+    "ZeRO-3": lambda graph: seed_strategy(graph, Seed(data=2, zero=3)),
+    "tensors": lambda graph: seed_strategy(graph, Seed(tensor=2)),
+    "random": lambda graph: coverage.random_strategy(graph, 1),
+}
+CELLS = ("capture", "not split", "plan", *WAYS)
+FILES = ("models", "vision", "sequences", "science", "styles")
 
 
 def names() -> list[str]:
     """Return all models, those written by hand first."""
-    models, configs = (importlib.import_module(f"outside_{kind}") for kind in ("models", "configs"))
-    return [*models.HAND, *configs.CONFIGS]
+    configs = importlib.import_module("outside_configs").CONFIGS
+    return [*(name for file in FILES for name in by_hand(file)), *configs]
+
+
+def by_hand(file: str) -> list[str]:
+    """Return the factories of a file of models."""
+    made = vars(importlib.import_module(f"outside_{file}")).items()
+    returns = {name: getattr(value, "__annotations__", {}).get("return") for name, value in made}
+    return [name for name, kind in returns.items() if kind == "Example" and name[0] != "_"]
 
 
 def __getattr__(name: str) -> object:
@@ -40,11 +64,13 @@ def __getattr__(name: str) -> object:
     ):
         raise AttributeError(name)
     import outside_configs
-    import outside_models
 
     if name in outside_configs.CONFIGS:
         return partial(outside_configs.build, name)
-    return getattr(outside_models, name)
+    for file in FILES:
+        if name in by_hand(file):
+            return getattr(importlib.import_module(f"outside_{file}"), name)
+    raise AttributeError(name)
 
 
 def study(name: str) -> dict[str, object]:
@@ -67,12 +93,19 @@ def study(name: str) -> dict[str, object]:
             row[f"{what} s"] = round(time.process_time() - begin, 1)
         return None
 
-    captured = attempt("capture", lambda: api.capture(spec))
-    if captured is None:
+    for precision in ("float64", "float32"):
+        made = attempt("capture", lambda precision=precision: prepare(spec, precision))
+        if made is None and "float" not in str(row["capture"]).lower():
+            return row
+        plain = made and attempt("plain", partial(train_plainly, made))
+        if plain is not None:
+            break
+    else:
         return row
+    captured = made[2]
     graph = captured.graph
     opaque = [op.kind for op in graph.operators if op.kind.startswith("opaque.")]
-    found = api.coverage(graph)
+    found = coverage.coverage(graph)
     row["capture"] = "whole" if not opaque else ", ".join(sorted(set(opaque)))
     row["operators"], row["with a rule"] = found.num_operators, found.num_with_rule
     row["not split"] = round(found.replicated_share, 3)
@@ -83,16 +116,60 @@ def study(name: str) -> dict[str, object]:
     )
     if frontier is not None:
         row["plan"] = frontier.best.strategy.label  # type: ignore[attr-defined]
-    ways = {
-        "samples": coverage.data_parallel, "tensors": coverage.tensor_parallel,
-        "random": coverage.random_splits,
-    }  # fmt: skip
-    for way, splits in ways.items():
-        proof = attempt(way, lambda splits=splits: coverage.try_training(spec, splits))
-        if proof is not None:
-            verdict = "equal" if proof.is_equal else "DIFFERS"
-            row[way] = f"{verdict} {proof.difference:.0e} {proof.precision} {proof.split_share:.0%}"
+    is_exact = precision == "float64" and verify.is_exact(captured)
+    tolerance = verify.TOLERANCE if is_exact else verify.SINGLE_TOLERANCE
+    for way, splits in WAYS.items():
+        worst = attempt(way, lambda splits=splits: furthest(made, plain, splits))
+        if worst is not None:
+            said = "equal" if worst.difference <= tolerance else f"DIFFERS in {worst.name}"
+            row[way] = f"{said} {worst.difference:.0e} {precision}"
     return row
+
+
+def prepare(spec: str, precision: str) -> tuple[object, list[object], object]:
+    """Return a model without dropout, its batches, and its capture."""
+    source = load_model(spec)
+    module = build_seeded(verify.exact_source(source))
+    batches = verify.exact_batches(source, BATCH, None, STEPS)
+    if precision == "float32":
+        module.float()
+        batches = [verify.in_single(batch) for batch in batches]
+    verify.switch_off_dropout(module)
+    captured = capture(module, batches[0], batch_norm="synchronised")
+    return module, batches, verify.without_dropout(module, captured)[0]
+
+
+def train_plainly(made: object) -> object:
+    """Train a copy of what was prepared with plain PyTorch."""
+    module, batches, _ = made
+    return verify.train_plainly(module, batches, clips=False, tell=_ignore)
+
+
+def furthest(made: object, plain: object, splits: coverage.Splits) -> object:
+    """Train on two ranks of this process; return the tensor that is furthest from plain PyTorch's."""
+    module, batches, captured = made
+    program = lower(captured.graph, splits(captured.graph))
+    return verify.gaps(
+        verify.train_here(captured, program, module, batches, _ignore), plain, captured
+    )[0]
+
+
+def _ignore(_: int) -> None:
+    """Nobody watches."""
+
+
+def outcome(row: dict[str, object]) -> str:
+    """Say in two words what became of a model."""
+    said = [str(row.get(cell, "")) for cell in CELLS]
+    if any(one.startswith(("TRACEBACK", "CRASH", "TIMEOUT", "refused: rank")) for one in said):
+        return "broke off"
+    if any("DIFFERS" in one for one in said):
+        return "different"
+    if said[0].startswith("refused") or ("plan" in row and str(row["plan"]).startswith("refused")):
+        return "refused"
+    if said[0] == "whole":
+        return "whole"
+    return "small opaque part" if row["not split"] <= SMALL else "opaque"
 
 
 def study_apart(name: str) -> dict[str, object]:
@@ -123,6 +200,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, help="append a line of JSON per model")
     options = parser.parse_args()
+    outcomes: Counter[str] = Counter()
     for name in options.names or names():
         row = {"name": name, **study_apart(name)}
         if options.out:
@@ -130,6 +208,9 @@ def main() -> None:
                 file.write(json.dumps(row) + "\n")
         cells = [str(row.get(key, ""))[:150] for key in CELLS]
         print(name, *cells, sep=" | ", flush=True)
+        outcomes[outcome(row)] += 1
+    print("\n| models | outcome |", "|--:|---|", sep="\n")
+    print(*(f"| {count} | {said} |" for said, count in outcomes.most_common()), sep="\n")
 
 
 if __name__ == "__main__":

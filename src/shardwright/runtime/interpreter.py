@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Program, Segment
 from shardwright.runtime import halos, messages
+from shardwright.runtime.again import Again, Run
 from shardwright.runtime.backward import backward, made_by
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.deferral import Aside
@@ -75,6 +76,7 @@ class Compiled:
 # Makes the action of an instruction that is a CLIP or an UPDATE.
 Special = Callable[[int], Action]
 Slots = Callable[[Sequence[int]], tuple[int, ...]]  # of values
+_NOTHING: Mapping[int, Tensor] = {}
 
 
 class Compiler:
@@ -89,6 +91,7 @@ class Compiler:
         self._modules: dict[tuple[int, bool, bool], fx.GraphModule] = {}
         self._aside: dict[int, Aside] = {}  # by segment
         self._graphs: dict[tuple[int, int], list[Any]] = {}
+        self._again = Again(machine.captured, machine.program, machine.parameters.leaf)
         self._mailbox: dict[int, Tensor] = {}
         self._routes = Routes(
             program=machine.program,
@@ -231,7 +234,10 @@ class Compiler:
         writes = not again and writes_buffers(self.machine.captured, segment)
         module = self._module(item, writes=writes, keeps_graph=keeps_graph)
         moment = (self.program.shift_of(index), microbatch)
-        return self._forward(segment, moment, module, kept if keeps_graph else None)
+        run = self._forward(segment, moment, module, kept if keeps_graph else None)
+        return (
+            run if not self.training else self._again.both(run, segment, (item, microbatch), again)
+        )
 
     def _module(self, item: int, *, writes: bool, keeps_graph: bool) -> fx.GraphModule:
         splits = keeps_graph and self.program.strategy.pipeline.splits_backward
@@ -254,9 +260,9 @@ class Compiler:
         moment: tuple[int, int],
         module: fx.GraphModule,
         kept: list[Any] | None,
-    ) -> Action:
+    ) -> Run:
         """Run a segment at a moment, (shift, microbatch); where ``kept`` is given it receives the
-        graph: edges in and out."""
+        graph: edges in and out. What is returned takes tensors, by place, instead of lasting ones."""
         shift, microbatch = moment
         machine, values = self.machine, self.program.values
         data, run, clock = machine.store.data, module.forward, machine.clock
@@ -294,8 +300,10 @@ class Compiler:
             if machine.parameters.is_gathered(root)
         }
 
-        def forward() -> None:
+        def forward(instead: Mapping[int, Tensor] = _NOTHING) -> None:
             arguments = fixed.copy()
+            for place, tensor in instead.items():
+                arguments[place] = tensor
             leaves: list[Any] = [None] * len(fixed)
             for place, slot, is_leaf, is_lent in slots:
                 tensor: Any = data[slot]
@@ -321,9 +329,9 @@ class Compiler:
             if gathered:
                 _keep_apart(data, results, gathered)
 
-        def drawing() -> None:
+        def drawing(instead: Mapping[int, Tensor] = _NOTHING) -> None:
             with source.alone():
-                forward()
+                forward(instead)
 
         return drawing if is_random else forward
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.runtime.capture import capture
-from tests.runtime.equivalence import assert_close, train_plain
+from tests.runtime.equivalence import assert_close, assert_equivalent, train_plain
 from tests.runtime.rehearsed import train_rehearsed
+from tests.runtime.strategies import named
 
 pytestmark = pytest.mark.torch
 
@@ -113,3 +117,155 @@ def test_a_mask_that_torch_looks_at_does_not_make_its_layers_opaque() -> None:
     strategy = seed_strategy(captured.graph, Seed(data=2))
     runs, _ = train_rehearsed(captured, strategy, module, batch, sgd)
     assert_close(runs[0], train_plain(build, sgd), "decoder")
+
+
+class Correlating(nn.Module):
+    """A correlation by Fourier transforms, and one with a conjugate transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (torch.fft.fft(layer(x)) for layer in (self.one, self.two))
+        c = (a * b.conj()).imag + b.conj().imag * 0.3
+        return 0.01 * ((c @ c.T).sin().mean() + (a @ a.mH).abs().mean() + (a.mH @ b).imag.mean())
+
+
+def correlating() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Correlating().double(), {"x": torch.randn(4, 6, dtype=torch.float64)}
+
+
+def test_a_conjugate_is_not_taken_for_the_number_itself() -> None:
+    ways = named(Seed(data=2), Seed(tensor=2))
+    assert_equivalent(2, correlating, ways)
+
+
+class Watched(nn.Module):
+    """Stays opaque, for it draws in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        random.random()
+        return self.net(x).tanh()
+
+
+class Stopped(nn.Module):
+    """Values taken without gradients by what changes nothing: a copy, a sum with zero, a view and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.watch = nn.Linear(6, 4), Watched()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.net(x)
+        with torch.no_grad():
+            copied, added, turned = h.clone(), h + 0, h.view(2, 8).view(4, 4)
+            turned_back = h.T.contiguous()
+            zeros = torch.zeros_like(h)
+            zeros += h
+            seen = h.expand(4, 4) + h.reshape(4, 4) + h.squeeze() + h.flatten(0, 0)
+            itself = h.to(h.dtype).contiguous()
+            watched = self.watch(h)
+        kept = copied + added + turned + turned_back.T + zeros + seen + watched
+        return (h * kept + h.sin() * copied + h * itself).mean()
+
+
+def stopped() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Stopped().double(), {"x": torch.randn(4, 6, dtype=torch.float64)}
+
+
+def test_a_copy_made_without_gradients_has_none() -> None:
+    assert_equivalent(2, stopped, named(Seed(data=2)), partial(torch.optim.SGD, lr=0.1))
+
+
+class Penalised(nn.Module):
+    """Losses with terms that no sample has a part in, and a running total that begins with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.spread = nn.Parameter(torch.zeros(()))
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = torch.cat([self.token.repeat(len(x), 2, 1), self.net(x)], 1)
+        last = h[torch.arange(len(x)), y]
+        total = x.new_zeros(1)
+        total = total + nn.functional.cross_entropy(self.out(last), y % 3)
+        total += 0.1 * h.pow(2).mean()
+        total = total * torch.exp(-self.spread) + self.spread
+        total = total.sum() + (1 - h.cos().mean())
+        return total + 0.01 * sum(one.pow(2).sum() for one in self.net.parameters()) - 3
+
+
+def penalised() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    x = torch.randn(8, 4, 6, dtype=torch.float64)
+    return Penalised().double(), {"x": x, "y": torch.arange(8) % 5}
+
+
+def test_penalties_and_picked_rows_leave_microbatches_possible() -> None:
+    ways = named(
+        Seed(data=2), Seed(data=2, num_microbatches=2), Seed(data=2, zero=3), Seed(tensor=2)
+    )
+    assert_equivalent(2, penalised, ways, partial(torch.optim.SGD, lr=0.1))
+
+
+class Diagonal(nn.Module):
+    """A diagonal filled in place, complex numbers made of pairs that lie apart, channels shuffled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.net(x)
+        scores = (h @ h.T).fill_diagonal_(0)
+        pairs = torch.view_as_complex(h.view(-1, 2, 4).transpose(1, 2).contiguous())
+        mixed = nn.functional.channel_shuffle(h.view(-1, 4, 2, 1), 2).squeeze(-1)
+        return (
+            scores.sin().mean()
+            + (pairs * pairs.abs()).real.mean()
+            + (mixed[..., 0] * h[:, :4]).mean()
+        )
+
+
+def diagonal() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Diagonal().double(), {"x": torch.randn(4, 6, dtype=torch.float64)}
+
+
+def test_what_is_written_on_a_diagonal_leaves_the_model_whole() -> None:
+    module, batch = diagonal()
+    graph = capture(module, batch).graph
+    assert not any(one.kind.startswith("opaque.") for one in graph.operators)
+    assert_equivalent(2, diagonal, named(Seed(data=2), Seed(tensor=2)))
+
+
+class Shuffled(nn.Module):
+    """An order per sample that the batch has no part in, read as it is and with a dim more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.linspace(0, 40, x.shape[0] * x.shape[1]).sin().view(x.shape[:2]).argsort(1)
+        weight = x.sum(-1).gather(1, order)
+        picked = self.net(x).gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
+        return (picked.cumsum(-1).sin().sum(-1) * weight).mean()
+
+
+def shuffled() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Shuffled().double(), {"x": torch.randn(8, 5, 6, dtype=torch.float64)}
+
+
+def test_what_was_cut_for_microbatches_may_be_read_whole_afterwards() -> None:
+    assert_equivalent(2, shuffled, named(Seed(data=2, num_microbatches=2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,3 +159,50 @@ def test_sparse_buffers_are_refused_with_what_to_keep_instead() -> None:
 
     with pytest.raises(CaptureError, match=r"'edges' is sparse_coo; keep its indices"):
         capture(Graph(), {"x": torch.randn(8, 4)})
+
+
+class Reversed(torch.autograd.Function):
+    """Runs a module in backward, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = x.detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(again), grads[0])
+        return again.grad, None
+
+
+class Reversible(nn.Module):
+    """Gives a custom gradient the module itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Reversed.apply(self.first(x), self.second).square().mean()
+
+
+def test_a_custom_gradient_that_is_given_a_module_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError, match=r"Reversed is given a module \(Linear\)") as caught:
+        capture(Reversible(), {"x": torch.randn(8, 4)})
+    assert f"(at {line_of(Reversible.forward, 'return')})" in str(caught.value)
+
+
+def test_a_loss_that_forward_differentiates_itself_is_refused_with_its_line() -> None:
+    class Backward(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            loss = super().forward(input).square().mean()
+            loss.backward(retain_graph=True)
+            return loss
+
+    with pytest.raises(CaptureError, match="calls backward") as caught:
+        capture(Backward(4, 4), {"input": torch.randn(8, 4)})
+    assert f"(at {line_of(Backward.forward, 'retain_graph')})" in str(caught.value)

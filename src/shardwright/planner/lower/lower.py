@@ -170,8 +170,12 @@ class Lowering:
         return ("microbatch",)
 
     def _reads_microbatch(self, index: int) -> bool:
-        inputs = self.builder.graph.operators[index].inputs
-        return any(stage.has(t, "microbatch") for stage in self.stages for t in inputs)
+        """Whether something is there for each microbatch only: what was cut for one is there whole, too."""
+        return any(
+            stage.has(tensor, "microbatch") and not stage.has(tensor, "step")
+            for stage in self.stages
+            for tensor in self.builder.graph.operators[index].inputs
+        )
 
     def _fetch(self, tensor: int, wanted: Layout, stage: Stage) -> int:
         """Bring an activation from the mesh that makes it, once per microbatch.

@@ -47,13 +47,16 @@ from shardwright.runtime.capture.prepare import (
     floating,
     named_batch,
     tied_names,
+    with_line,
 )
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten, substitute
 from shardwright.runtime.capture.rows import keep_dims
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
+from shardwright.runtime.capture.terms import shared_out
 from shardwright.runtime.capture.translate import Translator
 from shardwright.runtime.capture.variables import Variable
+from shardwright.runtime.capture.written import keep_read
 
 PREFIX = "module."
 
@@ -94,7 +97,7 @@ def capture(
         dtype=dtype,
         copied=lambda: fake_copy(mode, module, dtype),
     )
-    with as_eager(prepared.tensors):
+    with with_line(), as_eager(prepared.tensors):
         try:
             return _export_watched(job)
         except CaptureError:
@@ -222,23 +225,29 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
     loss = _check_loss(translator.variables.read(output), recorder)
+    given = [entries.input(name).value for name in job.wrapper.names.values()]
+    loss = shared_out(recorder, loss, given, max(_rows(one) for one in given))
     outputs = {
         name: _computed(other, translator, recorder)
         for name, other in zip(job.wrapper.outputs, others, strict=True)
     }
     needed = (loss, *outputs.values())
-    live = live_records(keep_dims(recorder.records, needed), needed)
+    live = live_records(keep_dims(keep_read(recorder.records), needed), needed)
     ordered = entries.ordered()
-    records, given = take_apart(take_slots(live, ordered, needed), ordered, needed)
+    records, entered = take_apart(take_slots(live, ordered, needed), ordered, needed)
     return assemble(
         name=job.name,
         module=job.module,
         records=records,
-        entries=given,
+        entries=entered,
         results=Results(loss, outputs),
         notes=(*notes, *translator.notes, *recorder.notes),
         batch_names=tuple(job.batch.tensors),
     )
+
+
+def _rows(value: Value) -> int:
+    return value.meta.shape[0] if value.meta.dim() else 0
 
 
 def _computed(output: Any, translator: Translator, recorder: Recorder) -> Value:

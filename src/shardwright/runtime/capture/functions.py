@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 
-from shardwright.runtime.capture.gradients import check_engine_call, engine_calls
+from shardwright.runtime.capture.gradients import check_engine_call, check_function, engine_calls
 from shardwright.runtime.capture.hooks import Opaque, Stub, keep_stub, stub_keys
 from shardwright.runtime.capture.record import Slot, Unsupported, aten
 from shardwright.runtime.engine import run_backward
@@ -85,6 +85,7 @@ def custom_gradients() -> Iterator[None]:
         if cls is CheckpointFunction:
             run, _preserves, *rest = args
             return run(*rest)
+        check_function(cls, args)
         if kwargs:
             raise Unsupported(f"the custom gradient of {cls.__name__}")
         key, tensors, spec = _stub(cls, args)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils import _pytree as pytree
 
 from shardwright.errors import CaptureError
 
@@ -62,6 +63,20 @@ def check_hooks(module: nn.Module) -> None:
             f"gradients of parameters must be free of hooks, but {len(hooked)} have some "
             f"({hooked[0]}); remove them, and change gradients in the optimizer's step instead"
         )
+
+
+def check_function(function: Any, args: Sequence[Any]) -> None:
+    """Complain of a custom gradient that is given modules: their parameters get gradients from inside its
+    backward, if at all, where nobody can collect them."""
+    for leaf in pytree.tree_leaves(list(args)):
+        owner = getattr(leaf, "func", leaf)  # of a partial
+        owner = getattr(owner, "__self__", owner)  # of a method
+        if isinstance(owner, nn.Module) and next(owner.parameters(), None) is not None:
+            raise CaptureError(
+                f"a custom gradient must be one of the tensors it is given, but {function.__name__} is "
+                f"given a module ({type(owner).__name__}); call the module outside of it, use "
+                "torch.utils.checkpoint, or pass parameters as tensors and return their gradients"
+            )
 
 
 # -- where a gradient is taken ------------------------------------------------------------------------

@@ -161,6 +161,11 @@ def place_slice(
     return result
 
 
+def as_complex(input: Tensor) -> Tensor:
+    """View pairs as complex numbers; those of a shard may lie apart."""
+    return torch.view_as_complex(input.contiguous())
+
+
 def assign(buffer: Tensor, value: Tensor) -> None:
     """Write a buffer's new value in place.
 
@@ -176,6 +181,6 @@ KINDS = {
     for function in (
         linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
-        increment, assign, place_slice, ctc_losses, embedding_bags,
+        increment, assign, as_complex, place_slice, ctc_losses, embedding_bags,
     )
 }  # fmt: skip

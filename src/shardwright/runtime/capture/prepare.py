@@ -387,6 +387,18 @@ def model_line(error: BaseException) -> str:
     return found
 
 
+@contextlib.contextmanager
+def with_line() -> Iterator[None]:
+    """Let complaints that were raised while forward ran say the line of the model."""
+    try:
+        yield
+    except CaptureError as error:
+        place = model_line(error)
+        if not place or place in str(error):
+            raise
+        raise CaptureError(f"{error} (at {place})") from error
+
+
 _NOT_MODEL = (Path(__file__).parents[2], Path(torch.__file__).parent)
 _LIBRARY = Path(traceback.__file__).parent
 

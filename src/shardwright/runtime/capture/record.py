@@ -143,6 +143,9 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
         and one.dtype == other.dtype
         and one.storage_offset() == other.storage_offset()
         and one.requires_grad == other.requires_grad
+        # Views that read the same memory otherwise: conjugated, or negated (imaginary parts of such).
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
     )
 
 
@@ -170,19 +173,22 @@ class Recorder:
         are_sparse = [_dense(target, named, name) for name in SPARSE]
         if any(are_sparse):
             self.notes["sparse gradients (sparse=True) are dense here, with equal values"] = None
-        if not torch.is_grad_enabled():
-            bound = map_values(bound, self._cut)
-            named = {name: map_values(value, self._cut) for name, value in named.items()}
         inputs = [*tensors_in(bound), *tensors_in(list(named.values()))]
         result = self._run(target, bound, named)
+        if not inputs and isinstance(result, (bool, int, float, torch.dtype)):
+            return result  # what Python has worked out already, from dtypes or sizes
         if "device" in named and not inputs and isinstance(result, Tensor):
             named.setdefault(
                 "dtype", result.dtype
             )  # else the default dtype of the run would decide
         if isinstance(result, Tensor):
             same = next((value for value in inputs if _is_same(value.meta, result)), None)
-            if same is not None:
+            if (
+                same is not None
+            ):  # with its gradient, whether or not gradients are switched off here
                 return same
+        bound = map_values(bound, self.cut)
+        named = {name: map_values(value, self.cut) for name, value in named.items()}
         return self.append(target, bound, named, result)
 
     def append(
@@ -207,9 +213,9 @@ class Recorder:
             named["device"] = torch.device("meta")
         return target(*arguments, **named)
 
-    def _cut(self, value: Value) -> Value:
-        """Return a value without its gradient: the edge of a ``torch.no_grad`` region."""
-        if not value.meta.requires_grad:
+    def cut(self, value: Value) -> Value:
+        """Return a value as it is seen here: inside a ``torch.no_grad`` region without its gradient."""
+        if torch.is_grad_enabled() or not value.meta.requires_grad:
             return value
         if value not in self._detached:
             meta = value.meta.detach()

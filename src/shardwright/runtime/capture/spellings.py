@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.record import aten
 
 UNCHECKED = "what forward checks of its values is not checked again in training"
@@ -37,6 +38,15 @@ COPIES = frozenset(
         aten.contiguous.default,
     }
 )
+# Operators that only mark their argument, to be changed when it is next used, and those that do it: a
+# mark would be lost where a tensor is sent, or taken for no change at all. Pairs of a shard may lie apart.
+PHYSICAL = {
+    aten._conj.default: aten.conj_physical.default,
+    aten.conj.default: aten.conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+    aten.view_as_complex.default: operators.as_complex,
+}
+ADJOINT = frozenset({aten.mH.default, aten.matrix_H.default, aten.adjoint.default})
 # Losses whose reduction is the plain mean or sum of a result by element or by sample.
 ELEMENTWISE_LOSSES = frozenset(
     {

@@ -19,6 +19,7 @@ from shardwright.runtime.capture.bags import BAGS, summed
 from shardwright.runtime.capture.decompose import Decompositions
 from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
 from shardwright.runtime.capture.hooks import opaque_call
+from shardwright.runtime.capture.picks import diagonal_filled, shown
 from shardwright.runtime.capture.record import (
     Recorder,
     Unsupported,
@@ -28,9 +29,11 @@ from shardwright.runtime.capture.record import (
     shares_storage,
 )
 from shardwright.runtime.capture.spellings import (
+    ADJOINT,
     CASTS,
     CHECKS,
     COPIES,
+    PHYSICAL,
     RESHAPES,
     SKIPPED,
     UNCHECKED,
@@ -143,10 +146,12 @@ class Translator:
         named = {name: read(value) for name, value in kwargs.items()}
         target, values, named = self._canonical(target, values, named)
         if target is None:
-            return Variable(values[0])
+            return Variable(self.recorder.cut(values[0]))
+        if (copy := shown(self.recorder, target, values, named)) is not None:
+            return Variable(copy)
         result = self._emit(target, values, named)
-        if result is None:
-            return None
+        if not isinstance(result, (Value, list)):
+            return result
         rest = tuple(values[1:])
         if isinstance(result, Value):
             return self._wrap(result, sources, (target, rest, named, 0))
@@ -163,6 +168,8 @@ class Translator:
             target is not aten.contiguous.default or not args[0].meta.is_contiguous()
         ):
             return None, args, kwargs  # values never change, and reshape takes any strides
+        if target in PHYSICAL or (target in ADJOINT and args[0].meta.is_complex()):
+            return self._complex(target, args)
         if target is aten.take_along_dim.default and len(args) > 2 and args[2] is not None:
             return self._as_gather(args[0], args[1], args[2])
         if target is aten.linalg_norm.default and len(args) > 2 and len(args[2] or ()) == 1:
@@ -190,6 +197,12 @@ class Translator:
             shape = list(args[0].meta.expand(*args[1]).shape)
             return aten.expand.default, [args[0], shape], {}
         return target, args, kwargs
+
+    def _complex(self, target: Any, args: list[Any]) -> Any:
+        """Return a call on complex numbers that leaves no mark, and takes pairs that lie apart."""
+        if target in ADJOINT:
+            args = [self.recorder.emit(aten.transpose.int, args[0], -2, -1)]
+        return PHYSICAL.get(target, aten.conj_physical.default), args, {}
 
     def _as_gather(self, source: Value, index: Value, dim: int) -> Any:
         """Return ``gather`` of what ``take_along_dim`` reads, repeated where it would be broadcast."""
@@ -226,7 +239,7 @@ class Translator:
         short = there_and_back(self.recorder, *args) if is_reshape else None
         if target in MERGING:
             short = apart(self.recorder, target, args, kwargs)
-        return short or self.recorder.emit(target, *args, **kwargs)
+        return self.recorder.cut(short) if short else self.recorder.emit(target, *args, **kwargs)
 
     # -- writes ---------------------------------------------------------------------------------
 
@@ -239,6 +252,8 @@ class Translator:
             raise Unsupported(f"the operator {target}, which writes one of its arguments")
         if name == "detach_":
             return variable
+        if torch.Tag.inplace_view in target.tags:
+            raise Unsupported(f"the operator {target}, which changes what its argument looks at")
         if (
             name in ("add_", "sub_")
             and variable.buffer is not None
@@ -290,25 +305,34 @@ class Translator:
     ) -> Value:
         """Emit the pure twin of an in-place operator."""
         if name in ("copy_", "fill_") and isinstance(args[0], Value):
-            return args[0]
+            return self.recorder.cut(args[0])
         if name == "fill_":
             return self.recorder.emit(aten.full_like.default, before, args[0])
         if name == "zero_":
             return self.recorder.emit(aten.zeros_like.default, before)
-        if name == "bernoulli_" and not (args or kwargs):
+        if name == "fill_diagonal_" and before.meta.dim() == 2 and not (args[1:] or kwargs):
+            return diagonal_filled(self.recorder, before, args[0])
+        twin = _twin(name, overload)
+        if twin is aten.bernoulli.p and not (args or kwargs):
             args = [0.5]  # the default of the in-place form; the other has none
-        renamed = {"normal_": "normal_functional"}.get(name, name[:-1])
-        packet = getattr(aten, renamed, None)
-        twin = getattr(packet, overload, None) or getattr(packet, "p", None)
-        if twin is None:
-            raise Unsupported(f"aten.{name} has no form that leaves its argument alone")
-        return self.recorder.emit(twin, before, *args, **kwargs)
+        found = shown(self.recorder, twin, [before, *args], kwargs)
+        return found or self.recorder.emit(twin, before, *args, **kwargs)
 
     def _opaque(self, args: list[Any]) -> Any:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
         if call.note:
             self.notes[call.note] = None
         return self.recorder.append(call, [args[0]], {}, results)
+
+
+def _twin(name: str, overload: str) -> Any:
+    """Return the operator that makes what an in-place one would write."""
+    renamed = {"normal_": "normal_functional"}.get(name, name[:-1])
+    packet = getattr(aten, renamed, None)
+    twin = getattr(packet, overload, None) or getattr(packet, "p", None)
+    if twin is None:
+        raise Unsupported(f"aten.{name} has no form that leaves its argument alone")
+    return twin
 
 
 def _without_out(target: Any) -> Any:

@@ -36,7 +36,8 @@ RULES: dict[str, Rule] = {
         """
         arange.default arange.start arange.start_step linspace.default scalar_tensor.default
         eye.default eye.m rand.default randn.default randint.default randint.low randperm.default
-        multinomial.default
+        multinomial.default tril_indices.default triu_indices.default hann_window.default
+        hann_window.periodic hamming_window.default blackman_window.default
         """,
     ),
     **family(

@@ -138,11 +138,17 @@ def embedding_bags(call: Signature) -> Iteration:
     return space(call, [("", "d"), *others], [("", "d")])
 
 
+def searchsorted(call: Signature) -> Iteration:
+    """Find places in one row, or for every row in its own."""
+    own = "sorted_sequence b.. _, self b.. m -> b.. m"
+    return equation(own if len(call.inputs[0]) > 1 else "sorted_sequence _, self b.. -> b..")(call)
+
+
 RULES: dict[str, Rule] = {
     "shardwright.embedding_bags": embedding_bags,
     "aten.embedding.default": embedding,
     "aten.affine_grid_generator.default": equation("theta n _ _ -> n _.."),
-    "aten.searchsorted.Tensor": equation("sorted_sequence _, self b.. -> b.."),
+    "aten.searchsorted.Tensor": searchsorted,
     "aten.max_unpool2d.default": equation("self n c _ _, indices n c _ _ -> n c _ _"),
     "aten.bucketize.Tensor": equation("self b.., boundaries _ -> b.."),
     "aten.grid_sampler.default": equation("input n c _ _, grid n h w _ -> n c h w"),

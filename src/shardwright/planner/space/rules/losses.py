@@ -124,7 +124,7 @@ RULES: dict[str, Rule] = {
         """
         mse_loss.default l1_loss.default smooth_l1_loss.default huber_loss.default
         binary_cross_entropy.default binary_cross_entropy_with_logits.default kl_div.default
-        soft_margin_loss.default
+        soft_margin_loss.default poisson_nll_loss.default
         """,
     ),
     "aten.triplet_margin_loss.default": by_sample("anchor b _, positive b _, negative b _ -> b"),

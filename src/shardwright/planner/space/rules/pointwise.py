@@ -27,10 +27,8 @@ def first_is_linear(call: Signature) -> Iteration:
 
 
 def sum_is_linear(call: Signature) -> Iteration:
-    """Pointwise, and partial sums pass when both terms are whole tensors of partial sums."""
-    terms = call.inputs
-    is_pair = len(terms) > 1 and terms[0] == terms[1]
-    return _pointwise(call, (0, 1) if is_pair else ())
+    """Pointwise, and partial sums pass when both terms are tensors of partial sums."""
+    return _pointwise(call, (0, 1) if len(call.inputs) > 1 else ())
 
 
 def cast(call: Signature) -> Iteration:
@@ -110,7 +108,8 @@ RULES: dict[str, Rule] = {
         masked_fill.Scalar max.other min.other clip.Tensor divide.Tensor_mode divide.Scalar_mode
         subtract.Scalar remainder.Scalar_Tensor xlogy.Scalar_Other xlogy.Scalar_Self fill.Scalar
         masked_fill.Tensor addcdiv.default addcmul.default lerp.Scalar lerp.Tensor copy.default
-        angle.default real.default imag.default special_expit.default
+        angle.default real.default imag.default conj_physical.default special_expit.default
+        special_erf.default
         fill.Tensor polar.default complex.default zeros_like.default ones_like.default
         full_like.default empty_like.default
         """,

@@ -8,12 +8,14 @@ from __future__ import annotations
 from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.rules.signature import (
     Names,
+    NotUnderstood,
     Rule,
     Signature,
     blank,
     broadcast,
     broadcast_shape,
     family,
+    leading,
     numbered,
     space,
     without,
@@ -74,6 +76,15 @@ def scan(call: Signature) -> Iteration:
     return space(call, [names] * len(call.inputs), [names], linear=linear)
 
 
+def pairwise_distance(call: Signature) -> Iteration:
+    """Split the rows of which distances are taken."""
+    if len(set(call.inputs)) > 1:
+        raise NotUnderstood("rows that are broadcast")
+    rows = leading(len(call.inputs[0]) - 1)
+    made = (*rows, "") if call.attribute("keepdim") is True else rows
+    return space(call, [(*rows, "")] * 2, [made])
+
+
 def cosine_similarity(call: Signature) -> Iteration:
     """Compare two broadcast tensors along ``dim``."""
     full = broadcast_shape(call.inputs)
@@ -116,5 +127,6 @@ RULES: dict[str, Rule] = {
     ),
     **family(scan, "cumsum.default diff.default"),
     "aten.cosine_similarity.default": cosine_similarity,
+    "aten.pairwise_distance.default": pairwise_distance,
     "aten.histc.default": histogram,
 }

@@ -6,6 +6,7 @@ All are linear, so partial sums pass through them.
 from __future__ import annotations
 
 from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.rules.notation import equation
 from shardwright.planner.space.rules.signature import (
     Names,
     NotUnderstood,
@@ -237,6 +238,14 @@ def complex_pairs(call: Signature) -> Iteration:
     return space(call, [before], [after], linear=(0,))
 
 
+def turn(call: Signature) -> Iteration:
+    """Split the dims that are not turned into each other."""
+    rank = len(call.inputs[0])
+    turned = {dim % rank for dim in call.integers("dims") or (0, 1)}
+    names = blank(numbered(rank), turned)
+    return space(call, [names], [names], linear=(0,))
+
+
 def meshgrid(call: Signature) -> Iteration:
     """Let each input vary along its own dim of every result."""
     if call.attribute("indexing", "ij") != "ij" or any(len(s) != 1 for s in call.inputs):
@@ -297,6 +306,9 @@ RULES: dict[str, Rule] = {
     **family(triangle, "tril.default triu.default"),
     **family(pixel_shuffle, "pixel_shuffle.default pixel_unshuffle.default"),
     **family(complex_pairs, "view_as_complex.default view_as_real.default"),
+    "aten.channel_shuffle.default": equation("self n _ _.. -> n _ _..", linear="self"),
+    "aten.rot90.default": turn,
+    "shardwright.as_complex": complex_pairs,
     "aten.meshgrid.default": meshgrid,
     "aten.meshgrid.indexing": meshgrid,
 }

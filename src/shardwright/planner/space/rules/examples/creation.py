@@ -5,6 +5,9 @@ from __future__ import annotations
 from shardwright.planner.space.rules.examples.notation import F, K, U, call, every
 
 EXAMPLES = {
+    **every("tril_indices.default triu_indices.default", call(4, 6)),
+    **every("hann_window.default hamming_window.default blackman_window.default", call(6)),
+    **every("hann_window.periodic", call(6, False)),
     **every("zeros.default ones.default empty.memory_format", call([4, 6]), call([])),
     **every("full.default", call([4, 6], 2.5)),
     **every("new_zeros.default new_ones.default new_empty.default", call(F(3), [4, 6])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwright.planner.space.rules.examples.notation import F, I, K, L, U, call, every, fixed
 
 EXAMPLES = {
+    **every("poisson_nll_loss.default", call(F(4, 6), K(4, 6), True, False, 1e-8, 2)),
     **every(
         "mse_loss.default l1_loss.default smooth_l1_loss.default huber_loss.default",
         call(F(4, 6), F(4, 6)),

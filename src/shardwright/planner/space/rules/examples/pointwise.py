@@ -5,8 +5,8 @@ from __future__ import annotations
 from shardwright.planner.space.rules.examples.notation import B, C, F, I, K, U, call, every
 
 EXAMPLES = {
-    **every("angle.default real.default imag.default", call(C(4, 6))),
-    **every("special_expit.default", call(F(4, 6))),
+    **every("angle.default real.default imag.default conj_physical.default", call(C(4, 6))),
+    **every("special_expit.default special_erf.default", call(F(4, 6))),
     **every(
         """
         abs.default absolute.default asinh.default atan.default ceil.default celu.default

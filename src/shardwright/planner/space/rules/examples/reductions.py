@@ -5,6 +5,11 @@ from __future__ import annotations
 from shardwright.planner.space.rules.examples.notation import B, F, I, call, every
 
 EXAMPLES = {
+    **every(
+        "pairwise_distance.default",
+        call(F(4, 6), F(4, 6)),
+        call(F(4, 3, 6), F(4, 3, 6), 1.0, keepdim=True),
+    ),
     **every("sum.default mean.default count_nonzero.default", call(F(4, 6)), call(F())),
     **every(
         "sum.dim_IntList mean.dim",

@@ -5,6 +5,11 @@ from __future__ import annotations
 from shardwright.planner.space.rules.examples.notation import C, F, call, every
 
 EXAMPLES = {
+    **every("channel_shuffle.default", call(F(4, 6, 5, 3), 2)),
+    **every(
+        "rot90.default", call(F(4, 6, 3)), call(F(4, 6, 3), 1, [1, 2]), call(F(4, 6, 3), 2, [0, 2])
+    ),
+    "shardwright.as_complex": (call(F(4, 6, 2)),),
     **every(
         "view.default reshape.default _unsafe_view.default",
         call(F(4, 6, 8), [4, 48]),

@@ -1,0 +1,107 @@
+"""Spellings of models that hide the samples: an element per row picked by ``arange``, parameters repeated
+for the batch, sums that begin with zeros. Each is written here as what shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from shardwright.runtime.capture.record import Recorder, Value, aten
+
+ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default})
+
+
+def shown(
+    recorder: Recorder, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Value | None:
+    """Return what a call makes, by operators that show samples; None where they would not. It is for the
+    caller a new tensor, though its memory may be an argument's."""
+    found = _SHOWN.get(target)
+    if found is None or kwargs:
+        return None
+    made = found(recorder, args)
+    return None if made is None else recorder.cut(made)
+
+
+def _sum(recorder: Recorder, args: Sequence[Any]) -> Value | None:
+    """Return the other term of a sum with zeros: partial sums pass through nothing better."""
+    terms = args[:2]
+    if not all(isinstance(term, Value) for term in terms):
+        return None
+    for zeros, other in (terms, terms[::-1]):
+        if not _is_zeros(recorder, zeros) or not other.meta.is_floating_point():
+            continue
+        made = zeros.meta + other.meta
+        if made.dtype != other.meta.dtype:
+            continue
+        if made.shape == other.meta.shape:
+            return other
+        if made.numel() == other.meta.numel():
+            return recorder.emit(aten.reshape.default, other, [*made.shape])
+    return None
+
+
+def _is_zeros(recorder: Recorder, value: Value) -> bool:
+    record = _maker(recorder, value)
+    return record is not None and record.target in ZEROS
+
+
+def _index(recorder: Recorder, args: Sequence[Any]) -> Value | None:
+    """Return ``x[arange(n), i]``, where ``x`` has n rows, as a choice along dim 1 in every row."""
+    source, places = args
+    if len(places) != 2 or not all(isinstance(one, Value) for one in places):
+        return None
+    rows, chosen = places
+    shape = source.meta.shape
+    is_plain = (
+        rows.meta.dim() == 1 and chosen.meta.shape == shape[:1] and chosen.meta.dtype.itemsize == 8
+    )
+    if not is_plain or not _counts(recorder, rows, shape[0]):
+        return None
+    emit = recorder.emit
+    ahead = emit(aten.add.Scalar, chosen, shape[1])
+    chosen = emit(aten.where.self, emit(aten.lt.Scalar, chosen, 0), ahead, chosen)
+    index = emit(aten.reshape.default, chosen, [shape[0], *[1] * (len(shape) - 1)])
+    index = emit(aten.expand.default, index, [shape[0], 1, *shape[2:]])
+    return emit(aten.squeeze.dim, emit(aten.gather.default, source, 1, index), 1)
+
+
+def _counts(recorder: Recorder, rows: Value, count: int) -> bool:
+    """Whether a vector is 0, 1, ... up to as many rows."""
+    record = _maker(recorder, rows)
+    if record is None or rows.meta.is_floating_point() or rows.meta.shape != (count,):
+        return False
+    if record.target is aten.arange.default:
+        return True
+    return record.target is aten.arange.start and record.kwargs.get("start", 0) == 0
+
+
+def _repeat(recorder: Recorder, args: Sequence[Any]) -> Value | None:
+    """Return a repetition along dims of size 1 as an expansion, which a gradient sums over."""
+    source, times = args
+    before = [*[1] * (len(times) - source.meta.dim()), *source.meta.shape]
+    if all(n == 1 for n in times) or any(n > 1 and old > 1 for n, old in zip(times, before)):
+        return None
+    if not all(times):
+        return None
+    return recorder.emit(aten.expand.default, source, [n * old for n, old in zip(times, before)])
+
+
+def diagonal_filled(recorder: Recorder, matrix: Value, number: float) -> Value:
+    """Return a matrix with a number on its diagonal."""
+    places = recorder.emit(aten.eye.m, *matrix.meta.shape, dtype=torch.bool, device=None)
+    return recorder.emit(aten.masked_fill.Scalar, matrix, places, number)
+
+
+def _maker(recorder: Recorder, value: Value) -> Any:
+    return recorder.records[value.producer] if value.producer >= 0 else None
+
+
+_SHOWN: dict[Any, Callable[[Recorder, Sequence[Any]], Value | None]] = {
+    aten.add.Tensor: _sum,
+    aten.index.Tensor: _index,
+    aten.repeat.default: _repeat,
+}
