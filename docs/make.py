@@ -10,7 +10,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -31,12 +33,8 @@ def cli_text() -> str:
 
     from shardwright.cli import app
 
-    group = get_command(app)
-    names = [(), *((name,) for name in group.commands)]  # type: ignore[attr-defined]
     parts: list[str] = []
-    for name in names:
-        title = " ".join(("shardwright", *name))
-        command = group.commands[name[0]] if name else group  # type: ignore[attr-defined]
+    for title, command in _commands("shardwright", get_command(app)):
         with command.make_context(
             title, [], resilient_parsing=True, terminal_width=WIDTH
         ) as context:
@@ -44,6 +42,13 @@ def cli_text() -> str:
         body = "\n".join(line.rstrip() for line in text.splitlines())
         parts.append(f"## {title}\n\n```text\n{body}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
+
+
+def _commands(title: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a command and those inside it, with what is typed to call them."""
+    yield title, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _commands(f"{title} {name}", inner)
 
 
 def cli_page(page: str) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from shardwright.cli import looking, planning, running  # their commands join the app
+from shardwright.cli import advising, looking, planning, running  # their commands join the app
 from shardwright.cli.app import app
 
-__all__ = ["app", "looking", "main", "planning", "running"]
+__all__ = ["advising", "app", "looking", "main", "planning", "running"]
 
 
 def main() -> None:

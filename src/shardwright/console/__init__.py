@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwright.console.advice import show_advice
     from shardwright.console.contest import show_contest
     from shardwright.console.layertraces import show_trace
     from shardwright.console.plans import (
@@ -44,6 +45,7 @@ _HOMES = {
     "encode_loosely": "terminal",
     "explanation_text": "plans",
     "plan_summary": "plans",
+    "show_advice": "advice",
     "show_checks": "plans",
     "show_cluster_file": "plans",
     "show_comparison": "runs",
@@ -73,6 +75,7 @@ __all__ = [
     "encode_loosely",
     "explanation_text",
     "plan_summary",
+    "show_advice",
     "show_checks",
     "show_cluster_file",
     "show_comparison",

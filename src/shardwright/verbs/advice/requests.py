@@ -1,0 +1,198 @@
+"""What advice is asked on: the options of ``advise``'s commands, checked once; quantities are text with units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from shardwright.core.algorithms import Workspace
+from shardwright.errors import InputError
+from shardwright.files.units import Quantity, read_quantity
+from shardwright.verbs.options import check_options, option
+
+PAPER = "Zou et al., Distributed Training Large-Scale Deep Architectures (arXiv 1709.06622)"
+LARGEST_BATCH = 2**31
+
+
+def _read(text: str, name: str, quantity: Quantity, *, zero: bool = False) -> float:
+    """Return a quantity, 0 where nothing was said and that is allowed."""
+    if not text and zero:
+        return 0.0
+    try:
+        return read_quantity(text, quantity, zero=zero)
+    except InputError as error:
+        raise InputError(f"{name} {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmRequest:
+    """Within how much ``memory`` algorithms are chosen. Of it ``fixed`` is taken by parameters and their like, and
+    ``per_sample`` by the activations of each sample of the batch."""
+
+    memory: str = option("", "Of a device, such as '12 GiB'.")
+    fixed: str = option("", "Taken by parameters and optimizer, whatever the batch.")
+    per_sample: str = option("", "Taken by the activations of one sample.")
+    workspace: str = option(
+        "sum", "sum (all layers' at once) or max (free after use).", one_of=get_args(Workspace)
+    )
+    tolerance: float = option(
+        0.05, "Samples per second that a smaller batch may cost, as a share.", least=0.0, most=1.0
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.memory_bytes <= 0 or self.fixed_bytes < 0 or self.sample_bytes < 0:
+            raise InputError("memory is more than 0; give for example --memory '12 GiB'")
+
+    @property
+    def mode(self) -> Workspace:
+        """How workspaces count."""
+        return "max" if self.workspace == "max" else "sum"
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of a device."""
+        return _read(self.memory, "--memory", "bytes")
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Taken whatever the batch."""
+        return _read(self.fixed, "--fixed", "bytes", zero=True)
+
+    @property
+    def sample_bytes(self) -> float:
+        """Taken by each sample."""
+        return _read(self.per_sample, "--per-sample", "bytes", zero=True)
+
+    def taken_bytes(self, batch: int) -> float:
+        """Return what is taken before workspaces."""
+        return self.fixed_bytes + self.sample_bytes * batch
+
+    def workspace_bytes(self, batch: int) -> float:
+        """Return what is left for workspaces, below 0 where the batch itself does not fit."""
+        return self.memory_bytes - self.taken_bytes(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """``measured`` steps by devices (``1:10s,2:5.4s``), the ``efficiency`` that is wanted, and where known the bytes of
+    ``gradients`` and the ``link`` that they are all-reduced over."""
+
+    measured: str = option("", "Steps by devices, same global batch: 1:10s,2:5.4s.")
+    efficiency: float = option(
+        0.8, "Speed-up over devices that is wanted at least.", least=0.01, most=0.999
+    )
+    gradients: str = option("", "Bytes of all gradients, such as '244 MB', with --link.")
+    link: str = option("", "10GbE, 100GbIB, or '10 Gbit/s, 45 us'.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if bool(self.gradients) != bool(self.link):
+            raise InputError(
+                "what an all-reduce takes follows from bytes and a network; give --gradients and --link, "
+                "or neither"
+            )
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of all gradients."""
+        return _read(self.gradients, "--gradients", "bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRequest:
+    """What synchronous training exchanges in every step, and over what."""
+
+    parameters: str = option("", "Bytes of all parameters, such as '244 MB'.")
+    workers: int = option(1, "How many compute.", least=1, most=2**20)
+    bandwidth: str = option("", "Of a server's link, such as '10 Gbit/s'.")
+    compute: str = option("", "Computation of a step, such as '1 s'.")
+    worker_bandwidth: str = option("", "Of a worker's link; a server's, if not given.")
+    largest: str = option("", "Bytes of the largest tensor, where tensors are not split.")
+    duplex: str = option("full", "full (both directions at once) or half.", one_of=("full", "half"))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("parameters", "bandwidth", "compute"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"parameter servers need --{name}; write for example --parameters '244 MB' --workers 8 "
+                    "--bandwidth '10 Gbit/s' --compute '1 s'"
+                )
+        _ = (self.parameter_bytes, self.largest_bytes, self.server_rate, self.worker_rate)
+        _ = self.compute_seconds
+
+    @property
+    def parameter_bytes(self) -> float:
+        """In one direction."""
+        return _read(self.parameters, "--parameters", "bytes")
+
+    @property
+    def largest_bytes(self) -> float:
+        """Of the largest tensor, 0 where tensors are split."""
+        return _read(self.largest, "--largest", "bytes", zero=True)
+
+    @property
+    def server_rate(self) -> float:
+        """Bytes per second of a server's link."""
+        return _read(self.bandwidth, "--bandwidth", "bandwidth")
+
+    @property
+    def worker_rate(self) -> float:
+        """Bytes per second of a worker's link."""
+        return _read(self.worker_bandwidth or self.bandwidth, "--worker-bandwidth", "bandwidth")
+
+    @property
+    def compute_seconds(self) -> float:
+        """Of one step."""
+        return _read(self.compute, "--compute", "seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """The ``noise_scale`` in samples, ``measured`` steps by batch and devices (``32:0.1s,64@2:0.11s``), and what is known
+    of the training: ``least_steps`` with a batch without end, the price of a device, and the ``learning_rate`` that was good
+    at the batch ``tuned_at``."""
+
+    noise_scale: float | None = option(
+        None,
+        "In samples, as `run --noise-scale` tells it.",
+        least=1e-6,
+        most=1e15,
+        says="a noise scale is a number of samples above 0, not {value}; take it from `run --noise-scale`",
+    )
+    measured: str = option("", "Steps by global batch and devices: 32:0.1s,64@2:0.11s.")
+    least_steps: float = option(
+        1.0, "Steps to the target with a batch without end; times are relative to it.", least=1.0,
+        most=1e12,
+    )  # fmt: skip
+    price: str = option("", "Of a device, such as '2 USD/h'.")
+    optimizer: str = option("adamw", "adamw, adam, sgd, or momentum.",
+                            one_of=("adamw", "adam", "sgd", "momentum"))  # fmt: skip
+    learning_rate: float = option(
+        0.0, "Good at the batch --tuned-at.", "--learning-rate", "--lr", least=0.0, most=1e6
+    )
+    tuned_at: int = option(0, "The batch of --learning-rate.", least=0, most=LARGEST_BATCH)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.noise_scale is None:
+            raise InputError(
+                "a batch is weighed by the noise of its gradients; give --noise-scale, which `run "
+                "--noise-scale` measures"
+            )
+        if bool(self.learning_rate) != bool(self.tuned_at):
+            raise InputError(
+                "a learning rate is scaled from the batch it was good at; give --learning-rate and "
+                "--tuned-at, or neither"
+            )
+
+    @property
+    def noise(self) -> float:
+        """In samples."""
+        return self.noise_scale or 0.0
+
+    @property
+    def dollars_per_second(self) -> float:
+        """Of one device, 0 where nothing was said."""
+        return _read(self.price, "--price", "price", zero=True)

@@ -1,0 +1,168 @@
+"""``shardwright advise``: good answers with what they rest on, bad input in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.command import shardwright
+from tests.docs.pages import ROOT
+
+TABLE = """layer,algorithm,seconds,bytes,batch
+conv,gemm,4,0,32
+conv,fft,2,800,32
+fc,gemm,1,0,32
+conv,gemm,8,0,64
+conv,fft,3,1600,64
+fc,gemm,2,0,64
+"""
+DEVICES = ("devices", "--measured", "1:10s,2:5.4s")
+SERVERS = (
+    "servers",
+    "--parameters",
+    "244 MB",
+    "--workers",
+    "8",
+    "--bandwidth",
+    "10 Gbit/s",
+    "--compute",
+    "1 s",
+)
+BATCH = ("batch", "--noise-scale", "1000", "--measured", "100:1s,1000:4s,1000@8:0.6s")
+ALGORITHMS = ("algorithms", "table.csv", "--memory", "2 kB")
+
+
+def advised(folder: Path, *words: str):
+    (folder / "table.csv").write_text(TABLE)
+    done = shardwright("advise", *words, "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("words", [DEVICES, SERVERS, BATCH, ALGORITHMS], ids=lambda words: words[0])
+def test_every_answer_names_what_it_rests_on_as_text_json_and_page(words, tmp_path):
+    found = advised(tmp_path, *words, "--html", "page.html")
+    told = shardwright("advise", *words, folder=tmp_path).stdout
+    page = (tmp_path / "page.html").read_text()
+    for line in (*found["answers"], *found["assumptions"], *found["sources"]):
+        words_of_line = line.split()
+        assert all(word in told for word in words_of_line)
+        assert all(word in page for word in words_of_line if word.isalnum())
+    assert found["inputs"]
+    assert all(curve["lines"] for curve in found["curves"])
+    assert "plotly" in page
+
+
+def test_the_guides_commands_and_code_run(tmp_path):
+    page = (ROOT / "docs" / "guides" / "advise.md").read_text()
+    table = re.search(r"```text\n(layer,algorithm.*?)```", page, re.DOTALL)
+    assert table
+    (tmp_path / "table.csv").write_text(table[1])
+    asked = r"^shardwright (advise (?:devices|servers|batch|algorithms) .*)$"
+    lines = re.findall(asked, page, re.MULTILINE)
+    assert len(lines) == 9
+    for line in lines:
+        done = shardwright(*shlex.split(line), folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, {})
+    assert re.fullmatch(r"\d+ samples\n", said.getvalue())
+
+
+def test_devices_follow_from_two_measured_steps(tmp_path):
+    found = advised(tmp_path, *DEVICES)
+    assert found["devices"] == 4
+    assert found["ratio"] == pytest.approx(0.8 / 9.2)
+    assert advised(tmp_path, *DEVICES, "--efficiency", "0.9")["devices"] == 2
+
+
+def test_an_all_reduce_that_grows_leaves_fewer_devices(tmp_path):
+    """By the formula of a ring: 2 (G - 1) / G x S / B, latency apart."""
+    steps = [(2, 8 / 2 + 0.5), (4, 8 / 4 + 0.75)]  # half a second of S / B
+    text = ",".join(f"{devices}:{seconds}s" for devices, seconds in steps)
+    found = advised(
+        tmp_path, "devices", "--measured", text, "--gradients", "500 MB", "--link", "8 Gbit/s, 1 ns",
+        "--efficiency", "0.7",
+    )  # fmt: skip
+    assert found["compute_seconds"] == pytest.approx(8, rel=1e-6)
+    assert found["overhead_seconds"] == pytest.approx(0, abs=1e-6)
+
+    def efficiency(devices):
+        return 8 / devices / (8 / devices + 2 * (devices - 1) / devices * 0.5)
+
+    assert found["devices"] == max(g for g in range(1, 99) if efficiency(g) >= 0.7)
+
+
+def test_servers_are_told_for_both_ways_of_a_link(tmp_path):
+    found = advised(tmp_path, *SERVERS)
+    assert (found["servers"], found["servers_half_duplex"], found["servers_full_duplex"]) == (
+        2,
+        4,
+        2,
+    )
+    assert found["all_reduce_is_hidden"]
+    slow = advised(tmp_path, *SERVERS, "--worker-bandwidth", "1 Gbit/s", "--largest", "200 MB")
+    assert "no number of servers" in slow["answers"][1]
+    assert "split it" in slow["answers"][2]
+    assert not slow["all_reduce_is_hidden"]
+
+
+def test_a_batch_is_weighed_by_time_and_money(tmp_path):
+    found = advised(tmp_path, *BATCH, "--least-steps", "100", "--price", "3600 USD/h")
+    rows = {(one["batch"], one["devices"]): one for one in found["options"]}
+    assert rows[100, 1]["seconds"] == pytest.approx(100 * (1 + 10) * 1)
+    assert rows[1000, 8]["dollars"] == pytest.approx(8 * 100 * 2 * 0.6)
+    assert [one["is_beaten"] for one in found["options"]] == [True, False, False]
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 0.01 * 2), ("sgd", 0.01 * 4)])
+def test_the_learning_rate_follows_the_rule_of_the_optimizer(optimizer, rate, tmp_path):
+    found = advised(
+        tmp_path, "batch", "--noise-scale", "1e6", "--measured", "64:1s", "--lr", "0.01",
+        "--tuned-at", "16", "--optimizer", optimizer,
+    )  # fmt: skip
+    assert found["options"][0]["learning_rate"] == pytest.approx(rate)
+
+
+def test_a_batch_is_chosen_with_its_algorithms(tmp_path):
+    found = advised(tmp_path, *ALGORITHMS)
+    assert (found["batch"], found["algorithms"]) == (64, {"conv": "fft", "fc": "gemm"})
+    tight = advised(tmp_path, *ALGORITHMS, "--per-sample", "16 B")
+    assert (tight["batch"], tight["algorithms"]["conv"]) == (32, "fft")
+    assert advised(tmp_path, *ALGORITHMS, "--tolerance", "0.2")["batch"] == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((*ALGORITHMS[:3], "10 B", "--per-sample", "1 B"), "the smallest needs 32 bytes"),
+        (("algorithms", "nothing.csv", "--memory", "1 GiB"), "cannot read"),
+        (("algorithms", "table.csv"), "--memory needs"),
+        (("algorithms", "table.csv", "--memory", "1 GiB", "--workspace", "both"), "one of sum, max"),
+        (("devices",), "at least two"),
+        (("devices", "--measured", "1:10s"), "two numbers"),
+        (("devices", "--measured", "1:10s,2:5s", "--link", "10GbE"), "--gradients and --link"),
+        (("devices", "--measured", "1:10s,2:5s", "--efficiency", "1.5"), "efficiency must be"),
+        (("devices", "--measured", "1:10s,2:5s", "--cluster", "2xH100"), "give --model"),
+        (("servers", "--parameters", "1 GB"), "need --bandwidth"),
+        ((*SERVERS[:-1], "1"), "has no unit"),
+        (("batch",), "give --noise-scale"),
+        (("batch", "--noise-scale", "inf"), "number of samples"),
+        (("batch", "--noise-scale", "10", "--lr", "0.1"), "--tuned-at"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_line(words, says, tmp_path):
+    (tmp_path / "table.csv").write_text(TABLE)
+    done = shardwright("advise", *words, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
