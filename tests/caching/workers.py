@@ -12,7 +12,7 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from shardwright.caching import MinIOCache
+from shardwright.caching import CacheServer, MinIOCache
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch.utils.data", "tests.caching.workers"])
@@ -86,4 +86,15 @@ def wait_for_ever(name: str, folder: Path, capacity: int, ready: Path) -> None:
     cache.get("1", lambda: content(1))
     ready.touch()
     with suppress(KeyboardInterrupt):
+        signal.pause()
+
+
+def serve(name: str, folder: Path, capacity: int, address: str, key: str) -> None:
+    """Answer for a host's cache until killed; a file beside it says where."""
+    cache = MinIOCache(capacity, name=name, folder=folder)
+    server = CacheServer(cache, address, key=key)
+    fresh = folder / f"{name}.new"
+    fresh.write_text(server.address)
+    fresh.rename(folder / f"{name}.address")
+    while True:
         signal.pause()

@@ -10,14 +10,32 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from shardwright.caching.minio import MinIOCache, digest_of
 from shardwright.errors import InputError, RunError
 
 Transform = Callable[[Any], Any]
+
+
+class Cache(Protocol):
+    """Whatever items are read through."""
+
+    def get(self, key: str | bytes, read: Callable[[], bytes]) -> bytes:
+        """Return an item."""
+        ...
+
+    def get_range(
+        self,
+        key: str | bytes,
+        length: int,
+        part: tuple[int, int],
+        read: Callable[[int, int], bytes],
+    ) -> bytes:
+        """Return a part of an item of this length."""
+        ...
+
 
 _BLOCK = 4 << 20  # bytes of a token file that are cached as one item
 _TRIES = 3  # readings of a file that changes while it is read
@@ -31,7 +49,7 @@ class CachedFiles:
     """
 
     def __init__(
-        self, paths: Iterable[str | Path], cache: MinIOCache, transform: Transform = bytes
+        self, paths: Iterable[str | Path], cache: Cache, transform: Transform = bytes
     ) -> None:
         self.paths = [os.path.abspath(path) for path in paths]
         self.cache, self.transform = cache, transform
@@ -69,7 +87,7 @@ class CachedShards:
     """
 
     def __init__(
-        self, paths: Iterable[str | Path], cache: MinIOCache, transform: Transform = dict
+        self, paths: Iterable[str | Path], cache: Cache, transform: Transform = dict
     ) -> None:
         self.cache, self.transform = cache, transform
         self._files = [_Ranges(path, cache) for path in paths]
@@ -101,7 +119,7 @@ class CachedTokens:
     def __init__(
         self,
         path: str | Path,
-        cache: MinIOCache,
+        cache: Cache,
         *,
         window: int,
         dtype: Any = np.uint16,
@@ -137,7 +155,7 @@ class _Changed(Exception):
 class _Ranges:
     """Ranges of one file, by way of whole blocks that are cached; a block of 0 is the whole file."""
 
-    def __init__(self, path: str | Path, cache: MinIOCache, block: int = 0) -> None:
+    def __init__(self, path: str | Path, cache: Cache, block: int = 0) -> None:
         self.path, self._cache = os.path.abspath(path), cache
         self._about = os.stat(self.path)
         self.size = self._about.st_size
@@ -155,12 +173,13 @@ class _Ranges:
 
     def _part(self, block: int, start: int, stop: int) -> bytes:
         """Return a range within one block."""
-        first, key = block * self._block, f"{self._key}\0{block}"
-        length = min(self._block, self.size - first)
-        if not self._cache.has_room(length) and self._cache.find(digest_of(key)) is None:
-            return self._cache.pass_by(lambda: self._read(start, stop - start))
-        found = self._cache.view(key, lambda: self._read(first, length))
-        return bytes(found[start - first : stop - first])
+        first = block * self._block
+        return self._cache.get_range(
+            f"{self._key}\0{block}",
+            min(self._block, self.size - first),
+            (start - first, stop - first),
+            lambda at, to: self._read(first + at, to - at),
+        )
 
     def _read(self, start: int, length: int) -> bytes:
         try:

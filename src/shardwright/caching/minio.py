@@ -138,12 +138,24 @@ class MinIOCache:
         if found is not None:
             self.hits += 1
             return found
-        data = self.pass_by(read)
+        data = self._read(read)
         self.put(digest, data)
         return data
 
-    def pass_by(self, read: Callable[[], bytes]) -> bytes:
-        """Return what ``read`` returns, counted as read from storage and not kept."""
+    def get_range(
+        self,
+        key: str | bytes,
+        length: int,
+        part: tuple[int, int],
+        read: Callable[[int, int], bytes],
+    ) -> bytes:
+        """Return bytes ``part[0]`` to ``part[1]`` of an item of this length; ``read(start, end)`` reads storage,
+        the whole item where there is room for it."""
+        if not self.has_room(length) and self.find(digest_of(key)) is None:
+            return self._read(lambda: read(*part))
+        return bytes(self.view(key, lambda: read(0, length))[part[0] : part[1]])
+
+    def _read(self, read: Callable[[], bytes]) -> bytes:
         self.misses += 1
         data = read()
         self.read_bytes += len(data)
@@ -179,12 +191,16 @@ class MinIOCache:
         """Whether some item had no room."""
         return bool(self._map[_DECLINED_AT])
 
+    def decline(self) -> None:
+        """Note that an item had no room."""
+        self._map[_DECLINED_AT] = 1
+
     def put(self, digest: bytes, data: bytes | memoryview) -> bool:
         """Keep an item by its digest; return whether it is in the cache now."""
         if not self._end.alive:
             return False
         if not self.has_room(len(data)):
-            self._map[_DECLINED_AT] = 1
+            self.decline()
             return False
         with self._filling() as held:
             if not held:
@@ -194,7 +210,7 @@ class MinIOCache:
             if self.has_room(len(data)) and self._reserve(len(data)):
                 self._fill(digest, data)
                 return True
-        self._map[_DECLINED_AT] = 1
+        self.decline()
         return False
 
     def state(self) -> CacheState:
