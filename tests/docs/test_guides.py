@@ -67,6 +67,16 @@ def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
         assert done.stdout.count("THREADS 0 STEPS 2") == 2
 
 
+def test_the_guide_on_caches_reads_every_file_once(tmp_path):
+    (tmp_path / "cached.py").write_text(snippet("guides/caching.md", "cached.py"))
+    done = subprocess.run(
+        [sys.executable, "cached.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("100 samples, 100 cached") == 2
+
+
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made")
 def test_the_hosts_guide_trains_on_four_hosts(tmp_path):
     (tmp_path / "mine.py").write_text(snippet("start.md", "mine.py"))

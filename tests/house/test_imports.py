@@ -13,6 +13,7 @@ WITHOUT_TORCH = {
     "planner": "import shardwright.planner.search, shardwright.planner.lower",
     "package": "import shardwright; shardwright.Plan; shardwright.read_plan; shardwright.plan",
     "reports": "import shardwright.report.html, shardwright.report.perfetto",
+    "caching": "import shardwright.caching",
     "files": "import shardwright.files.planfile, shardwright.files.clusterfile, shardwright.store",
 }
 

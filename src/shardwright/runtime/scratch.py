@@ -39,13 +39,16 @@ def scratch() -> Iterator[Path]:
         drop_compiler_folder()
 
 
-def claim(folder: Path) -> int:
-    """Mark a folder as this process's until it is released, or the process ends; return the lock."""
+def claim(folder: Path, *, shared: bool = False) -> int:
+    """Mark a folder as this process's until it is released, or the process ends; return the lock.
+
+    ``shared``: others may ``join``, and it is abandoned when the last has gone.
+    """
     # Under its name it is never seen unlocked.
     fresh = folder / f"{_OWNER}.{os.getpid()}"
     lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:  # a disk without locks: nobody will sweep it there
         fresh.unlink()
         return lock
@@ -58,6 +61,49 @@ def claim_multiprocessing() -> None:
     folder = Path(multiprocessing.util.get_temp_dir())
     if not (folder / _OWNER).exists():
         claim(folder)
+
+
+def join(folder: Path) -> int | None:
+    """Claim a folder beside those who share it; return the lock, None where there is no such folder
+    or somebody is removing it."""
+    try:
+        lock = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if _is_of(lock, folder):
+            return lock
+    os.close(lock)
+    return None
+
+
+def leave(folder: Path, lock: int) -> None:
+    """Give a shared claim back, and remove the folder where nobody else holds one."""
+    try:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_of(lock, folder):
+                _remove(folder)
+    finally:
+        os.close(lock)
+
+
+def _is_of(lock: int, folder: Path) -> bool:
+    """Whether the lock is still that of the folder: it may have been removed, and made again."""
+    return os.path.samestat(os.fstat(lock), (folder / _OWNER).lstat())
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its claim last: whoever is killed meanwhile leaves what can be swept."""
+    for one in folder.iterdir():
+        if one.name == _OWNER:
+            continue
+        if one.is_dir() and not one.is_symlink():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def release(lock: int) -> None:
@@ -86,7 +132,8 @@ def _remove_if_abandoned(folder: Path) -> None:
     try:
         if os.fstat(lock).st_uid == user:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its owner lives
-            shutil.rmtree(folder, ignore_errors=True)
+            if _is_of(lock, folder):
+                _remove(folder)
     finally:
         os.close(lock)
 

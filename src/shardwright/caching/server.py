@@ -1,0 +1,144 @@
+"""A host's cache, for the other hosts of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import zlib
+
+from shardwright.caching import frames
+from shardwright.caching.minio import MinIOCache
+from shardwright.errors import InputError
+
+_MOST_LINKS = 1024
+_PATIENCE = 10.0  # seconds that a request may take to arrive and to be answered
+
+
+class CacheServer:
+    """Answers for one host's cache from threads of this process, until it is closed or the process ends.
+
+    ``address`` is ``host:port`` to listen at, port 0 for any that is free; the attribute says which it became.
+    ``key`` is the job's, the same on all hosts: who has another is turned away.
+    """
+
+    def __init__(self, cache: MinIOCache, address: str, *, key: str | bytes) -> None:
+        self._cache, self._key = cache, key_bytes(key)
+        host, port = split_address(address)
+        self._listener = socket.create_server((host, port), backlog=128)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._links: set[socket.socket] = set()
+        self._turn, self._open = threading.Lock(), True
+        self._thread = threading.Thread(target=self._accept, name="cache server", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> CacheServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        with self._turn:
+            self._open = False
+            links = [self._listener, *self._links]
+        for link in links:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while self._open:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                time.sleep(0.01)  # out of file descriptors, perhaps
+                continue
+            with self._turn:
+                if not self._open or len(self._links) >= _MOST_LINKS:
+                    link.close()
+                    continue
+                self._links.add(link)
+            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        """Answer one client until it leaves, or says something that none should say."""
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            frames.prove_to_client(link, self._key, time.monotonic() + _PATIENCE)
+            while True:
+                link.settimeout(None)
+                if not link.recv(1, socket.MSG_PEEK):
+                    return
+                self._answer(link, time.monotonic() + _PATIENCE)
+        except OSError:
+            return
+        finally:
+            with self._turn:
+                self._links.discard(link)
+            link.close()
+
+    def _answer(self, link: socket.socket, deadline: float) -> None:
+        what, digest, start, end = frames.ASKED.unpack(
+            frames.receive(link, frames.ASKED.size, deadline)
+        )
+        if what not in (frames.GET, frames.PUT):
+            raise frames.FrameError("a client asks for what there is not")
+        found = self._cache.find(digest)
+        if what == frames.GET:
+            _give(link, deadline, found, (start, end), self._cache.has_declined)
+        elif found is not None:
+            _say(link, deadline, frames.KEPT)
+        elif not self._cache.has_room(end):
+            self._cache.decline()
+            _say(link, deadline, frames.DECLINED)
+        else:
+            _say(link, deadline, frames.GO)
+            _, length, check = frames.ANSWERED.unpack(
+                frames.receive(link, frames.ANSWERED.size, deadline)
+            )
+            if length != end:
+                raise frames.FrameError("a client sends other bytes than it said")
+            data = frames.checked(link, length, check, deadline)
+            kept = self._cache.put(digest, data)
+            _say(link, deadline, frames.KEPT if kept else frames.DECLINED)
+
+
+def _give(
+    link: socket.socket,
+    deadline: float,
+    found: memoryview | None,
+    part: tuple[int, int],
+    is_full: bool,
+) -> None:
+    if found is None:
+        _say(link, deadline, frames.FULL if is_full else frames.MISS)
+        return
+    data = found[part[0] : min(part[1], len(found))]
+    head = frames.ANSWERED.pack(frames.HIT, len(data), zlib.crc32(data))
+    frames.send(link, deadline, head, data)
+
+
+def _say(link: socket.socket, deadline: float, what: int) -> None:
+    frames.send(link, deadline, frames.ANSWERED.pack(what, 0, 0))
+
+
+def key_bytes(key: str | bytes) -> bytes:
+    """Return a job's key as bytes; an empty one would let everybody in."""
+    found = key.encode() if isinstance(key, str) else key
+    if not found:
+        raise InputError(
+            "hosts of a job have a key that nobody else has, not an empty one; give one"
+        )
+    return found
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"an address is host:port, not {address!r}; write it so")
+    return host.strip("[]"), int(port)
