@@ -178,6 +178,8 @@ class Unused(Layers):
 def refused() -> None:
     with pytest.raises(InputError, match="spare"):
         plan_buckets(Unused(), batch(), steps=1)
+    with pytest.raises(InputError, match="steps=0"):
+        plan_buckets(nn.Linear(24, 2), batch()["x"], steps=0)
     with pytest.raises(InputError, match="loss="):
         plan_buckets(nn.Linear(24, 2), batch()["x"], steps=1)
     mixed = nn.Sequential(nn.Linear(24, 2), nn.Linear(2, 2).double())

@@ -227,6 +227,20 @@ def test_the_sum_of_clipped_gradients_is_no_longer_than_asked_for_ranks_that_agr
     torch.testing.assert_close(kept[0][0], small[0][0], rtol=1e-14, atol=0)
 
 
+def test_halves_whose_squares_overflow_are_clipped_and_not_lost():
+    inputs = [
+        [
+            {
+                name: torch.full_like(one, 6e4, dtype=torch.float16)
+                for name, one in drawn(1)[0][0].items()
+            }
+        ]
+    ]
+    means, _, _ = averaged(settings("dense", clip=2.0), inputs)
+    norm = math.sqrt(sum(float(one.double().square().sum()) for one in means[0][0].values()))
+    assert norm == pytest.approx(2.0, rel=2e-3)
+
+
 def test_densities_warm_up_and_then_are_those_of_parameters():
     chosen = settings("top-k", warm_up=(0.5, 0.25), warm_up_steps=2, densities={"bias": 0.4})
     kept = [chosen.kept_at(step, "first.weight", 60) for step in range(6)]
@@ -336,6 +350,8 @@ def test_another_number_of_ranks_owes_parameters_as_much(ranks):
         ({"method": "int8", "momentum": 0.9}, "optimizer"),
         ({"residual": "paper"}, "gTop-k"),
         ({"rank": 0}, "rank"),
+        ({"rank": 1.5}, "rank"),
+        ({"dense_steps": -1}, "dense_steps"),
         ({"clip": math.nan}, "clip"),
     ],
 )

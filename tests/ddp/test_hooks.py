@@ -118,6 +118,44 @@ def test_all_elements_kept_trains_as_plain_ddp_to_the_last_bit() -> None:
         assert all(map(torch.equal, plain, hooked))
 
 
+class Branching(nn.Module):
+    """A model of which every step leaves some parameters out, of which all steps do another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = model()[0], model()[2], model()[4]
+        self.never = nn.Linear(4, 4).double()
+
+    def forward(self, x: Tensor, *, is_long: bool) -> Tensor:
+        x = self.first(x).tanh()
+        return self.last(self.second(x).tanh() if is_long else x)
+
+
+def train_with_unused(bucket_bytes: int = 600) -> list[list[Tensor]]:
+    found = []
+    for is_hooked in (False, True):
+        wrapped = DistributedDataParallel(
+            Branching(), bucket_cap_mb=bucket_bytes / 2**20, find_unused_parameters=True  # type: ignore[arg-type]
+        )  # fmt: skip
+        if is_hooked:
+            hooks.register(wrapped, Compression(method="gtop-k", density=1.0))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            x, y = batch(dist.get_rank(), step)
+            is_long = (step + dist.get_rank()) % 2 == 0
+            F.cross_entropy(wrapped(x, is_long=is_long), y).backward()
+            optimizer.step()
+        found.append(weights(wrapped))
+    return found
+
+
+def test_parameters_that_a_step_does_not_use_are_found_meanwhile() -> None:
+    """DistributedDataParallel asks all ranks for them while buckets are still under way."""
+    for plain, hooked in run_ranks(2, train_with_unused, timeout=60):
+        assert all(map(torch.equal, plain, hooked))
+
+
 def train_power_sgd() -> tuple[list[Tensor], list[Tensor]]:
     state = theirs.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     reference = parallel(10**6)
@@ -223,6 +261,13 @@ def refuse() -> None:
         hooks.register(model(), EVERY["top-k"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no 9\.weight"):
         hooks.register(parallel(), Compression(method="top-k", densities={"9.weight": 0.1}))
+    turning = DistributedDataParallel(nn.ParameterList([torch.zeros(4, dtype=torch.complex64)]))
+    with pytest.raises(InputError, match="real numbers"):
+        hooks.register(turning, EVERY["top-k"])
+    rows = DistributedDataParallel(nn.Embedding(9, 4, sparse=True))
+    hooks.register(rows, EVERY["top-k"])
+    with pytest.raises(InputError, match="sparse=True"):
+        rows(torch.tensor([1, 2])).sum().backward()
 
 
 def test_other_modules_and_unknown_parameters_are_refused() -> None:

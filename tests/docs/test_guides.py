@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardwright.ddp import hooks
 from tests.command import shardwright
 from tests.docs.pages import ROOT
 from tests.hosts import hosts, why_not
@@ -75,6 +76,25 @@ def test_the_guide_on_caches_reads_every_file_once(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("100 samples, 100 cached") == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("buckets.py", r"\(\d+.*default .* s, kept: (True|False)"), ("compressed.py", "12 steps, 0 skipped")],
+)  # fmt: skip
+def test_the_scripts_for_plain_ddp_run_as_they_say(tmp_path, file, says):
+    (tmp_path / file).write_text(snippet("guides/ddp.md", re.escape(file)))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", file],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(says, done.stdout)
+    if file == "compressed.py":
+        states = [torch.load(tmp_path / f"compressor-{rank}.pt") for rank in range(2)]
+        assert [one["ranks"] for one in states] == [2, 2]
+        assert len(hooks.reshared(states, ranks=4)) == 4
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made")

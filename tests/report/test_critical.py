@@ -8,8 +8,10 @@ from shardwright.planner.space import Seed
 from shardwright.report.critical import critical_rows
 from tests.report.test_contrast import DATA, GRAPH, MACHINE, PIPELINE, ZERO, story
 
+SPLIT = Seed(stages=4, num_microbatches=4, schedule="zb-h1")
 
-@pytest.mark.parametrize("seed", [DATA, ZERO, PIPELINE, Seed()])
+
+@pytest.mark.parametrize("seed", [DATA, ZERO, PIPELINE, SPLIT, Seed()])
 def test_the_rows_add_up_to_the_step(seed: Seed) -> None:
     one = story(seed)
     rows = critical_rows(one, GRAPH, MACHINE)
@@ -22,3 +24,12 @@ def test_messages_are_found_under_their_links() -> None:
     assert any("over data" in row.where and "within a host" in row.where for row in rows)
     rows = critical_rows(story(PIPELINE), GRAPH, MACHINE)
     assert any("next stage" in row.where for row in rows)
+
+
+def test_only_products_take_time_for_gradients_of_weights() -> None:
+    """Elementwise operators have no weights; all other backward is I's."""
+    rows = critical_rows(story(SPLIT), GRAPH, MACHINE)
+    kinds = {phase: {row.what.split("(")[-1].rstrip(")") for row in rows if row.where == phase}
+             for phase in ("input gradient", "weight gradient")}  # fmt: skip
+    assert kinds["weight gradient"] == {"linear"}
+    assert len(kinds["input gradient"]) > 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from shardwright.core.strategy import ParameterConfig, SyncEvery
 from shardwright.errors import InputError, RunError
@@ -149,6 +151,25 @@ def test_messages_out_of_order_are_told() -> None:
 
     with pytest.raises(RunError, match="in the order in which rank 0 sends"):
         run_locally(target, 2)
+
+
+def test_nothing_is_kept_of_messages_that_have_come() -> None:
+    def target(world: LocalWorld) -> int:
+        if world.rank == 1:
+            for _ in range(3):
+                world.link(0, 1).receive(torch.empty(64), 0).wait()
+            world.link(1, 0).send(torch.ones(1), 0).wait()
+            return 0
+        gone: list[weakref.ref[Tensor]] = []
+        for _ in range(3):
+            buffer = torch.ones(64)
+            world.link(0, 1).send(buffer, 0).wait()
+            gone.append(weakref.ref(buffer))
+        del buffer
+        world.link(1, 0).receive(torch.empty(1), 0).wait()
+        return sum(one() is not None for one in gone)
+
+    assert run_locally(target, 2)[0] == [0, 0]
 
 
 def test_a_message_that_nobody_receives_is_told() -> None:

@@ -154,7 +154,7 @@ def stalls(
     terminal = terminal_for(json)
     with terminal.progress() as watch:
         found, speaks = api.stalls(
-            loader, step, data=data or (), batches=batches, seconds=seconds, watch=watch
+            loader, step, page=html, data=data or (), batches=batches, seconds=seconds, watch=watch
         )
     if speaks:
         console.show_stalls(terminal, found, api.save_stalls(found, html))

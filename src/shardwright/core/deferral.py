@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import Operator, OperatorGraph
+from shardwright.core.program import Program, Segment
 
 DEFERRED = frozenset({
     "linear", "linear_blocks", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum", "conv1d", "conv2d",
@@ -52,3 +53,15 @@ def weight_share(graph: OperatorGraph, operator: Operator, deferred: tuple[int, 
 
 # Where the factors of a product stand, if not first; a lookup has one.
 FACTORS = {"addmm": (1, 2), "baddbmm": (1, 2), "embedding": (0,)}
+
+
+def weight_shares(graph: OperatorGraph, program: Program, segment: Segment) -> list[float]:
+    """Return W's share of the backward of each of a segment's calls, 0 of those that leave nothing to it."""
+    found = [0.0] * len(segment.calls)
+    for place in segment.deferred:
+        call = segment.calls[place]
+        operator = graph.operators[call.operator]
+        shapes = tuple(program.values[value].shape for value in call.operands)
+        later = deferred_operands(graph, operator, shapes, program.strategy.precision)
+        found[place] = weight_share(graph, operator, later)
+    return found

@@ -105,6 +105,8 @@ def page_cache_hits(cached: float) -> float:
     return cached + (1 - cached) * math.log1p(-cached) if cached < 1 else 1.0
 
 
+# Batches of a phase from which a rate is taken.
+LEAST_BATCHES = 8
 # As many workers as a what-if curve goes to.
 MOST_WORKERS = 32
 
@@ -224,7 +226,7 @@ class Stalls:
         if math.isinf(self.rates.storage):
             return []
         share = 1.0 if share is None else share
-        size = f" ({self.cache_bytes / 2**30:.2f} GiB)" if self.cache_bytes else ""
+        size = f" ({self.cache_bytes / 2**30:.3g} GiB)" if self.cache_bytes else ""
         change = f"keep {share:.0%} of the data set{size} in memory, never evicted"
         faster = replace(self.rates, storage=math.inf)
         return [

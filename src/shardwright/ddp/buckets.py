@@ -83,6 +83,7 @@ def plan_buckets(
     """
     everyone = _group(group)
     device = _checked(model)
+    _check_count("steps", steps)
     kept = {name: one.clone() for name, one in model.named_buffers()}
     with torch.random.fork_rng():
         measured = measure_backward(model, batch, loss, everyone, steps)
@@ -126,6 +127,7 @@ def choose_buckets(
     """
     everyone = _group(group)
     device = _checked(model)
+    _check_count("turns", turns)
     plan = plan_buckets(model, batch, loss=loss, group=everyone)
     ways = [
         _parallel(copy.deepcopy(model), everyone, device, caps)
@@ -192,12 +194,24 @@ def _step(model: nn.Module, batch: Any, loss: Loss | None) -> None:
 
 def _group(group: ProcessGroup | None) -> ProcessGroup:
     found = group or (dist.group.WORLD if dist.is_initialized() else None)
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InputError(
+            "buckets are measured on the ranks that will train, but this rank is not in the group; call it "
+            "on the ranks that new_group was given"
+        )
     if found is None:
         raise InputError(
             "buckets are measured on the ranks that will train, but there is no process group; call "
             "torch.distributed.init_process_group first"
         )
     return found
+
+
+def _check_count(name: str, count: int) -> None:
+    if count < 1:
+        raise InputError(
+            f"a median needs at least one measurement, not {name}={count}; give 5 or more"
+        )
 
 
 def _checked(model: nn.Module) -> torch.device:

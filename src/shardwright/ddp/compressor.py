@@ -121,7 +121,9 @@ class Compressor:
     def _scale(self, gradient: Tensor) -> Tensor:
         """Return what bounds a gradient's norm by its share: clip x sqrt(size / elements / ranks)."""
         share = gradient.numel() / self._elements / self.wire.size
-        return (self.settings.clip * math.sqrt(share) / gradient.norm()).clamp(max=1.0)
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(gradient, dtype=wide)  # squares of halves overflow
+        return (self.settings.clip * math.sqrt(share) / norm).clamp(max=1.0)
 
     def _with_residual(self, name: str, velocity: Tensor) -> Tensor:
         residual = self._kept["residual"].get(name)

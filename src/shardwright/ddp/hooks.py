@@ -2,7 +2,9 @@
 
 ``register(model, Compression(method="gtop-k", density=0.001))`` is all. Buckets wait in one queue, in
 the order in which DistributedDataParallel hands them over, which is the same on all ranks; one thread
-takes them out and talks to the other ranks. So no order of messages can differ, whatever a method sends.
+takes them out and talks to the other ranks, in a process group of its own: DistributedDataParallel asks
+for unused parameters, and layers such as SyncBatchNorm talk, in its group meanwhile. So no order of
+messages can differ, whatever a method sends.
 """
 
 # Annotations stay types, not texts: torch looks at those of a hook.
@@ -26,7 +28,7 @@ __all__ = ["WARM_UP", "Compression", "Compressor", "Load", "register", "reshared
 
 
 def register(model: DistributedDataParallel, settings: Compression) -> Compressor:
-    """Compress a model's gradients from now on; return what keeps the residuals.
+    """Compress a model's gradients from now on; return what keeps the residuals. All its ranks call it.
 
     Save its ``state_dict()`` on every rank beside the model's. Gradients accumulated under ``no_sync``
     are compressed once, with the last. Raises InputError for another kind of model or unknown names.
@@ -44,11 +46,25 @@ def register(model: DistributedDataParallel, settings: Compression) -> Compresso
             f"densities are of the module's parameters, which has no {', '.join(unknown[:5])}; use the "
             "names of named_parameters()"
         )
+    odd = [one.dtype for one in model.module.parameters() if one.requires_grad and one.is_complex()]
+    if odd:
+        raise InputError(
+            f"gradients are compressed as real numbers, but this model trains parameters of {odd[0]}; keep "
+            "them as pairs of real numbers (torch.view_as_real), or leave its gradients as they are"
+        )
     elements = sum(one.numel() for one in model.module.parameters() if one.requires_grad)
-    wire = GroupWire(model.process_group)  # type: ignore[arg-type]
-    compressor = Compressor(settings, wire, elements)
+    compressor = Compressor(settings, GroupWire(_own_group(model)), elements)
     model.register_comm_hook(_Queue(compressor, names), _enqueue)
     return compressor
+
+
+def _own_group(model: DistributedDataParallel) -> dist.ProcessGroup:
+    theirs = model.process_group
+    return dist.new_group(  # type: ignore[return-value]
+        dist.get_process_group_ranks(theirs),
+        backend=dist.get_backend(theirs),
+        use_local_synchronization=True,
+    )
 
 
 class _Queue:
@@ -78,6 +94,11 @@ class _Queue:
 def _enqueue(queue: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:
     """Hand a bucket over; the future has its buffer when the means are in it."""
     buffer, is_last = bucket.buffer(), bucket.is_last()
+    if buffer.is_sparse:
+        raise InputError(
+            "gradients are compressed where every element has a place, but an embedding with sparse=True "
+            "gives rows only; leave sparse out: what is not sent costs nothing on the wire"
+        )
     names = [queue.names[id(one)] for one in bucket.parameters()]
     gradients = dict(zip(names, bucket.gradients(), strict=True))
     devices = [buffer.device] if buffer.device.type == "cuda" else []

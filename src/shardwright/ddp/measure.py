@@ -70,12 +70,7 @@ def measure_backward(
     laps = [_lap(model, batch, loss, named) for _ in range(steps + 1)][1:]  # the first warms up
     for name, one in named.items():
         one.grad = before[name]
-    unused = sorted(set(named) - set(laps[-1][1]))
-    if unused:
-        raise InputError(
-            "every trained parameter must get a gradient, but these get none: "
-            f"{', '.join(unused[:5])}; freeze them (requires_grad=False), or use the default buckets"
-        )
+    _check_used(named, laps[-1][1])
     order = _agreed(list(laps[-1][1]), group)
     medians = [statistics.median(ready[name] for _, ready in laps) for name in order]
     forward = statistics.median(seconds for seconds, _ in laps)
@@ -86,6 +81,15 @@ def measure_backward(
         sizes_bytes=tuple(named[name].numel() * named[name].element_size() for name in order),
         forward_seconds=slowest[-1],
     )
+
+
+def _check_used(named: Mapping[str, nn.Parameter], ready: Mapping[str, float]) -> None:
+    unused = sorted(set(named) - set(ready))
+    if unused:
+        raise InputError(
+            "every trained parameter must get a gradient, but these get none: "
+            f"{', '.join(unused[:5])}; freeze them (requires_grad=False), or use the default buckets"
+        )
 
 
 def _lap(

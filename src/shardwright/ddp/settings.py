@@ -94,9 +94,19 @@ class Compression:
             raise InputError(
                 f"the norm to clip at must be finite and not negative, not {self.clip}"
             )
-        for name in ("warm_up_steps", "threshold_steps", "rank"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        least = {
+            "warm_up_steps": 1,
+            "threshold_steps": 1,
+            "rank": 1,
+            "dense_steps": 0,
+            "dense_below": 0,
+        }
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < bound:
+                raise InputError(
+                    f"{name} must be a whole number of at least {bound}, not {value!r:.40}"
+                )
 
     @property
     def is_sparse(self) -> bool:

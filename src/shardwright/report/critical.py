@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import link_label
+from shardwright.core.deferral import weight_shares
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.program import BACKWARD_KINDS, Kind, Message, Program
+from shardwright.core.program import BACKWARD_KINDS, Kind, Message, Program, Segment
 from shardwright.report.story import PlanStory, kind_text
 
 PHASES = {
@@ -79,8 +80,7 @@ def _parts(
     kind, item = Kind(int(program.kind[index])), int(program.item[index])
     if kind in PHASES:
         segment = program.segments[item]
-        side = 1 if kind in BACKWARD_KINDS else 0
-        seconds = [pair[side] for pair in prices[segment]]
+        seconds = _seconds(program, graph, segment, kind, prices[segment])
         total = sum(seconds)
         for call, own in zip(segment.calls, seconds, strict=True):
             operator = graph.operators[call.operator]
@@ -95,6 +95,24 @@ def _parts(
         yield f"{one.name} ({one.purpose})", f"stage {int(program.group[index])}", 1.0
     else:
         yield kind.name.lower(), f"stage {int(program.group[index])}", 1.0
+
+
+def _seconds(
+    program: Program,
+    graph: OperatorGraph,
+    segment: Segment,
+    kind: Kind,
+    pairs: list[tuple[float, float]],
+) -> list[float]:
+    """Return what each of a segment's operators takes of a phase; I and W share its backward."""
+    if kind not in BACKWARD_KINDS:
+        return [forward for forward, _ in pairs]
+    whole = [backward for _, backward in pairs]
+    if kind == Kind.BACKWARD:
+        return whole
+    later = weight_shares(graph, program, segment)
+    shares = later if kind == Kind.WEIGHT_GRADIENT else [1.0 - one for one in later]
+    return [own * share for own, share in zip(whole, shares, strict=True)]
 
 
 def _link(program: Program, cluster: Cluster, message: Message) -> str:

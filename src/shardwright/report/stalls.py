@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shardwright.core.stalls import Stalls
 from shardwright.report.units import bytes_text, seconds_text
@@ -53,10 +53,9 @@ def knob_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
 
 def sentences(found: Stalls) -> list[str]:
     """Say what binds, and what was measured."""
-    binding = found.rates.binding(0.0)
     workers = f"{found.workers} workers" if found.workers else "no workers (in turns with the step)"
     said = [
-        f"Training waits for {WAITS_FOR[binding]}.",
+        _verdict(found),
         f"Measured: {found.steps} batches of {found.batch_samples} samples in each phase, {workers}, "
         f"{found.ranks} rank(s), {found.cores} cores; rates are those of one rank.",
     ]
@@ -73,54 +72,89 @@ def sentences(found: Stalls) -> list[str]:
     return said + [f"Note: {note}." for note in found.notes]
 
 
+def _verdict(found: Stalls) -> str:
+    """Say what binds; a step that takes turns with its loader is never without waiting for it."""
+    binding, share = found.rates.binding(0.0), 1 - found.resident_seconds / found.cold_seconds
+    if binding == "computation" and not found.rates.is_ahead:
+        return (
+            "Computation takes most of a step, but the loader works in turns with it: "
+            f"{max(0.0, share):.0%} of a step waits for input."
+        )
+    return f"Training waits for {WAITS_FOR[binding]}."
+
+
 def rate_text(rate: float) -> str:
     """Write samples per second; what takes no time has a dash."""
     return f"{rate:,.4g}" if math.isfinite(rate) and rate < 1e12 else "-"
 
 
-def page_text(found: Stalls) -> str:
-    """Return one self-contained page: where a step's time goes, and the two what-if curves."""
-    import plotly.graph_objects as go  # type: ignore[import-untyped]  # a second that only this needs
+CACHE_COLUMNS = ("share cached", "a cache that never evicts, samples/s", "page cache, samples/s")
+WORKER_COLUMNS = ("workers", "samples/s of a rank")
 
-    bars = go.Figure()
-    for name, value in _parts(found):
-        bars.add_bar(name=name, y=["a step"], x=[value * 1e3], orientation="h")
-    bars.update_layout(barmode="stack", title="A step, cold data", xaxis_title="ms", height=260)
-    cache = go.Figure()
-    curve = found.cache_curve()
-    cache.add_scatter(
-        x=[x for x, _, _ in curve], y=[y for _, y, _ in curve], name="a cache that never evicts"
-    )
-    cache.add_scatter(
-        x=[x for x, _, _ in curve], y=[y for _, _, y in curve], name="page cache (LRU)"
-    )
-    cache.update_layout(
-        title="What if this share of the data were cached (modelled)",
-        xaxis_title="share cached",
-        yaxis_title="samples/s of a rank",
-    )
-    workers = go.Figure()
-    counts = found.worker_curve()
-    workers.add_scatter(x=[k for k, _ in counts], y=[v for _, v in counts], name="speed")
-    workers.update_layout(
-        title="What if there were so many workers (modelled)",
-        xaxis_title="workers",
-        yaxis_title="samples/s of a rank",
-    )
-    figures = [
-        figure.to_html(full_html=False, include_plotlyjs="inline" if not place else False)
-        for place, figure in enumerate((bars, cache, workers))
-    ]
+
+def cache_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
+    """Yield the speed by share cached, in tenths."""
+    for share, kept, page in found.cache_curve(11):
+        yield f"{share:.0%}", rate_text(kept), rate_text(page)
+
+
+def worker_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
+    """Yield the speed by workers, as far as it grows and one further."""
+    before = 0.0
+    for count, speed in found.worker_curve():
+        yield str(count), rate_text(speed)
+        if speed <= before:
+            return
+        before = speed
+
+
+def page_text(found: Stalls) -> str:
+    """Return one self-contained page: where a step's time goes, and what if, as tables and curves."""
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in sentences(found))
-    table = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in knob_rows(found)
+    tables = "".join(
+        f"<h2>{title}</h2>{_table(columns, rows)}"
+        for title, columns, rows in (
+            ("A step, with its data out of memory", PHASE_COLUMNS, phase_rows(found)),
+            ("Rates", ("of", "samples/s"), rate_rows(found)),
+            ("What would help (modelled)", KNOB_COLUMNS, knob_rows(found)),
+            ("What if so much were cached (modelled)", CACHE_COLUMNS, cache_rows(found)),
+            ("What if there were so many workers (modelled)", WORKER_COLUMNS, worker_rows(found)),
+        )
     )
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in KNOB_COLUMNS)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Input of training</title>'
         "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto}"
         "td,th{padding:.2rem .8rem;text-align:left}</style></head><body>"
-        f"<h1>Where a step waits for its input</h1><ul>{lines}</ul>"
-        f"<h2>What would help</h2><table><tr>{head}</tr>{table}</table>{''.join(figures)}</body></html>"
+        f"<h1>Where a step waits for its input</h1><ul>{lines}</ul>{_charts(found)}{tables}</body></html>"
+    )
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _charts(found: Stalls) -> str:
+    import plotly.graph_objects as go  # type: ignore[import-untyped]  # a second that only this needs
+
+    bars, cache, workers = go.Figure(), go.Figure(), go.Figure()
+    for name, value in _parts(found):
+        bars.add_bar(name=name, y=["a step"], x=[value * 1e3], orientation="h")
+    bars.update_layout(barmode="stack", title="A step, cold data", xaxis_title="ms", height=260)
+    shares, kept, page = zip(*found.cache_curve(), strict=True)
+    cache.add_scatter(x=shares, y=kept, name="a cache that never evicts")
+    cache.add_scatter(x=shares, y=page, name="page cache (LRU)")
+    counts, speeds = zip(*found.worker_curve(), strict=True)
+    workers.add_scatter(x=counts, y=speeds, name="speed")
+    for figure, title, axis in (
+        (cache, "What if this share of the data were cached (modelled)", "share cached"),
+        (workers, "What if there were so many workers (modelled)", "workers"),
+    ):
+        figure.update_layout(title=title, xaxis_title=axis, yaxis_title="samples/s of a rank")
+    return "".join(
+        figure.to_html(full_html=False, include_plotlyjs="inline" if figure is bars else False)
+        for figure in (bars, cache, workers)
     )

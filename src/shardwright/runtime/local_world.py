@@ -86,9 +86,10 @@ class _Meeting:
 
 @dataclass(slots=True)
 class _Letters:
-    """One link: what was sent, in order, and how many receives were started."""
+    """One link: what is under way, by its number, and how much was sent and is awaited so far."""
 
-    sent: list[tuple[int, _Given]] = field(default_factory=list)
+    under_way: dict[int, tuple[int, _Given]] = field(default_factory=dict)
+    num_sent: int = 0
     num_awaited: int = 0
 
 
@@ -247,8 +248,9 @@ class LocalLink:
     def send(self, tensor: Tensor, tag: int) -> Pending:
         """Send."""
         shared, letters, (source, destination) = self._shared, self._letters, self._ends
-        given, number = _Given.of(tensor, shared.turns.where[source]()), len(letters.sent)
-        letters.sent.append((tag, given))
+        given, number = _Given.of(tensor, shared.turns.where[source]()), letters.num_sent
+        letters.num_sent += 1
+        letters.under_way[number] = tag, given
         shared.count(source, "transfer", 2, tensor)
 
         def finish() -> None:
@@ -270,7 +272,7 @@ class LocalLink:
         letters.num_awaited += 1
 
         def finish() -> None:
-            sent, given = letters.sent[number]
+            sent, given = letters.under_way.pop(number)
             if sent != tag or given.copy.shape != memory.shape or given.copy.dtype != memory.dtype:
                 where = shared.turns.where[destination]()
                 raise RunError(
@@ -288,7 +290,7 @@ class LocalLink:
         waiting = _Waiting(
             shared,
             destination,
-            lambda: len(letters.sent) > number,
+            lambda: letters.num_sent > number,
             lambda: f"rank {source} to send",
         )
         return Pending((waiting,), memory, finish)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from shardwright.core.stalls import Stalls
+from shardwright.core.stalls import LEAST_BATCHES, Stalls
 from shardwright.errors import InputError
 from shardwright.verbs.request import Watch
 
@@ -38,27 +38,40 @@ def analyse(
         raise InputError(f"there is no file or folder {', '.join(missing)}; check data= (--data)")
     if not seconds > 0:
         raise InputError(f"an analysis takes a positive number of seconds, not {seconds}")
-    if batches is not None and batches < 1:
-        raise InputError(f"an analysis takes at least one batch, not {batches}")
+    if batches is not None and batches < LEAST_BATCHES:
+        raise InputError(
+            f"a rate needs {LEAST_BATCHES} batches or more in each phase, not {batches}"
+        )
     watch = watch or Watch()
     return Analysis(loader, step, map(str, data), watch.tell).run(seconds, batches)
 
 
 def analyse_script(
-    loader: str, step: str, *, watch: Watch | None = None, **options: Any
+    loader: str, step: str, *, page: str = "", watch: Watch | None = None, **options: Any
 ) -> tuple[Stalls, bool]:
     """Analyse a loader and a step by their names, ``file.py:name``; under torchrun on all ranks together.
 
+    ``page`` is where charts will be written: a folder that is missing is told before minutes are spent.
     Returns whether this is the rank that speaks, too.
     """
     from shardwright.runtime.capture.models import load_object
     from shardwright.runtime.launch import join_world
 
+    if page and not Path(page).absolute().parent.is_dir():
+        raise InputError(
+            f"there is no folder {Path(page).parent} to write {Path(page).name} in; make it first"
+        )
     given, trained = load_object(loader, "loader"), load_object(step, "step")
     if not callable(trained):
         raise InputError(f"step {step!r} is {type(trained).__name__}; name a function of one batch")
     rank, _ = join_world()
-    return analyse(given, trained, watch=watch, **options), rank == 0
+    try:
+        return analyse(given, trained, watch=watch, **options), rank == 0
+    except OSError as error:
+        raise InputError(
+            f"the loader or the step raised {type(error).__name__}: {error}; see that {loader} can be iterated "
+            "by itself"
+        ) from error
 
 
 def save_stalls(found: Stalls, path: str | Path) -> str:

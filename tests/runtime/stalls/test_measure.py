@@ -92,7 +92,7 @@ def test_any_iterable_will_do():
         ([], {}, "gives no batch"),
         ([1, 2, 3], {}, "gives 3 batches, and a rate needs 8"),
         ([1] * 20, {"seconds": 0}, "positive number of seconds"),
-        ([1] * 20, {"batches": 0}, "at least one batch"),
+        ([1] * 20, {"batches": 7}, "8 batches or more"),
         ([1] * 20, {"data": ["/nowhere/at/all"]}, "no file or folder /nowhere/at/all"),
     ],
 )

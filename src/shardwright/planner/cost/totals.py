@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardwright.core.cluster import Source
 from shardwright.core.costs import Cost
-from shardwright.core.deferral import deferred_operands, weight_share
+from shardwright.core.deferral import weight_shares
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program, Segment
 from shardwright.planner.cost.compute import Rates
@@ -41,13 +41,7 @@ def halves(
     """Return what of the backward of each call, of which the ``whole`` is known, is I's (``input``) or W's
     (``weight``)."""
     found: list[Cost] = []
-    for place, (call, cost) in enumerate(zip(segment.calls, whole, strict=True)):
-        share = 0.0
-        if place in segment.deferred:
-            operator, precision = graph.operators[call.operator], program.strategy.precision
-            shapes = tuple(program.values[value].shape for value in call.operands)
-            later = deferred_operands(graph, operator, shapes, precision)
-            share = weight_share(graph, operator, later)
-        share = share if phase == "weight" else 1.0 - share
+    for cost, later in zip(whole, weight_shares(graph, program, segment), strict=True):
+        share = later if phase == "weight" else 1.0 - later
         found.append(replace(cost, seconds=share * cost.seconds, spread=share * cost.spread))
     return found

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from shardwright.core.stalls import DataFiles, InputRates, Stalls
+from shardwright.core.stalls import LEAST_BATCHES, DataFiles, InputRates, Stalls
 from shardwright.errors import InputError
 from shardwright.runtime.stalls import pages
 from shardwright.runtime.stalls.account import Account, accounting
@@ -26,7 +26,7 @@ from shardwright.runtime.stalls.source import Loader, Source, kept, samples_of
 
 # Steps in front of a measurement: what is made in the first ones (buffers, compiled code) is no part of a rate.
 WARM = 3
-LEAST, MOST = 8, 200
+MOST = 200  # batches of a phase
 # The passes over the picked batches: three in this process, two of the loader alone, two with the step.
 PASSES = 7
 # Blocked for a larger share of the time in which it prepares, a loader waits for something that is not in our pages.
@@ -61,7 +61,7 @@ class Analysis:
         self.source, self.step, self.tell = Source(loader), step, tell
         self.files = pages.files_under(data)
         self.batch: Any = None
-        self.count = LEAST
+        self.count = LEAST_BATCHES
         self.notes: list[str] = []
         self.evicted = 0.0
 
@@ -96,14 +96,14 @@ class Analysis:
         _wait_for_device()
         each = (time.perf_counter() - begin) / (1 + WARM)
         if batches is None:
-            batches = int(min(MOST, max(LEAST, seconds / PASSES / each)))
+            batches = int(min(MOST, max(LEAST_BATCHES, seconds / PASSES / each)))
         wanted = batches + self.source.ahead + WARM
         self.source.pick(wanted)
         have = len(self.source.picked) or sum(1 for _ in islice(self.source.whole(), wanted))
         self.count = min(_everybody(have))
-        if self.count < LEAST:
+        if self.count < LEAST_BATCHES:
             raise InputError(
-                f"the loader gives {self.count} batches, and a rate needs {LEAST}; give it more data or "
+                f"the loader gives {self.count} batches, and a rate needs {LEAST_BATCHES}; give it more data or "
                 "smaller batches"
             )
 
@@ -144,7 +144,7 @@ class Analysis:
 
     @property
     def _few(self) -> int:
-        return max(LEAST, self.count // 2) if self.source.workers else self.count
+        return max(LEAST_BATCHES, self.count // 2) if self.source.workers else self.count
 
     def _alone(self, times: _Phases) -> None:
         """Time the loader with its workers and nobody who computes; one without workers or files was timed before."""

@@ -12,6 +12,7 @@ import pytest
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable, collective_key, link_label
 from shardwright.core.plan import Plan
+from shardwright.core.strategy import Pipeline
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
 from shardwright.planner.model.arrangements import Arrangement
@@ -80,6 +81,17 @@ def test_a_strategy_on_other_meshes_stands_nowhere() -> None:
     assert not found.decisions
     assert math.isnan(found.byte_seconds)
     assert "no point of the additive model" in found.notes[0]
+    assert found.prices
+
+
+def test_an_order_of_ones_own_is_explained_without_runners_up() -> None:
+    """What it keeps in memory the additive model cannot tell."""
+    plan = search(GRAPH, MACHINE, CostTable(), seed_plan="1f1b:2x2").best
+    order = ("0F0 0F1 0I0 0W0 0B1", "1F0 1B0 1F1 1I1 1W1")
+    written = Pipeline(schedule="custom", num_microbatches=2, order=order)
+    plan = replace(plan, strategy=replace(plan.strategy, pipeline=written))
+    found = explain(GRAPH, MACHINE, CostTable(), plan, training=Training(), limit=room(MACHINE))
+    assert not found.decisions
     assert found.prices
 
 

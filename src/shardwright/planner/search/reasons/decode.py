@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.schedules import SCHEDULES
 from shardwright.core.strategy import Mesh, ParameterConfig, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
@@ -82,8 +83,8 @@ def _without_single_axes(strategy: Strategy) -> Strategy:
 def _arrangement(strategy: Strategy) -> Arrangement | None:
     first = strategy.meshes[0]
     sizes = dict(zip(first.axes, first.sizes, strict=True))
-    if not set(sizes) <= set(AXES):
-        return None
+    if not set(sizes) <= set(AXES) or SCHEDULES[strategy.pipeline.schedule].chunks:
+        return None  # what orders of chunks, and of one's own, keep is told by the order alone
     arrangement = Arrangement(
         stages=len(strategy.meshes),
         data=sizes.get("data", 1),

@@ -48,7 +48,7 @@ def explain(
     if place is None:
         notes.append(
             f"{plan.strategy.label} is no point of the additive model (its meshes have other axes or "
-            "sizes than data x tensor), so its choices have no runners-up here; `why-not` compares"
+            "sizes than data x tensor, or chunks, or an order of their own), so its choices have no runners-up here; `why-not` compares"
         )
     else:
         decisions, prices, byte_seconds, more = _inside(context, place, plan, limit, tell)
