@@ -19,3 +19,12 @@ def test_a_file_without_actions_is_refused(tmp_path: Path) -> None:
     path.write_text("# nothing\n")
     with pytest.raises(InputError, match="write a row for every worker"):
         read_order(path)
+
+
+def test_a_microbatch_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "order.csv"
+    path.write_text("0F0 0F999999 0B0 0B999999\n")
+    with pytest.raises(
+        InputError, match=r"at most 4,096 microbatches.* names microbatch 999,999; "
+    ):
+        read_order(path)

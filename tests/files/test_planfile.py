@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -191,6 +194,43 @@ def test_a_batch_of_no_or_too_many_samples_is_refused(path: Path, samples: int) 
     write_plan(path, replace(make_plan(), global_batch=samples))
     with pytest.raises(InputError, match="a step has 1 to 2,147,483,648 samples"):
         read_plan(path)
+
+
+def test_more_forwards_than_an_order_is_made_of_are_refused(path: Path) -> None:
+    plan = make_plan()
+    meshes = plan.strategy.meshes[:1] * 4096
+    pipeline = replace(plan.strategy.pipeline, num_microbatches=4096)
+    write_plan(
+        path, replace(plan, strategy=replace(plan.strategy, meshes=meshes, pipeline=pipeline))
+    )
+    with pytest.raises(InputError, match=r"at most 262,144 forwards, .* 4,096 and 4,096; make"):
+        read_plan(path)
+
+
+def test_numbers_of_a_cluster_that_nothing_can_be_calculated_with_are_refused(path: Path) -> None:
+    write_plan(path, make_plan(), cluster=make_cluster())
+    whole = json.loads(path.read_text())
+    switch = {"parent": 0, "link": {"latency": 1, "bandwidth": 1, "source": "modelled"}}
+    whole["cluster"]["switches"].append(whole["cluster"]["switches"][0] | switch)
+
+    def leaves(tree: Any, *place: str | int) -> Iterator[tuple[str | int, ...]]:
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in pairs:
+            if isinstance(value, float):
+                yield (*place, key)
+            elif isinstance(value, dict | list):
+                yield from leaves(value, *place, key)
+
+    for *above, last in leaves(whole["cluster"]):
+        for wrong in (-1.0, 1e-200, 1e200):
+            damaged = copy.deepcopy(whole)
+            parent = damaged["cluster"]
+            for key in above:
+                parent = parent[key]
+            parent[last] = wrong
+            path.write_text(json.dumps(damaged))
+            with pytest.raises(InputError, match="cluster"):
+                read_plan(path)
 
 
 @pytest.mark.parametrize("name", ["recompute_operators", "segment_starts"])

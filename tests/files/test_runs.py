@@ -37,6 +37,10 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
         (HEADER.replace("tp", "seq") + ROW, "row 1: the column 'seq' appears twice"),
         (HEADER + ROW + ROW, "row 3, column id: 'a' is also the run of row 2"),
         (HEADER + ROW.replace("64", "many"), "row 2, column hidden: must be a whole number"),
+        (
+            HEADER + ROW.replace(",2,64", ",9999,64"),
+            "column layers: .* 2,048 layers .* not of 9,999",
+        ),
         (HEADER + ROW.replace("64", "6.5"), "row 2, column hidden: must be a whole number"),
         (HEADER + ROW.replace("0.5", "0"), "row 2, column iter_s: must be a number above 0"),
         (HEADER + ROW.replace("0.5", "inf"), "row 2, column iter_s: .*not 'inf'"),

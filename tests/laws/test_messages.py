@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import PARTIAL, REPLICATE
 from shardwright.core.program import Kind, Program
-from shardwright.planner.lower import check, lower
+from shardwright.planner.lower import check, check_complete, lower
 from shardwright.planner.lower.check import crews, stuck
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -51,7 +52,9 @@ def test_every_program_passes(name: str) -> None:
     def law(shape: Shape) -> None:
         found, samples = graph(name)
         strategy = random_strategy(found, samples, shape)
-        check(lower(found, with_wire(strategy, shape.seed, "bfloat16"), samples))
+        program = lower(found, with_wire(strategy, shape.seed, "bfloat16"), samples)
+        check(program)
+        check_complete(program, found)
 
     law()
 
@@ -124,3 +127,55 @@ def test_two_stages_that_wait_for_each_other_are_found() -> None:
     # Stage 0 wants its first gradient before it sends its first activation.
     with pytest.raises(ValueError, match=r"nobody can go on: device 0 .* receive"):
         check(moved(program, receive[0], send[0]))
+
+
+def without(program: Program, index: int) -> Program:
+    """Return the Program without one instruction; what it frees is freed before."""
+    names = ("kind", "group", "item", "microbatch")
+    columns = {name: np.delete(getattr(program, name), index) for name in names}
+    return replace(program, free_offset=np.delete(program.free_offset, max(index, 1)), **columns)
+
+
+SEEDS = (
+    Seed(data=2),
+    Seed(data=2, zero=1, num_microbatches=2),
+    Seed(data=2, zero=2, num_microbatches=2),
+    Seed(data=2, zero=3),
+    Seed(data=2, tensor=2),
+    Seed(data=2, stages=2, num_microbatches=2, schedule="zb-h1"),
+)
+
+
+def test_a_program_that_lacks_any_instruction_is_found() -> None:
+    found, samples = graph("mlp")
+    for seed in SEEDS:
+        program = lower(found, seed_strategy(found, seed, samples), samples)
+        check_complete(program, found)
+        missed = list[str]()
+        for index in np.flatnonzero(program.kind != Kind.CLIP).tolist():
+            try:
+                check(without(program, index))
+                check_complete(without(program, index), found)
+                missed.append(program.describe(index))
+            except ValueError:
+                pass
+        assert missed == []
+
+
+def test_a_sum_that_nobody_makes_is_found() -> None:
+    found, samples = graph("transformer")
+    for seed in SEEDS:
+        program = lower(found, seed_strategy(found, seed, samples), samples)
+        partial_ones = [
+            index
+            for index, value in enumerate(program.values)
+            if value.role == "gradient" and PARTIAL in value.layout
+        ]
+        assert partial_ones
+        for index in partial_ones:
+            value = program.values[index]
+            summed = tuple(REPLICATE if one == PARTIAL else one for one in value.layout)
+            values = list(program.values)
+            values[index] = replace(value, layout=summed)
+            with pytest.raises(ValueError, match=r"nobody sum|does not turn|sums nothing"):
+                check_complete(replace(program, values=tuple(values)), found)

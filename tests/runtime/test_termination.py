@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,43 @@ def test_ranks_die_with_a_launcher_that_is_killed_and_the_next_start_sweeps(
     with scratch() as mine:
         assert [path for path in (tmp_path / "tmp").iterdir() if path.is_dir()] == [mine]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_a_rank_that_stops_as_it_is_born_dies_with_its_launcher(tmp_path: Path) -> None:
+    script = "from tests.runtime.stopping import nothing\n"
+    script += "from shardwright.runtime.launch import launch\nlaunch(nothing, 1)"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT, env=os.environ | {"STOPPING_FOLDER": str(tmp_path)}, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert wait_until(lambda: list(tmp_path.iterdir()))
+    rank = int(next(tmp_path.iterdir()).name)
+    launcher.kill()
+    try:
+        assert wait_until(lambda: not is_alive(rank), 10)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+        launcher.communicate(timeout=10)  # the fork server, which holds the pipe too, is gone
+
+
+def test_a_measuring_process_dies_with_its_parent_before_it_has_imported_anything(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "torch.py").write_text("import time; time.sleep(1000)")
+    script = "import os, sys; from pathlib import Path\n"
+    script += "from shardwright.runtime.profile import workers\n"
+    script += "sys.path.insert(0, sys.argv[1])\n"
+    script += "started = workers._start(Path(sys.argv[1]), 0); print(started.pid, flush=True); os._exit(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=True
+    )
+    try:
+        assert wait_until(lambda: not is_alive(int(done.stdout)), 10)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(done.stdout), signal.SIGKILL)
 
 
 @pytest.mark.ranks

@@ -97,3 +97,12 @@ def test_an_order_and_a_schedule_exclude_each_other(profile: Path) -> None:
     _, study = plan_profile(profile, PipelineRequest(workers="2", bandwidth="1e9"))
     with pytest.raises(InputError, match="nothing to draw"):
         draw_plan(study.best, "text")
+
+
+def test_a_step_whose_replay_takes_minutes_is_refused(profile: Path) -> None:
+    for schedule, microbatches in (("auto", 2**20), ("gpipe", 2**20), ("interleaved", 2**12)):
+        request = PipelineRequest(
+            workers="2", bandwidth="1e9", schedule=schedule, microbatches=microbatches
+        )
+        with pytest.raises(InputError, match=r"forwards, workers times .*; give fewer --microb"):
+            plan_profile(profile, request)

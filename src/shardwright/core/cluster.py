@@ -19,6 +19,8 @@ Source = Literal["measured", "published", "modelled"]
 # What runs on GPUs, by name; ``planner.cost.software`` has the constants of each.
 SOFTWARE = ("eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core")
 
+MOST_SLOWDOWN = 100.0  # of computation and messages that run at once
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -102,6 +104,10 @@ class Cluster:
             raise ValueError("a cluster needs at least one device")
         if self.software not in SOFTWARE:
             raise ValueError(f"software is one of {', '.join(SOFTWARE)}, not {self.software!r}")
+        if not 1 <= self.overlap_slowdown <= MOST_SLOWDOWN:
+            raise ValueError(
+                f"overlap_slowdown is a factor from 1 to {MOST_SLOWDOWN:g}, not {self.overlap_slowdown:g}"
+            )
         if not (0 <= self.input_rate < math.inf and 0 <= self.copy_bandwidth < math.inf):
             raise ValueError("rates of input are finite and 0 or more")
         roots = [switch for switch in self.switches if switch.parent < 0]

@@ -27,6 +27,8 @@ MOST_MESHES = 4096
 MOST_AXES = 16
 # A Program has instructions for every microbatch: as many as fit memory, and nobody wants more.
 MOST_MICROBATCHES = 4096
+# Meshes times microbatches: the order of them all is made before the Program.
+MOST_FORWARDS = 2**18
 MOST_STATES = 64
 MOST_NAMED = 12  # of a list, in a message
 
@@ -65,6 +67,11 @@ def check_alone(strategy: Strategy) -> None:
         raise InputError(
             f"a step has at most {MOST_MICROBATCHES:,} microbatches, but num_microbatches is "
             f"{pieces:,}; make microbatches of more samples"
+        )
+    if pieces * len(strategy.meshes) > MOST_FORWARDS:
+        raise InputError(
+            f"a step has at most {MOST_FORWARDS:,} forwards, meshes times microbatches, but there are "
+            f"{len(strategy.meshes):,} and {pieces:,}; make microbatches of more samples"
         )
     if (strategy.pipeline.schedule == "custom") != bool(strategy.pipeline.order):
         raise InputError(

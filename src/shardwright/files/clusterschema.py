@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from shardwright.core.cluster import Source
+from shardwright.core.cluster import MOST_SLOWDOWN, Source
 from shardwright.core.legality import MOST_DEVICES
 from shardwright.errors import InputError
 from shardwright.files.presets import INTER_LATENCY, suggest
-from shardwright.files.units import Quantity, read_quantity
+from shardwright.files.units import Quantity, is_in_range, range_text, read_quantity
 
 MAX_DEVICES = MOST_DEVICES
 MANUAL = "docs/reference/cluster-file.md"
@@ -38,6 +38,14 @@ def _reader(quantity: Quantity, *, zero: bool = False) -> BeforeValidator:
             raise ValueError(str(error)) from None
 
     return BeforeValidator(read)
+
+
+def _checked_rate(rate: float) -> float:
+    if not is_in_range(rate, zero=True):
+        raise ValueError(
+            f"a rate is {range_text(zero=True)}, not {rate:g}; give samples per second"
+        )
+    return rate
 
 
 Bytes = Annotated[float, _reader("bytes")]
@@ -108,11 +116,11 @@ class ClusterTable(_Table):
     """The whole file."""
 
     name: Name = "cluster"
-    overlap_slowdown: Annotated[float, Field(ge=1, le=100, strict=False)] = 1.0
+    overlap_slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN, strict=False)] = 1.0
     software: Literal[
         "eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core"
     ] = "eager"
-    input_rate: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] = 0.0
+    input_rate: Annotated[float, Field(strict=False), AfterValidator(_checked_rate)] = 0.0
     copy_bandwidth: Bandwidth | None = None
     notes: tuple[str, ...] = Field(default=(), strict=False)
     kind: dict[str, KindTable] = {}

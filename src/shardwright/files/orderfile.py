@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.errors import InputError
 from shardwright.files.limits import read_text
 
@@ -27,4 +28,10 @@ def read_order(path: str | Path) -> tuple[tuple[str, ...], int]:
     if not rows:
         raise InputError(f"{path} has no actions; write a row for every worker, {REMEDY}")
     numbers = [int(number) for row in rows for number in re.findall(r"[FBIW](\d{1,6})\b", row)]
-    return tuple(rows), 1 + max(numbers, default=0)
+    count = 1 + max(numbers, default=0)
+    if count > MOST_MICROBATCHES:
+        raise InputError(
+            f"a step has at most {MOST_MICROBATCHES:,} microbatches, numbered from 0, but {path} names "
+            f"microbatch {count - 1:,}; number them from 0, or make microbatches of more samples"
+        )
+    return tuple(rows), count

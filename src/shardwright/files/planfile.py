@@ -25,6 +25,7 @@ from shardwright.core.legality import check_against, check_alone
 from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.limits import check_entries, read_bytes
+from shardwright.files.units import is_in_range, range_text
 
 FORMAT = "shardwright"
 MAX_FILE_BYTES = 64 * 2**20
@@ -240,12 +241,32 @@ def _check_counts(header: Header) -> None:
 
 
 def _check_cluster(cluster: Cluster) -> None:
-    """Check the references inside a cluster. Raises ValueError."""
+    """Check the references and numbers of a cluster, as reading a cluster file does. Raises ValueError."""
     kinds, switches = range(len(cluster.kinds)), range(len(cluster.switches))
     if any(device.kind not in kinds or device.host not in switches for device in cluster.devices):
         raise ValueError("cluster.devices: a device names a kind or host that is not there")
-    if any(not kind.peak_flops or kind.memory_bytes <= 0 for kind in cluster.kinds):
-        raise ValueError("cluster.kinds: a kind needs peak rates and memory")
+    if any(not kind.peak_flops for kind in cluster.kinds):
+        raise ValueError("cluster.kinds: a kind needs peak rates")
+    _check_numbers(cluster)
+
+
+def _check_numbers(cluster: Cluster) -> None:
+    """Check that a cluster's numbers can be calculated with. Raises ValueError."""
+    links = {device.link for device in cluster.devices}
+    links |= {switch.link for switch in cluster.switches if switch.link is not None}
+    needed = [rate for kind in cluster.kinds for _, rate in kind.peak_flops]
+    needed += [size for k in cluster.kinds for size in (k.memory_bytes, k.memory_bandwidth)]
+    needed += [link.bandwidth for link in links]
+    free = [link.latency for link in links]
+    free += [kind.launch_seconds for kind in cluster.kinds]
+    free += [switch.dollars_per_second for switch in cluster.switches]
+    free += [cluster.input_rate, cluster.copy_bandwidth]
+    for numbers, zero in ((needed, False), (free, True)):
+        wrong = [number for number in numbers if not is_in_range(number, zero=zero)]
+        if wrong:
+            raise ValueError(
+                f"cluster: rates, sizes, times and prices are {range_text(zero=zero)}, not {wrong[0]:g}"
+            )
 
 
 def _write(path: str | Path, kind: str, content: object, extra: dict[str, Any]) -> Path:

@@ -20,6 +20,7 @@ from shardwright.files.limits import read_text
 LARGEST_FILE = 4 * 2**20
 REQUIRED = ("id", "source_id", "model", "layers", "hidden", "heads", "seq", "gpu", "gpus")
 LARGEST = 10**12
+MOST_LAYERS = 2048  # each is planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,11 @@ def _run(cells: dict[str | None, Any], row: int, where: str) -> PublishedRun:
                 )
             continue
         values[name] = _value(text, _TYPES[name], f"{where}, row {row}, column {name}")
+    if values["layers"] > MOST_LAYERS:
+        raise InputError(
+            f"{where}, row {row}, column layers: a model of at most {MOST_LAYERS:,} layers is planned, "
+            f"not of {values['layers']:,}; leave the row out"
+        )
     return PublishedRun(**values)
 
 

@@ -7,7 +7,6 @@ is SI; this module and the report's printing are the only places that know other
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from typing import Literal
 
@@ -42,6 +41,7 @@ EXAMPLES: dict[Quantity, str] = {
 
 _PATTERN = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?)\s*(\S*)\s*")
 LARGEST = 1e30
+SMALLEST = 1e-30  # but for 0: what is divided by it stays finite
 
 
 def read_quantity(text: object, quantity: Quantity, *, zero: bool = False) -> float:
@@ -70,13 +70,26 @@ def read_quantity(text: object, quantity: Quantity, *, zero: bool = False) -> fl
             f"{text[:80]!r} has the unknown unit {unit[:80]!r}, such as {example!r} is accepted{meant}"
         )
     value = float(number) * units[unit]
-    if not math.isfinite(value) or value > LARGEST or value < 0 or (value == 0 and not zero):
-        bound = "0 or more" if zero else "more than 0"
+    if not is_in_range(value, zero=zero):
         raise InputError(
-            f"{text[:80]!r} must be {bound} and at most {LARGEST:g} in SI units; write for example "
-            f"{example!r}"
+            f"{text[:80]!r} must be {range_text(zero=zero)} in SI units; write for example {example!r}"
         )
     return value
+
+
+def is_in_range(value: float, *, zero: bool = False) -> bool:
+    """Whether a number in SI units is one that can be calculated with; ``zero`` allows 0."""
+    return SMALLEST <= value <= LARGEST or (zero and value == 0)
+
+
+def range_text(*, zero: bool = False) -> str:
+    """Say what ``is_in_range`` accepts."""
+    bound = (
+        f"0 or more (but 0, at least {SMALLEST:g})"
+        if zero
+        else f"more than 0 (at least {SMALLEST:g})"
+    )
+    return f"{bound} and at most {LARGEST:g}"
 
 
 def write_quantity(value: float, quantity: Quantity) -> str:

@@ -46,10 +46,26 @@ def die_with_parent() -> None:
     die_when(wait)
 
 
-def die_when(wait: Callable[[], object]) -> None:
-    """End this process once ``wait`` returns, and on Linux with the parent's thread that started it."""
+def die_with_thread() -> None:
+    """On Linux, have the kernel end this process with the parent's thread that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def die_with_pipe() -> None:
+    """End this process as soon as the other end of its standard input closes."""
+
+    def wait() -> None:
+        # The descriptor, not sys.stdin: its lock would be held when the interpreter shuts down.
+        while os.read(0, 1):
+            pass
+
+    die_when(wait)
+
+
+def die_when(wait: Callable[[], object]) -> None:
+    """End this process once ``wait`` returns, and on Linux with the parent's thread that started it."""
+    die_with_thread()
 
     def watch() -> None:
         wait()

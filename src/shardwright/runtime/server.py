@@ -11,7 +11,10 @@ import os
 import signal
 from types import FrameType
 
-_SERVER = os.getpid()
+from shardwright.runtime.lifeline import die_with_thread
+
+_SERVER, _CLIENT = os.getpid(), os.getppid()
+LOOK_SECONDS = 1.0
 
 
 def _stay(number: int, frame: FrameType | None) -> None:
@@ -24,3 +27,26 @@ def _stay(number: int, frame: FrameType | None) -> None:
 for one in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(one) is signal.SIG_DFL:
         signal.signal(one, _stay)
+
+
+# The fork server ends when nobody holds a pipe that its children hold, too, until they know better. One
+# that is stopped before keeps it alive, and itself by that: so the server also looks for its client, and
+# what it forks dies with it from the first moment on.
+def _look(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    if os.getpid() == _SERVER and os.getppid() != _CLIENT:
+        os._exit(0)
+
+
+def _forked() -> None:
+    if os.getppid() == _SERVER:  # not what its children fork
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        die_with_thread()
+
+
+def _begin_to_look() -> None:
+    signal.signal(signal.SIGALRM, _look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)  # no child inherits it
+
+
+os.register_at_fork(after_in_parent=_begin_to_look, after_in_child=_forked)

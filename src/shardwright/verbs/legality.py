@@ -11,7 +11,7 @@ from shardwright.core.plan import Plan
 from shardwright.core.program import Program
 from shardwright.errors import InputError, PlanMismatch
 from shardwright.files.planfile import AGAIN, check_fits
-from shardwright.planner.lower import lower
+from shardwright.planner.lower import check_complete, lower
 from shardwright.planner.space import check_strategy, find_samples
 
 
@@ -24,10 +24,19 @@ def check_plan(plan: Plan, graph: OperatorGraph, cluster: Cluster | None = None)
 
 
 def lowered(plan: Plan, graph: OperatorGraph) -> Program:
-    """Lower a plan, which checks it too. Raises as ``check_plan`` does."""
+    """Lower a plan, which checks it too, and prove that nothing is lost in what comes of it. Raises as
+    ``check_plan`` does."""
     check_fits(plan, graph)
     with _as_mismatch():
-        return lower(graph, plan.strategy)
+        program = lower(graph, plan.strategy)
+    try:
+        check_complete(program, graph)
+    except ValueError as error:
+        raise PlanMismatch(
+            f"what is computed reaches every update, but by this plan {error}; this is a defect of "
+            f"Shardwright: please report it with the plan, and {AGAIN}"
+        ) from error
+    return program
 
 
 @contextmanager

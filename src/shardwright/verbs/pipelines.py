@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from shardwright.core.legality import MOST_FORWARDS
 from shardwright.core.profile import CostFormula, LayerGraph, PipelinePlan, PipelineStudy
 from shardwright.core.schedules import EXPLORED, PLANNED, REPLAYED, ScheduleKind
 from shardwright.errors import InputError, NoPlan
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 MOST_NESTED_CUTS = 450
+# Forwards of a step where the order is replayed beside a dozen others, some of them searched for.
+MOST_REPLAYED = 4096
 PROFILE_OPTIONS = frozenset({"profile", "draw", *options_of(PipelineRequest)})
 SHARED_OPTIONS = frozenset({"memory_limit", "json", "order"})
 
@@ -91,6 +94,7 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         formula=cast(CostFormula, request.formula),
         shards=request.shards,
     )
+    _check_size(problem.num_workers, microbatches, MOST_REPLAYED if is_replayed else MOST_FORWARDS)
     if is_nested:
         levels = [Level(count=n, bandwidth=b) for n, b in zip(counts, bandwidths, strict=True)]
         return graph, study_levels(problem, levels[::-1])
@@ -104,6 +108,15 @@ def plan_profile(path: str | Path, request: PipelineRequest) -> tuple[LayerGraph
         found = relaxations(problem, schedules)
         remedy = relaxations_text(found) if found else refused.remedy
         raise NoPlan(refused.problem, remedy=remedy, relaxations=found) from refused
+
+
+def _check_size(workers: int, microbatches: int, most: int) -> None:
+    """Refuse a step whose replay would take minutes."""
+    if workers * microbatches > most:
+        raise InputError(
+            f"a step of this schedule has at most {most:,} forwards, workers times microbatches, but "
+            f"there are {workers:,} and {microbatches:,}; give fewer --microbatches"
+        )
 
 
 def _order(request: PipelineRequest) -> tuple[tuple[Line, ...], int]:

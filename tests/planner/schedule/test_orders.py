@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from shardwright.core.schedules import NAMED, SCHEDULES, ScheduleKind, ScheduleName, in_flight
 from shardwright.core.strategy import Mesh, Pipeline, Strategy
 from shardwright.errors import InputError
-from shardwright.planner.schedule import held, order_of, pipeline_order, program_order
+from shardwright.planner.schedule import (
+    check_order,
+    held,
+    order_of,
+    pipeline_order,
+    program_order,
+    written,
+)
 from shardwright.planner.schedule.program import AHEAD, Entry, with_receives
 
 # Written by hand: two forwards more ahead per stage behind, and Megatron-LM's drawing of two devices
@@ -191,6 +198,13 @@ CREWS = "0F0 0F1 0B0 0B1"
 def test_an_order_that_cannot_run_is_refused(order, said):
     with pytest.raises(InputError, match=said):
         order_of(placed("custom", 2, 1, 2, order))
+
+
+def test_what_an_order_lacks_is_told_at_once_however_many_microbatches_were_said():
+    with pytest.raises(
+        ValueError, match=r"10000000000 microbatches.* lacks actions: 0F1 0B1 .* \.\.\. \(row 0\)"
+    ):
+        check_order(written(["0F0 0B0"]), ((0,),), 10**10)
 
 
 def test_an_order_of_ones_own_may_run_backwards_backwards():

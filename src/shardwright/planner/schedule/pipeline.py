@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple, cast
 
 Phase = Literal["F", "B", "I", "W"]
@@ -23,6 +24,7 @@ Crews = tuple[tuple[int, ...], ...]
 GROWTH: dict[Phase, int] = {"F": 1, "B": -1, "I": 0, "W": -1}  # of the microbatches held
 # Longest line of an order that a message shows.
 SHOWN = 60
+MOST_NAMED = SHOWN // 4  # actions that one names
 
 
 class Action(NamedTuple):
@@ -72,24 +74,33 @@ def check_order(lines: Sequence[Line], crews: Crews, num_microbatches: int) -> N
     """
     row = {action: number for number, line in enumerate(lines) for action in line}
     row_of = {action.mesh: number for action, number in row.items()}
-    known = {
-        Action(mesh, phase, microbatch)
-        for crew in crews
-        for mesh in crew
+    meshes = frozenset(mesh for crew in crews for mesh in crew)
+    listed = Counter(action for line in lines for action in line)
+    # Few are named, and where few are missing there are about as many as the file lists: a number of
+    # microbatches that nobody wrote out takes no time.
+    missing = (
+        action
+        for mesh in sorted(meshes)
         for microbatch in range(num_microbatches)
         for phase in phases_of(row, mesh, microbatch)
-    }
-    listed = Counter(action for line in lines for action in line)
+        if (action := Action(mesh, phase, microbatch)) not in listed
+    )
+
+    def is_known(action: Action) -> bool:
+        mesh, phase, microbatch = action
+        is_there = mesh in meshes and microbatch < num_microbatches
+        return is_there and phase in phases_of(row, mesh, microbatch)
+
     for what, some in (
-        ("names actions that there are not", [a for a in listed if a not in known]),
-        ("lacks actions", sorted(known.difference(listed))),
+        ("names actions that there are not", [a for a in listed if not is_known(a)]),
+        ("lacks actions", list(islice(missing, MOST_NAMED + 1))),
         ("lists actions twice", sorted(a for a, times in listed.items() if times > 1)),
     ):
         if some:
             at = row.get(some[0], row_of.get(some[0].mesh))
             raise ValueError(
                 "an order has F, and B or I and W, of every microbatch on every mesh once, "
-                f"{sum(map(len, crews))} meshes and {num_microbatches} microbatches, but this one "
+                f"{len(meshes)} meshes and {num_microbatches} microbatches, but this one "
                 f"{what}: {_named(some)}{'' if at is None else f' (row {at})'}; correct it"
             )
     wanted = sorted(map(sorted, crews))
@@ -127,8 +138,8 @@ def _check_sequences(lines: Sequence[Line]) -> None:
 
 
 def _named(actions: Sequence[object]) -> str:
-    text = " ".join(map(str, actions[: SHOWN // 4]))
-    return text + (" ..." if len(actions) > SHOWN // 4 else "")
+    text = " ".join(map(str, actions[:MOST_NAMED]))
+    return text + (" ..." if len(actions) > MOST_NAMED else "")
 
 
 def _numbers(sequence: Sequence[int]) -> str:

@@ -18,11 +18,17 @@ from typing import Any
 
 from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
-from shardwright.runtime.lifeline import die_when
 from shardwright.runtime.scratch import scratch
 
 Progress = Callable[[int, int], None]
 _POLL_SECONDS = 0.05
+# A worker depends on its parent before it imports torch, which takes seconds.
+_ENTRY = """
+from shardwright.runtime.lifeline import die_with_pipe
+die_with_pipe()
+from shardwright.runtime.profile.workers import main
+main()
+"""
 
 
 class Reporter:
@@ -79,8 +85,8 @@ def _start(directory: Path, rank: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [
                 sys.executable,
-                "-m",
-                "shardwright.runtime.profile.workers",
+                "-c",
+                _ENTRY,
                 str(directory),
                 str(rank),
             ],
@@ -138,24 +144,12 @@ def _complaint(directory: Path, rank: int, status: int | None) -> str:
     return f"measuring process {rank} failed: {reason}"
 
 
-def _parent_gone() -> None:
-    """Return when the parent's end of the pipe closes."""
-    # The descriptor, not sys.stdin: its lock would be held when the interpreter shuts down.
-    while os.read(0, 1):
-        pass
-
-
 def main() -> None:
     """Run one job: the entry of a worker process."""
     directory, rank = Path(sys.argv[1]), int(sys.argv[2])
-    die_when(_parent_gone)
     keep_freed_memory()
     function, job = pickle.loads((directory / f"job-{rank}").read_bytes())
     module, _, name = function.partition(":")
     work = getattr(importlib.import_module(module), name)
     result = work(rank, job, directory, Reporter(directory / f"progress-{rank}"))
     (directory / f"result-{rank}").write_bytes(pickle.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
