@@ -232,7 +232,7 @@ def batch_of(task: str, n: int) -> dict[str, torch.Tensor]:
     if task == "image":
         return image | {"labels": tokens(8, n)}
     if task == "pixels":
-        return image
+        return image | {"noise": floats(n, 16)}  # which patches are masked
     if task in ("caption", "caption_lm"):
         more = {"labels": text.clone()} if task == "caption_lm" else {}
         return image | {"input_ids": text} | more

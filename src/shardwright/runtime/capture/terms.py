@@ -7,6 +7,7 @@ sample they are as large, and share out like the rest of the loss.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import is_
 from typing import Any
 
 import torch
@@ -50,20 +51,16 @@ def _moving(records: Iterable[Record], batch: Iterable[Value]) -> set[Value]:
 def _rewritten(
     recorder: Recorder, value: Value, moving: set[Value], rows: int, depth: int = 0
 ) -> Value:
-    record = recorder.records[value.producer] if value.producer >= 0 else None
-    if record is None or value.meta.numel() != 1 or depth > DEEPEST:
+    if value.producer < 0 or value.meta.numel() != 1 or depth > DEEPEST:
         return value
-
-    target, old, named = _linear_in(record, moving)
-
-    def shared(one: Any) -> Any:
+    target, old, named = _linear_in(recorder.records[value.producer], moving)
+    new: list[Any] = []
+    for one in old:
         if isinstance(one, Value) and one in moving:
-            return _rewritten(recorder, one, moving, rows, depth + 1)
-        return _per_row(recorder, one, value, rows) if target in SUMS else one
-
-    new = [shared(one) for one in old]
-    changed = [one for one, before in zip(new, old, strict=True) if one is not before]
-    return recorder.emit(target, *new, **named) if changed else value
+            new.append(_rewritten(recorder, one, moving, rows, depth + 1))
+        else:
+            new.append(_per_row(recorder, one, value, rows) if target in SUMS else one)
+    return value if all(map(is_, new, old)) else recorder.emit(target, *new, **named)
 
 
 def _linear_in(record: Record, moving: set[Value]) -> tuple[Any, list[Any], dict[str, Any]]:

@@ -304,6 +304,19 @@ class Translator:
         self, name: str, overload: str, before: Value, args: list[Any], kwargs: dict[str, Any]
     ) -> Value:
         """Emit the pure twin of an in-place operator."""
+        filled = self._filled(name, before, args, kwargs)
+        if filled is not None:
+            return filled
+        twin = _twin(name, overload)
+        if twin is aten.bernoulli.p and not (args or kwargs):
+            args = [0.5]  # the default of the in-place form; the other has none
+        found = shown(self.recorder, twin, [before, *args], kwargs)
+        return found or self.recorder.emit(twin, before, *args, **kwargs)
+
+    def _filled(
+        self, name: str, before: Value, args: list[Any], kwargs: dict[str, Any]
+    ) -> Value | None:
+        """Return what is written where that does not depend on what stood there, or on a diagonal only."""
         if name in ("copy_", "fill_") and isinstance(args[0], Value):
             return self.recorder.cut(args[0])
         if name == "fill_":
@@ -312,11 +325,7 @@ class Translator:
             return self.recorder.emit(aten.zeros_like.default, before)
         if name == "fill_diagonal_" and before.meta.dim() == 2 and not (args[1:] or kwargs):
             return diagonal_filled(self.recorder, before, args[0])
-        twin = _twin(name, overload)
-        if twin is aten.bernoulli.p and not (args or kwargs):
-            args = [0.5]  # the default of the in-place form; the other has none
-        found = shown(self.recorder, twin, [before, *args], kwargs)
-        return found or self.recorder.emit(twin, before, *args, **kwargs)
+        return None
 
     def _opaque(self, args: list[Any]) -> Any:
         call, results = opaque_call(args[1], [value.meta for value in args[0]])
