@@ -9,7 +9,8 @@ import pytest
 
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.space import Seed
-from shardwright.verbs.expression import Inexpressible, express
+from shardwright.verbs.dimensions import Inexpressible
+from shardwright.verbs.expression import express
 
 # Llama-2-7B as its authors print it.
 RUN = PublishedRun(
@@ -105,6 +106,28 @@ def test_virtual_stages_are_an_interleaved_pipeline() -> None:
     assert (found.stages, found.chunks, found.schedule) == (2, 4, "interleaved")
     alone = said(vpp=4, pp=1, gpus=32).seeds[0]  # without a pipeline there is nothing to interleave
     assert (alone.stages, alone.chunks, alone.schedule) == (1, 1, "1f1b")
+
+
+def test_megatrons_pipelines_interleave_where_their_chunks_are_not_said() -> None:
+    """Two chunks, where layers and rounds of microbatches divide; DeepSpeed's pipelines cannot."""
+    for cells, chunks in (
+        ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 1),
+        ({"global_batch": 48}, 1), ({"framework": "Megatron-DeepSpeed"}, 1), ({"task": "lora"}, 1),
+        ({"framework": "torchtitan", "sharding": "FSDP2"}, 1),
+    ):  # fmt: skip
+        found = said(**{"vpp": None, "params_b": None, **cells})
+        assert found.seeds[0].chunks == chunks, cells
+        note = "2 chunks per stage" if chunks == 2 else "no interleaving"
+        assert (note in found.assumed) == ("vpp" not in cells)
+
+
+def test_frameworks_differ_in_what_they_keep() -> None:
+    assert said().gathers_again
+    assert not said(seq_parallel="no").gathers_again
+    assert not said(framework="torchtitan").gathers_again
+    assert said().training.accumulation == "float32"
+    assert said(framework="NeMo").training.accumulation == "own"
+    assert said(framework="HF + DeepSpeed").training.accumulation == "own"
 
 
 def test_a_microbatch_that_was_not_published_leaves_several() -> None:

@@ -17,10 +17,12 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
+from shardwright.planner.cost import with_copies_again
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
-from shardwright.planner.space import Seed, single_sync
+from shardwright.planner.space import Seed, even_stages, single_sync
 from shardwright.report.accuracy import validation
-from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
+from shardwright.verbs.dimensions import Inexpressible, decoder_of
+from shardwright.verbs.expression import Expression, express
 from shardwright.verbs.narrate import half_width
 from shardwright.verbs.reading import Reading, read, reading_of
 from shardwright.verbs.request import Watch
@@ -108,10 +110,17 @@ class _Predictor:
 
 
 def strategy_of(context: Context, said: Expression, seed: Seed) -> Strategy:
-    """Return one of a run's strategies, its gradients sent as its software does."""
+    """Return one of a run's strategies, its layers cut and its gradients sent as its software does."""
     strategy = as_strategy(context, seed)
+    graph = context.graph
+    stages = even_stages(graph, len(strategy.meshes)) if said.is_even else None
+    if stages is not None:
+        pairs = zip(strategy.configs, stages, strict=True)
+        strategy = replace(strategy, configs=tuple(replace(one, mesh=to) for one, to in pairs))
+    if said.gathers_again and said.training.recompute != "blocks":
+        strategy = with_copies_again(graph, strategy)
     if not said.overlaps_gradients:
-        strategy = replace(strategy, gradient_sync=single_sync(context.graph))
+        strategy = replace(strategy, gradient_sync=single_sync(graph))
     return strategy
 
 
