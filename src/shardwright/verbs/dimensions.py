@@ -12,6 +12,18 @@ from shardwright.files.runs import PublishedRun
 SAME_SIZE = 0.1
 # Since when training decoders without a fused attention is unusual.
 FLASH_SINCE = "2023"
+# Beginnings of words for what is no decoder of attention and feed-forward layers alone.
+OTHERS = (
+    "encoder",
+    "vit\\b",
+    "bert",
+    "t5",
+    "mamba",
+    "ssm",
+    "rwkv",
+    "linear attention",
+    "diffusion",
+)
 USUAL_VOCAB = 50304
 USUAL_RANK = 32
 USUAL_DROPOUT = 0.1
@@ -29,18 +41,29 @@ class Inexpressible(Exception):
         self.detail = detail
 
 
+def is_no(text: str) -> bool:
+    """Whether a cell says no; a blank one does."""
+    return text.strip().lower() in ("", "no", "none", "false", "off", "0", "disabled", "n")
+
+
+def is_yes(text: str) -> bool:
+    """Whether a cell says yes, and perhaps more."""
+    return text.strip().lower().startswith(("y", "true", "on", "1", "enabled")) and not is_no(text)
+
+
 def software_of(run: PublishedRun) -> str:
     """Name how a run's kernels were made: ``megatron`` (fused by hand), ``compiled`` or ``eager``."""
     name = run.framework.lower()
     if any(word in name for word in ("megatron", "nemo", "internevo", "mcore")):
         return "megatron"
-    return "compiled" if run.compile.lower().startswith("yes") else "eager"
+    is_compiled = not is_no(run.compile) and not run.compile.lower().startswith(("no", "eager"))
+    return "compiled" if is_compiled else "eager"
 
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     """Return the dimensions of a run's model; what is assumed is added to the list."""
     arch, ffn = run.arch.lower(), run.ffn_type.lower()
-    if "encoder" in arch or "vit" in arch.split():
+    if any(re.search(rf"\b{word}", arch) for word in OTHERS):
         raise Inexpressible("not a decoder", run.arch)
     if "mla" in arch or "latent" in arch:
         raise Inexpressible("latent attention", "the columns do not tell its ranks")
@@ -161,7 +184,7 @@ def _is_tied(run: PublishedRun, shape: Decoder) -> bool:
 def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
     text = run.flash_attn.lower()
     if text:
-        return not text.startswith(("no", "eager"))
+        return not is_no(text) and not text.startswith(("no", "eager", "math"))
     flash = run.software_date >= FLASH_SINCE
     assumed.append("fused attention" if flash else "no fused attention")
     return flash

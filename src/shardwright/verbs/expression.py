@@ -6,19 +6,25 @@ case lists it; what cannot be said is refused with a reason, and counted.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.decoder import Decoder
-from shardwright.core.strategy import Precision
+from shardwright.core.strategy import Recomputation
 from shardwright.errors import InputError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.search import Training
 from shardwright.planner.space import Seed
-from shardwright.verbs.dimensions import Inexpressible, decoder_of, software_of
+from shardwright.verbs.dimensions import (
+    Inexpressible,
+    decoder_of,
+    is_no,
+    is_yes,
+    software_of,
+)
 
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
@@ -31,6 +37,16 @@ UNFUSED = "no gradient-accumulation fusion"
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
 NARROW_SUMS = ("deepspeed", "nemo")
+# Words of sharding and the ZeRO stage that they mean, first come first served.
+SHARDINGS = (
+    (("no shard", "unsharded", "not sharded", "no fsdp"), 0),
+    (("shard grad", "grad op", "reshard after forward=false", "p os+g"), 2),
+    (("fsdp", "full shard", "fully shard", "hybrid", "hsdp", "zero++", "mics"), 3),
+    (("distributed optimizer", "dist opt", "distopt", "optimizer state", "p os"), 1),
+)
+# Words for recomputing layers whole, and devices without bfloat16.
+WHOLE = ("full", "block", "uniform", "checkpoint", "layer", "all")
+BEFORE_BFLOAT16 = ("V100", "T4", "P40", "1080")
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
 MICROBATCHES = (1, 2, 4, 8, 16)
 
@@ -44,7 +60,7 @@ class Expression:
     to rest beneath the next step's forward. ``is_even``: stages have equally many layers, as most
     frameworks cut them (DeepSpeed's have about equally many parameters). ``gathers_again``: what
     sequence parallelism gathers for a product is not kept, but gathered again in backward
-    (Megatron-LM).
+    (Megatron-LM). ``recomputed_share``: of each stage's layers, the first.
     """
 
     decoder: Decoder
@@ -57,6 +73,7 @@ class Expression:
     assumed: tuple[str, ...]
     runs_ahead: bool = False
     overlaps_gradients: bool = True
+    recomputed_share: float = 1.0
     is_even: bool = True
     gathers_again: bool = False
 
@@ -72,7 +89,9 @@ def express(run: PublishedRun) -> Expression:
     except InputError as error:
         raise Inexpressible("hardware", str(error)) from error
     cluster = replace(cluster, software=profile_of(run))
-    recompute = _recomputation(run, decoder, assumed)
+    recompute, share = _recomputation(run, decoder, assumed)
+    if "fp8" in precision and "float8" not in dict(cluster.kinds[0].peak_flops):
+        raise Inexpressible("fp8 products", f"{run.gpu} has none")
     runs_ahead = _runs_ahead(run, cluster.software, seeds[0], assumed)
     return Expression(
         decoder=decoder,
@@ -81,7 +100,7 @@ def express(run: PublishedRun) -> Expression:
         training=Training(
             precision=precision,  # type: ignore[arg-type]  # names of Training's
             clips=True,
-            recompute=recompute,  # type: ignore[arg-type]
+            recompute=recompute,
             accumulation="own" if _names(run, NARROW_SUMS) else "float32",
         ),
         global_batch=batch,
@@ -90,6 +109,7 @@ def express(run: PublishedRun) -> Expression:
         assumed=(*assumed, *guesses),
         runs_ahead=runs_ahead,
         overlaps_gradients=not _is_early_megatron(run),
+        recomputed_share=share,
         is_even=not _names(run, ("deepspeed",)),
         gathers_again=seeds[0].sequence and software_of(run) == "megatron",
     )
@@ -141,46 +161,77 @@ def _precision(run: PublishedRun, assumed: list[str]) -> str:
     if any(word in text for word in ("fp4", "int8", "int4")):
         raise Inexpressible("products of other formats", run.precision)
     if "fp8" in text or "float8" in text:
-        wanted = "fp8-row" if "row" in text or "mx" in text else "fp8"
-        if wanted not in get_args(Precision):
-            raise Inexpressible("fp8 products", run.precision)
-        return wanted
+        return "fp8-row" if "row" in text or "mx" in text else "fp8"
     if not text:
         assumed.append("bfloat16")
-    if "16" not in text and any(word in text for word in ("fp32", "float32", "tf32")):
-        return "float32"
-    return "float16" if "16" in text and "bf" not in text else "bfloat16"
+    if not re.search(r"\d", text):
+        return "float16" if "half" in text or _lacks_bfloat16(run) else "bfloat16"
+    if "16" in text:
+        return "bfloat16" if "bf" in text else "float16"
+    return "float32" if "32" in text else "bfloat16"
 
 
-def _recomputation(run: PublishedRun, decoder: Decoder, assumed: list[str]) -> str:
+def _lacks_bfloat16(run: PublishedRun) -> bool:
+    return any(name in run.gpu.upper() for name in BEFORE_BFLOAT16)
+
+
+def _share(text: str, per_stage: int) -> float | None:
+    """Return the share of the layers that are recomputed whole, as words say it; None where they do
+    not."""
+    if is_yes(text) or "uniform" in text:
+        return 1.0
+    if not re.search(r"\d|partial|every", text):
+        return 1.0 if any(word in text for word in WHOLE) else None
+    of = re.search(r"(\d+) ?(?:of|/) ?(\d+)", text)
+    if of:
+        return int(of[1]) / max(int(of[2]), 1)
+    every = re.search(r"every (\d+)|every (?:second|other)", text)
+    if every:
+        return 1 / max(int(every[1] or 2), 1)
+    return _counted(text, per_stage)
+
+
+def _counted(text: str, per_stage: int) -> float | None:
+    count = re.search(r"(\d+) ?(?:transformer )?(?:layers?|blocks?)", text)
+    return min(int(count[1]) / per_stage, 1.0) if count else None
+
+
+def _recomputation(
+    run: PublishedRun, decoder: Decoder, assumed: list[str]
+) -> tuple[Recomputation, float]:
+    """Return what is recomputed, and in which share of the layers."""
     text = run.recompute.lower()
     if not text:
         assumed.append("no recomputation")
-    if text in ("", "none", "no"):
-        return "none"
+    if is_no(text):
+        return "none", 1.0
     if "offload" in text:
         raise Inexpressible("activations kept on the host", run.recompute)
-    is_part = re.search(r"\d", text) and "uniform" not in text
-    if text.startswith(("full", "yes", "block", "uniform")) and not is_part:
-        return "blocks"
-    if text.startswith(("sel", "attention", "core")):
-        if "titan" in run.framework.lower():
-            return "selective"
-        return "none" if decoder.flash else "attention"
-    raise Inexpressible("recomputation in part", run.recompute)
+    if text.startswith(("sel", "attention", "core", "op")) and "layer" not in text:
+        return _selected(run, decoder), 1.0
+    share = _share(text, max(run.layers // (run.pp or 1), 1))
+    if share is None:
+        raise Inexpressible("recomputation in part", run.recompute)
+    return "blocks", share
+
+
+def _selected(run: PublishedRun, decoder: Decoder) -> Recomputation:
+    """Return what frameworks mean by selective recomputation."""
+    if "titan" in run.framework.lower():
+        return "selective"
+    return "none" if decoder.flash else "attention"
 
 
 def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int]:
     """Return the degrees of a run, once for every microbatch that is possible, and its batch."""
-    tensor, stages, context, expert = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
+    tensor, stages, context = run.tp or 1, run.pp or 1, run.cp or 1
     data, left = divmod(run.gpus, tensor * stages * context)
     if left or not data or (run.dp or data) != data:
         raise Inexpressible(
             "degrees and devices disagree",
             f"tp {tensor} x pp {stages} x cp {context} x dp {run.dp or data} on {run.gpus}",
         )
-    if data % expert or (run.experts or expert) % expert:
-        raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
+    expert = _expert(run, data, tensor, assumed)
     zero, group = _sharding(run, data)
     if zero == 3 and stages > 1 and "fsdp" in run.sharding.lower():
         # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
@@ -210,27 +261,42 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     ), batch
 
 
+def _expert(run: PublishedRun, data: int, tensor: int, assumed: list[str]) -> int:
+    """Return over how many data-parallel devices experts lie. Megatron-Core lays them over the
+    tensor-parallel ones too; here each expert is split over those, which leaves devices the same."""
+    asked = run.ep or 1
+    found = math.gcd(asked, data)
+    if (tensor % (asked // found)) or (run.experts or asked) % asked:
+        raise Inexpressible("experts beyond data", f"ep {asked}, dp {data}, {run.experts} experts")
+    if found < asked:
+        assumed.append(f"experts over {found} data-parallel devices, each split over {tensor}")
+    return found
+
+
 def _chunks(run: PublishedRun, counts: tuple[int, ...], assumed: list[str]) -> int:
     """Return the chunks of each stage's devices; Megatron interleaves whole rounds of microbatches."""
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
-    could = (
-        software_of(run) == "megatron"
-        and not _names(run, ("deepspeed", "internevo"))
-        and not "" < run.software_date < INTERLEAVED_SINCE
-        and "lora" not in run.task.lower()
-        and run.layers % (stages * USUAL_CHUNKS) == 0
-        and all(count % stages == 0 for count in counts)
-    )
+    divides = [
+        run.layers % (stages * USUAL_CHUNKS) == 0,
+        *(count % stages == 0 for count in counts),
+    ]
+    could = all(divides) and _may_interleave(run)
     assumed.append(f"{USUAL_CHUNKS} chunks per stage" if could else "no interleaving")
     return USUAL_CHUNKS if could else 1
+
+
+def _may_interleave(run: PublishedRun) -> bool:
+    is_older = "" < run.software_date < INTERLEAVED_SINCE
+    is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo"))
+    return not (is_older or is_other or "lora" in run.task.lower())
 
 
 def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
     """Whether activations between the tensor-parallel regions are split too."""
     if run.seq_parallel:
-        return run.seq_parallel.lower().startswith("y")
+        return is_yes(run.seq_parallel)
     name = run.framework.lower()
     usual = "titan" in name or (software_of(run) == "megatron" and run.software_date >= "2023")
     note = "sequence parallel" if usual else "no sequence parallel"
@@ -260,21 +326,26 @@ def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:
     text = run.sharding.lower()
     if "offload" in text:
         raise Inexpressible("states kept on the host", run.sharding)
-    stage = re.search(r"zero[- ]?([0-3])", text)
-    grouped = re.search(r"group(?: of| size)? (\d+)", text)
-    group = int(grouped[1]) if grouped else 0
-    if stage and "no zero" not in text:
-        zero = int(stage[1])
-    elif any(word in text for word in ("shard_grad", "grad_op")):
-        zero = 2
-    elif any(word in text for word in ("fsdp", "full_shard", "fully shard", "hybrid", "hsdp")):
-        zero = 3
-    else:
-        zero = 1 if "distributed optimizer" in text else 0
-    if not group and ("hybrid" in text or "hsdp" in text):
-        group = run.gpus_per_node or 8
+    zero, group = _zero(text), _group(run, text)
     if not zero or group in (0, 1) or group >= data:
         return (0 if group == 1 else zero), 1
     if data % group:
         raise Inexpressible("batch does not divide", f"dp {data} in groups of {group}")
     return zero, group
+
+
+def _group(run: PublishedRun, text: str) -> int:
+    """Return over how many devices states are sharded as words of sharding say it, 0 where not."""
+    grouped = re.search(r"group(?: of| size)? (\d+)|\bshard(?:ed|ing)?[ =:]+(\d+)", text)
+    if grouped:
+        return int(grouped[1] or grouped[2])
+    return (run.gpus_per_node or 8) if "hybrid" in text or "hsdp" in text else 0
+
+
+def _zero(text: str) -> int:
+    """Return the ZeRO stage that words of sharding mean."""
+    plain = re.sub(r"[-_ ]+", " ", text)
+    stage = re.search(r"zero ?(?:stage ?)?([0-3])|\bstage ?([0-3])", plain)
+    if stage and "no zero" not in plain:
+        return int(stage[1] or stage[2])
+    return next((zero for words, zero in SHARDINGS if any(one in plain for one in words)), 0)
