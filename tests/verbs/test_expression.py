@@ -195,12 +195,6 @@ def test_words_are_read_as_they_are_meant() -> None:
     assert said(gpu="V100-32", gpu_mem_gb=32, precision="mixed").precision == "float16"
 
 
-def test_experts_over_tensor_parallel_devices_are_split_over_them() -> None:
-    found = said(experts=64, experts_topk=2, ep=32, params_b=None)
-    assert (found.seeds[0].expert, found.seeds[0].data) == (16, 1)
-    assert "experts over 16 data-parallel devices, each split over 2" in found.assumed
-
-
 def test_software_is_what_the_framework_runs_on() -> None:
     for framework, date, compiled, profile in (
         ("Megatron-LM", "2021-04", "", "megatron"), ("Megatron-LM", "2024-05", "", "megatron-core"),

@@ -6,7 +6,6 @@ case lists it; what cannot be said is refused with a reason, and counted.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 
@@ -224,14 +223,15 @@ def _selected(run: PublishedRun, decoder: Decoder) -> Recomputation:
 
 def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int]:
     """Return the degrees of a run, once for every microbatch that is possible, and its batch."""
-    tensor, stages, context = run.tp or 1, run.pp or 1, run.cp or 1
+    tensor, stages, context, expert = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
     data, left = divmod(run.gpus, tensor * stages * context)
     if left or not data or (run.dp or data) != data:
         raise Inexpressible(
             "degrees and devices disagree",
             f"tp {tensor} x pp {stages} x cp {context} x dp {run.dp or data} on {run.gpus}",
         )
-    expert = _expert(run, data, tensor, assumed)
+    if data % expert or (run.experts or expert) % expert:
+        raise Inexpressible("experts beyond data", f"ep {expert}, dp {data}, {run.experts} experts")
     zero, group = _sharding(run, data)
     if zero == 3 and stages > 1 and "fsdp" in run.sharding.lower():
         # PyTorch's pipelines gather a stage's parameters once a step, not once a microbatch, and add
@@ -259,18 +259,6 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
         )
         for count in counts
     ), batch
-
-
-def _expert(run: PublishedRun, data: int, tensor: int, assumed: list[str]) -> int:
-    """Return over how many data-parallel devices experts lie. Megatron-Core lays them over the
-    tensor-parallel ones too; here each expert is split over those, which leaves devices the same."""
-    asked = run.ep or 1
-    found = math.gcd(asked, data)
-    if (tensor % (asked // found)) or (run.experts or asked) % asked:
-        raise Inexpressible("experts beyond data", f"ep {asked}, dp {data}, {run.experts} experts")
-    if found < asked:
-        assumed.append(f"experts over {found} data-parallel devices, each split over {tensor}")
-    return found
 
 
 def _chunks(run: PublishedRun, counts: tuple[int, ...], assumed: list[str]) -> int:
