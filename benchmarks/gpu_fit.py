@@ -30,7 +30,8 @@ from shardwright.files.runs import PublishedRun, read_runs
 from shardwright.planner.cost import software
 from shardwright.planner.search import Context, evaluate_closely
 from shardwright.runtime.capture.decoder import capture_decoder
-from shardwright.verbs.expression import Expression, Inexpressible, express
+from shardwright.verbs.dimensions import Inexpressible
+from shardwright.verbs.expression import Expression, express
 from shardwright.verbs.validation import published_seconds, strategy_of
 
 STEP, PRIOR, MOST_RUNS = 0.8, 0.15, 8

@@ -33,6 +33,18 @@ RUN = PublishedRun(
         ("B200", 180, "B200-SXM"),
         ("GB200", 186, "GB200-SXM"),
         ("MI300X", 192, "MI300X"),
+        ("NVIDIA H100 80GB HBM3", 80, "H100-SXM5-80GB"),
+        ("Tesla V100-SXM2-32GB", 32, "V100-SXM2-32GB"),
+        ("NVIDIA A100-SXM4-80GB", None, "A100-SXM4-80GB"),
+        ("A100 40GB", None, "A100-SXM4-40GB"),
+        ("A800", 80, "A800-SXM4-80GB"),
+        ("RTX A6000", 48, "RTX-A6000"),
+        ("A6000", None, "RTX-A6000"),
+        ("GeForce RTX 4090", 24, "RTX-4090"),
+        ("H20", 96, "H20-SXM"),
+        ("GH200", 96, "GH200-96GB"),
+        ("H800", 80, "H800-SXM"),
+        ("L40S", 48, "L40S"),
     ],
 )
 def test_a_name_and_a_memory_mean_a_published_kind(

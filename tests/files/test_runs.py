@@ -61,3 +61,9 @@ def test_a_file_that_is_absent_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(InputError, match="is text in UTF-8"):
         read_runs(tmp_path / "picture")
+
+
+def test_what_people_write_into_empty_cells_is_blank() -> None:
+    for text in ("-", "n/a", "N/A", "unknown"):
+        (run,) = parse_runs(HEADER + ROW.replace("0.5", text), "runs")
+        assert run.iter_s is None, text

@@ -9,7 +9,8 @@ import pytest
 
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.space import Seed
-from shardwright.verbs.expression import Inexpressible, express
+from shardwright.verbs.dimensions import Inexpressible
+from shardwright.verbs.expression import express
 
 # Llama-2-7B as its authors print it.
 RUN = PublishedRun(
@@ -86,10 +87,12 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
         ({"global_batch": None, "micro_batch": None}, "batch not published"),
         ({"gpu": "Abacus"}, "hardware"),
         ({"arch": "encoder-decoder"}, "not a decoder"),
+        ({"arch": "mamba hybrid"}, "not a decoder"),
+        ({"gpu": "A100", "precision": "fp8"}, "fp8 products"),
         ({"arch": "decoder, MLA"}, "latent attention"),
         ({"ffn_type": "swiglu+moe"}, "dimensions not published"),
         ({"ffn_hidden": None}, "dimensions not published"),
-        ({"recompute": "5 layers"}, "recomputation in part"),
+        ({"recompute": "partial"}, "recomputation in part"),
         ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
         ({"experts": 6, "experts_topk": 2}, "tokens do not divide"),
     ],
@@ -105,6 +108,28 @@ def test_virtual_stages_are_an_interleaved_pipeline() -> None:
     assert (found.stages, found.chunks, found.schedule) == (2, 4, "interleaved")
     alone = said(vpp=4, pp=1, gpus=32).seeds[0]  # without a pipeline there is nothing to interleave
     assert (alone.stages, alone.chunks, alone.schedule) == (1, 1, "1f1b")
+
+
+def test_megatrons_pipelines_interleave_where_their_chunks_are_not_said() -> None:
+    """Two chunks, where layers and rounds of microbatches divide; DeepSpeed's pipelines cannot."""
+    for cells, chunks in (
+        ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 1),
+        ({"global_batch": 48}, 1), ({"framework": "Megatron-DeepSpeed"}, 1), ({"task": "lora"}, 1),
+        ({"framework": "torchtitan", "sharding": "FSDP2"}, 1),
+    ):  # fmt: skip
+        found = said(**{"vpp": None, "params_b": None, **cells})
+        assert found.seeds[0].chunks == chunks, cells
+        note = "2 chunks per stage" if chunks == 2 else "no interleaving"
+        assert (note in found.assumed) == ("vpp" not in cells)
+
+
+def test_frameworks_differ_in_what_they_keep() -> None:
+    assert said().gathers_again
+    assert not said(seq_parallel="no").gathers_again
+    assert not said(framework="torchtitan").gathers_again
+    assert said().training.accumulation == "float32"
+    assert said(framework="NeMo").training.accumulation == "own"
+    assert said(framework="HF + DeepSpeed").training.accumulation == "own"
 
 
 def test_a_microbatch_that_was_not_published_leaves_several() -> None:
@@ -139,6 +164,35 @@ def test_recomputation_has_the_planners_names() -> None:
     assert said(recompute="selective").training.recompute == "none"  # nothing is kept to drop
     assert said(recompute="selective", flash_attn="no").training.recompute == "attention"
     assert said(recompute="selective", framework="torchtitan").training.recompute == "selective"
+
+
+def test_recomputation_of_some_layers_is_a_share_of_each_stages() -> None:
+    for text, share in (
+        ("block, 4 layers", 0.25), ("8 of 32 layers", 0.25), ("every 2nd layer", 0.5), ("full", 1),
+        ("40 layers", 1), ("full (uniform, 1)", 1), ("per-layer", 1),
+    ):  # fmt: skip
+        found = said(recompute=text)  # 32 layers on two stages
+        assert (found.training.recompute, found.recomputed_share) == ("blocks", share), text
+
+
+def test_words_are_read_as_they_are_meant() -> None:
+    for text in ("no", "False", "off", "none"):
+        assert said(recompute=text).training.recompute == "none"
+        assert not said(seq_parallel=text).seeds[0].sequence
+        assert said(framework="x", software_date="2025", compile=text).software == "eager"
+    for text in ("yes", "True", "gradient checkpointing", "activation checkpointing"):
+        assert said(recompute=text).training.recompute == "blocks"
+    assert said(seq_parallel="True").seeds[0].sequence
+    assert said(framework="x", compile="torch.compile (inductor)").software == "compiled"
+    for text, zero in (
+        ("zero_3", 3), ("ZeRO stage 1", 1), ("stage 2", 2), ("NO_SHARD", 0), ("dist-opt", 1),
+        ("use_distributed_optimizer", 1), ("optimizer states sharded", 1), ("unsharded", 0),
+        ("FSDP, reshard_after_forward=False", 2), ("ZeRO++", 3), ("Megatron-FSDP", 3),
+    ):  # fmt: skip
+        assert said(sharding=text, pp=1, gpus=32).seeds[0].zero == zero, text
+    shards = said(sharding="HSDP (shard 4, replicate 4)", pp=1, gpus=32).seeds[0]
+    assert (shards.zero, shards.group, shards.data) == (3, 4, 4)
+    assert said(gpu="V100-32", gpu_mem_gb=32, precision="mixed").precision == "float16"
 
 
 def test_software_is_what_the_framework_runs_on() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardwright.core.costs import CostTable
+from shardwright.core.strategy import Strategy
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
 from shardwright.verbs.expression import express
 from shardwright.verbs.reading import BUCKET_BYTES, Predicted, Reading, read, reading_of
@@ -40,6 +41,29 @@ SMALL: dict[str, Any] = {
     "layers": 4, "hidden": 1024, "heads": 8, "kv_heads": 8, "ffn_hidden": 4096, "seq": 1024,
     "params_b": None, "global_batch": 16, "gpus": 4, "gpus_per_node": 2, "tp": 1, "dp": 2,
 }  # fmt: skip
+
+
+def planned() -> tuple[Context, Strategy, tuple[float, ...]]:
+    from shardwright.runtime.capture.decoder import capture_decoder
+
+    said = express(replace(RUN, **SMALL))
+    graph = capture_decoder(said.decoder, said.global_batch, said.precision)
+    context = Context.of(graph, said.cluster, CostTable(), said.training)
+    strategy = as_strategy(context, said.seeds[0])
+    return context, strategy, evaluate_closely(context, strategy)[2].stage_bytes
+
+
+@pytest.mark.torch
+def test_deepspeeds_last_stage_keeps_the_scores_of_the_microbatch_before() -> None:
+    assert reading_of(replace(RUN, framework="Megatron-DeepSpeed")).keeps_scores
+    assert not reading_of(RUN).keeps_scores
+    context, strategy, tensors = planned()
+    plain, keeping = (
+        read(Reading(where="last", keeps_scores=keeps), context, strategy, tensors).bytes
+        for keeps in (False, True)
+    )
+    samples = 16 // (2 * strategy.pipeline.num_microbatches)  # of a batch of 16, on two replicas
+    assert keeping - plain == samples * 1024 * 32000 * 4  # float32
 
 
 def predicted(reading: Reading, memory: float = 80.0) -> Predicted:

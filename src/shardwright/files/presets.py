@@ -22,6 +22,8 @@ ALIASES = {
     "a10080gb": "A100-SXM4-80GB", "h100": "H100-SXM5-80GB", "h100sxm": "H100-SXM5-80GB",
     "h100pcie": "H100-PCIe-80GB", "h200": "H200-SXM", "b200": "B200-SXM", "b300": "B300-SXM",
     "gb200": "GB200-SXM", "gb300": "GB300-SXM", "h800": "H800-SXM", "1080ti": "GTX-1080Ti",
+    "a800": "A800-SXM4-80GB", "a6000": "RTX-A6000", "4090": "RTX-4090", "3090": "RTX-3090",
+    "6000ada": "RTX-6000-Ada", "h20": "H20-SXM", "gh200": "GH200-96GB",
 }  # fmt: skip
 # The node whose network is assumed when only a device kind is named.
 USUAL_NODE = {

@@ -17,6 +17,8 @@ from shardwright.files.presets import (
 from shardwright.files.runs import PublishedRun
 
 USUAL_GPUS_PER_NODE = 8
+# What people write before a device's name.
+VENDORS = re.compile(r"^((nvidia|amd|instinct|tesla|geforce|dgx)[ -]+)+", re.IGNORECASE)
 # Memories that differ by more are another product.
 SAME_MEMORY = 0.1
 
@@ -47,14 +49,15 @@ def cluster_of_run(run: PublishedRun) -> tuple[Cluster, tuple[str, ...]]:
 
 def _kind(run: PublishedRun) -> tuple[DeviceKind, Link, tuple[str, ...]]:
     """Return the published kind of the same family whose memory is nearest."""
-    family = re.match(r"[A-Za-z]+[ -]?\d+[A-Za-z]*", run.gpu.strip())
-    wanted = (family[0] if family else run.gpu).replace(" ", "").replace("-", "").lower()
-    written = re.search(r"-(\d+)(?: ?GB)?\b", run.gpu, re.IGNORECASE)
+    gpu = VENDORS.sub("", run.gpu.strip())
+    family = re.match(r"[A-Za-z]+[ -]?\d+[A-Za-z]*", gpu)
+    wanted = (family[0] if family else gpu).replace(" ", "").replace("-", "").lower()
+    written = re.search(r"[- ](\d+)(?: ?GB)?\b", gpu, re.IGNORECASE)
     memory = run.gpu_mem_gb or (float(written[1]) if written else None)
     names = [name for name in kind_names() if name.lower().split("-")[0] == wanted]
     names = [n for n in names if ("pcie" in n.lower()) == ("pcie" in run.gpu.lower())] or names
     if not names:
-        name = find_kind(run.gpu)
+        name = find_kind(gpu)
         if name is None:
             raise InputError(f"no published rates of {run.gpu}")
         names = [name]

@@ -21,6 +21,8 @@ LARGEST_FILE = 4 * 2**20
 REQUIRED = ("id", "source_id", "model", "layers", "hidden", "heads", "seq", "gpu", "gpus")
 LARGEST = 10**12
 MOST_LAYERS = 2048  # each is planned
+# What people write into a cell that has nothing.
+BLANKS = ("-", "--", "?", "n/a", "na", "unknown", "not published", "not stated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ def _run(cells: dict[str | None, Any], row: int, where: str) -> PublishedRun:
     values: dict[str, Any] = {"row": row}
     for name in _COLUMNS:
         text = (cells.get(name) or "").strip()
-        if not text:
+        if not text or (text.lower() in BLANKS and name not in REQUIRED):
             if name in REQUIRED:
                 raise InputError(
                     f"{where}, row {row}, column {name}: is blank, but every run needs it; fill it "

@@ -7,6 +7,7 @@ context, kernels and NCCL's buffers too). Whether a run fits is a matter of the 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -27,12 +28,14 @@ FULL = 0.6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """``kind`` is what was read, ``where`` on which stages; ``buffers`` are bytes that the framework
-    holds besides, ``streams``: communication has memory of its own (``planner.simulate.replay``)."""
+    holds besides, ``streams``: communication has memory of its own (``planner.simulate.replay``).
+    ``keeps_scores``: the last stage still has the scores of the microbatch before."""
 
     kind: Kind = "allocated"
     where: Literal["fullest", "last", "first host"] = "fullest"
     buffers: int = 0
     streams: bool = False
+    keeps_scores: bool = False
     software_date: str = ""
 
 
@@ -58,6 +61,8 @@ def reading_of(run: PublishedRun) -> Reading:
         where=where,
         buffers=BUCKET_BYTES if buckets else 0,
         streams="fsdp" in sharding,
+        # Its PipelineEngine has two buffers of outputs on the last stage, each kept until its next use.
+        keeps_scores="deepspeed" in framework and "megatron" in framework,
         software_date=run.software_date,
     )
 
@@ -67,6 +72,8 @@ def read(
 ) -> Predicted:
     """Read the memory of a strategy whose tensors take so many bytes, stage by stage."""
     cluster = context.cluster
+    if reading.keeps_scores and strategy.pipeline.num_microbatches > 1:
+        tensors = (*tensors[:-1], tensors[-1] + _score_bytes(context, strategy))
     shown = _shown(reading, context, strategy)
     limits = [
         min(cluster.kind_of(device).memory_bytes for device in mesh.devices)
@@ -100,6 +107,25 @@ def read(
             for one, size, limit in zip(found, tensors, limits, strict=True)
         ),
     )
+
+
+def _score_bytes(context: Context, strategy: Strategy) -> float:
+    """Return the bytes of a microbatch's scores, before the loss, on a device that has them."""
+    graph = context.graph
+    losses = [
+        (one, config)
+        for one, config in zip(graph.operators, strategy.configs, strict=True)
+        if "cross_entropy" in one.kind
+    ]
+    found = 0.0
+    for one, config in losses:
+        pieces = math.prod(
+            size
+            for size, name in zip(strategy.meshes[config.mesh].sizes, config.dims, strict=True)
+            if name
+        )
+        found += graph.tensors[one.inputs[0]].bytes / pieces
+    return found / strategy.pipeline.num_microbatches
 
 
 def _shown(reading: Reading, context: Context, strategy: Strategy) -> tuple[int, ...]:

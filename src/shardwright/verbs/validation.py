@@ -17,10 +17,12 @@ from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun, read_runs
+from shardwright.planner.cost import with_copies_again
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
-from shardwright.planner.space import Seed, single_sync
+from shardwright.planner.space import Seed, even_stages, single_sync
 from shardwright.report.accuracy import validation
-from shardwright.verbs.expression import Expression, Inexpressible, decoder_of, express
+from shardwright.verbs.dimensions import Inexpressible, decoder_of, is_no
+from shardwright.verbs.expression import Expression, express
 from shardwright.verbs.narrate import half_width
 from shardwright.verbs.reading import Reading, read, reading_of
 from shardwright.verbs.request import Watch
@@ -108,16 +110,36 @@ class _Predictor:
 
 
 def strategy_of(context: Context, said: Expression, seed: Seed) -> Strategy:
-    """Return one of a run's strategies, its gradients sent as its software does."""
+    """Return one of a run's strategies, its layers cut and its gradients sent as its software does."""
     strategy = as_strategy(context, seed)
+    graph = context.graph
+    stages = even_stages(graph, len(strategy.meshes)) if said.is_even else None
+    if stages is not None:
+        pairs = zip(strategy.configs, stages, strict=True)
+        strategy = replace(strategy, configs=tuple(replace(one, mesh=to) for one, to in pairs))
+    if said.recomputed_share < 1:
+        strategy = replace(
+            strategy, recompute=_first_of_stages(strategy, graph, said.recomputed_share)
+        )
+    if said.gathers_again and said.training.recompute != "blocks":
+        strategy = with_copies_again(graph, strategy)
     if not said.overlaps_gradients:
-        strategy = replace(strategy, gradient_sync=single_sync(context.graph))
+        strategy = replace(strategy, gradient_sync=single_sync(graph))
     return strategy
+
+
+def _first_of_stages(strategy: Strategy, graph: OperatorGraph, share: float) -> tuple[int, ...]:
+    """Return the first of each stage's recomputed blocks, a share of them."""
+    by_stage: dict[int, list[int]] = {}
+    for block in strategy.recompute:
+        stage = strategy.configs[graph.blocks[block].start].mesh
+        by_stage.setdefault(stage, []).append(block)
+    return tuple(one for found in by_stage.values() for one in found[: round(share * len(found))])
 
 
 def _published(run: PublishedRun) -> Case:
     """Return what a run's source says."""
-    hardware = f"{run.gpus} {run.gpu}"
+    hardware, is_lost = f"{run.gpus} {run.gpu}", not is_no(run.oom)
     group = (run.source_id, run.model, hardware, str(run.seq), run.precision, run.compile)
     return Case(
         id=run.id,
@@ -128,9 +150,9 @@ def _published(run: PublishedRun) -> Case:
         layout=_layout(run),
         group=" | ".join(group),
         work=float(run.seq * (run.global_batch or 1)),
-        published_seconds=None if run.oom else published_seconds(run),
+        published_seconds=None if is_lost else published_seconds(run),
         published_bytes=None if run.peak_mem_gib is None else run.peak_mem_gib * 2**30,
-        is_out_of_memory=run.oom.lower().startswith("y"),
+        is_out_of_memory=is_lost,
         baseline_seconds=_baseline(run),
     )
 

@@ -9,10 +9,11 @@ from shardwright.planner.cost.compute import Rates, operator_cost
 from shardwright.planner.cost.memory import segment_memory
 from shardwright.planner.cost.money import dollars_per_step
 from shardwright.planner.cost.price import Prices, price
+from shardwright.planner.cost.recomputation import with_copies_again
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.table import build_costs
 
 __all__ = [
     "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "dollars_per_step", "operator_cost",
-    "price", "segment_memory",
+    "price", "segment_memory", "with_copies_again",
 ]  # fmt: skip

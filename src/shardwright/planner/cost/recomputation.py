@@ -52,6 +52,13 @@ def with_recomputation(graph: OperatorGraph, strategy: Strategy, name: Recomputa
     )
 
 
+def with_copies_again(graph: OperatorGraph, strategy: Strategy) -> Strategy:
+    """Return the strategy sending again, before backward, what repeated blocks keep in another layout."""
+    spans = [graph.blocks[block] for block in repeated_blocks(graph)]
+    inside = {index for span in spans for index in range(span.start, span.stop)}
+    return replace(strategy, reshard_again=copies_kept(graph, inside))
+
+
 def copies_kept(graph: OperatorGraph, readers: Container[int]) -> tuple[int, ...]:
     """Return the activations read by these operators only of which autograd would keep a copy in
     another layout.

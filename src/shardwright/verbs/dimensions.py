@@ -1,0 +1,209 @@
+"""The decoder that a published run says, its dimensions and the kernels that its software runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardwright.core.decoder import Decoder
+from shardwright.files.runs import PublishedRun
+
+# Parameters that differ from the printed ones by more would be another model.
+SAME_SIZE = 0.1
+# Since when training decoders without a fused attention is unusual.
+FLASH_SINCE = "2023"
+# Beginnings of words for what is no decoder of attention and feed-forward layers alone.
+OTHERS = (
+    "encoder",
+    "vit\\b",
+    "bert",
+    "t5",
+    "mamba",
+    "ssm",
+    "rwkv",
+    "linear attention",
+    "diffusion",
+)
+USUAL_VOCAB = 50304
+USUAL_RANK = 32
+USUAL_DROPOUT = 0.1
+# Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
+IN_PLACE_SINCE = "2024"  # Megatron-LM's (core 0.5)
+FUSED_LOSSES = ("composer", "foundry", "liger")
+
+
+class Inexpressible(Exception):
+    """A run that cannot be planned as it is printed: ``reason`` for counting, ``detail`` for reading."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def is_no(text: str) -> bool:
+    """Whether a cell says no; a blank one does."""
+    return text.strip().lower() in ("", "no", "none", "false", "off", "0", "disabled", "n")
+
+
+def is_yes(text: str) -> bool:
+    """Whether a cell says yes, and perhaps more."""
+    return text.strip().lower().startswith(("y", "true", "on", "1", "enabled")) and not is_no(text)
+
+
+def software_of(run: PublishedRun) -> str:
+    """Name how a run's kernels were made: ``megatron`` (fused by hand), ``compiled`` or ``eager``."""
+    name = run.framework.lower()
+    if any(word in name for word in ("megatron", "nemo", "internevo", "mcore")):
+        return "megatron"
+    is_compiled = not is_no(run.compile) and not run.compile.lower().startswith(("no", "eager"))
+    return "compiled" if is_compiled else "eager"
+
+
+def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
+    """Return the dimensions of a run's model; what is assumed is added to the list."""
+    arch, ffn = run.arch.lower(), run.ffn_type.lower()
+    if any(re.search(rf"\b{word}", arch) for word in OTHERS):
+        raise Inexpressible("not a decoder", run.arch)
+    if "mla" in arch or "latent" in arch:
+        raise Inexpressible("latent attention", "the columns do not tell its ranks")
+    gated = any(word in ffn for word in ("swiglu", "silu", "geglu", "gated", "reglu"))
+    gated = gated or (not ffn and "llama" in run.model.lower())
+    width = run.ffn_hidden
+    if width is None:
+        if gated:
+            raise Inexpressible("dimensions not published", "no ffn_hidden")
+        width = 4 * run.hidden
+        assumed.append(f"ffn_hidden {width}")
+    vocab = run.vocab
+    if vocab is None:
+        vocab = USUAL_VOCAB
+        assumed.append(f"vocab {vocab}")
+    tensor = run.tp or 1
+    if vocab % (tensor * 8):
+        vocab += -vocab % (128 * tensor)
+        assumed.append(f"vocab padded to {vocab}")
+    experts, topk = _experts(run)
+    activation = "relu2" if "square" in ffn else "silu" if gated and "ge" not in ffn else "gelu"
+    turns = gated or any(word in arch for word in ("rope", "rotary")) or activation == "relu2"
+    shape = Decoder(
+        layers=run.layers,
+        hidden=run.hidden,
+        heads=run.heads,
+        kv_heads=run.kv_heads or run.heads,
+        head_size=_head_size(run),
+        ffn=width,
+        vocab=vocab,
+        seq=run.seq,
+        activation=activation,
+        gated=gated,
+        rms=gated,
+        bias=not gated and "alibi" not in arch,
+        rotary=turns and "alibi" not in arch and "learned" not in arch,
+        positions="learned" in arch or not (turns or "alibi" in arch),
+        flash=_is_flash(run, assumed),
+        fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
+        experts=experts,
+        topk=topk,
+        adapters=_rank(run, assumed),
+        dropout=_dropout(run, gated, assumed),
+        loss=_loss(run),
+    )
+    shape = replace(shape, shared=_shared(run, shape, assumed))
+    shape = replace(shape, tied=_is_tied(run, shape))
+    size = shape.num_parameters / 1e9
+    if run.params_b is not None and abs(size / run.params_b - 1) > SAME_SIZE:
+        assumed.append(f"{size:.3g} G parameters, {run.params_b:.3g} G printed")
+    return shape
+
+
+def _experts(run: PublishedRun) -> tuple[int, int]:
+    """Return the number of experts and how many each token goes to; 0 for a dense model."""
+    if (run.experts or 1) == 1:
+        if "moe" in f"{run.ffn_type} {run.arch}".lower():
+            raise Inexpressible("dimensions not published", "no number of experts")
+        return 0, 0
+    if run.experts_topk is None:
+        raise Inexpressible("dimensions not published", "no experts_topk")
+    experts, topk = run.experts or 1, run.experts_topk
+    if run.seq * topk % experts:
+        raise Inexpressible(
+            "tokens do not divide", f"{run.seq} tokens to {topk} of {experts} experts"
+        )
+    return experts, topk
+
+
+def _shared(run: PublishedRun, shape: Decoder, assumed: list[str]) -> int:
+    """Return the width of the expert that all tokens go to, as active parameters tell."""
+    text = f"{run.arch} {run.ffn_type} {run.notes}".lower()
+    if not shape.experts or "shared" not in text:
+        return 0
+    written = re.search(r"shared experts? (?:of )?(\d{3,})", text)
+    if written:
+        return int(written[1])
+    if run.active_params_b is None:
+        width = shape.ffn
+    else:
+        left = run.active_params_b * 1e9 - replace(shape, tied=False).num_active
+        width = round(left / (shape.layers * 3 * shape.hidden) / 128) * 128
+    assumed.append(f"shared expert {max(width, 0)}")
+    return max(width, 0)
+
+
+def _rank(run: PublishedRun, assumed: list[str]) -> int:
+    """Return the rank of what is trained beside frozen weights, 0 where all is trained."""
+    if "lora" not in run.task.lower():
+        return 0
+    written = re.search(r"(?:rank|dim) ?=? ?(\d+)", run.notes.lower())
+    if written:
+        return int(written[1])
+    assumed.append(f"adapters of rank {USUAL_RANK} in attention")
+    return USUAL_RANK
+
+
+def _head_size(run: PublishedRun) -> int:
+    written = re.search(r"head[_ ](?:dim|size)[ =:]*(\d+)", f"{run.arch} {run.notes}".lower())
+    if written:
+        return int(written[1])
+    if run.hidden % run.heads:
+        raise Inexpressible("dimensions not published", f"{run.heads} heads of {run.hidden}")
+    return run.hidden // run.heads
+
+
+def _is_tied(run: PublishedRun, shape: Decoder) -> bool:
+    """Whether the head is the embedding: as printed, or as the number of parameters tells."""
+    arch = run.arch.lower()
+    if "tied" in arch:
+        return "untied" not in arch
+    tied, untied = (replace(shape, tied=one).num_parameters / 1e9 for one in (True, False))
+    if run.params_b is not None and untied - tied > 0.02 * run.params_b:
+        return abs(tied - run.params_b) < abs(untied - run.params_b)
+    return not shape.gated
+
+
+def _is_flash(run: PublishedRun, assumed: list[str]) -> bool:
+    text = run.flash_attn.lower()
+    if text:
+        return not is_no(text) and not text.startswith(("no", "eager", "math"))
+    flash = run.software_date >= FLASH_SINCE
+    assumed.append("fused attention" if flash else "no fused attention")
+    return flash
+
+
+def _dropout(run: PublishedRun, gated: bool, assumed: list[str]) -> float:
+    """Return the share dropped: Megatron-LM's default is 0.1, which recipes of later models (gates,
+    squared relu) turn off (``--attention-dropout``, ``--hidden-dropout``); elsewhere none is usual."""
+    is_later = gated or "relu" in run.ffn_type.lower() or "lora" in run.task.lower()
+    if is_later or "megatron" not in run.framework.lower():
+        return 0.0
+    assumed.append(f"dropout {USUAL_DROPOUT}")
+    return USUAL_DROPOUT
+
+
+def _loss(run: PublishedRun) -> str:
+    """Name the kernel of cross entropy (``planner.cost.derivatives``)."""
+    name = run.framework.lower()
+    if software_of(run) == "megatron":
+        is_older = "" < run.software_date < IN_PLACE_SINCE and "megatron" in name
+        return "copied" if is_older else "in place"
+    return "in place" if any(one in name for one in FUSED_LOSSES) else "log_softmax"
