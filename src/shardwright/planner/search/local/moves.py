@@ -55,9 +55,7 @@ class Space:
 
     def readers(self, indices: Iterable[int]) -> set[int]:
         """Return the operators that read what these make."""
-        graph = self.context.graph
-        made = [tensor for index in indices for tensor in graph.operators[index].outputs]
-        return {reader for tensor in made for reader in graph.consumers[tensor]}
+        return set[int]().union(*map(self.context.graph.readers, indices))
 
     def splits(self, index: int, sizes: tuple[int, ...], num_microbatches: int) -> tuple[Dims, ...]:
         """Return every split of an operator over axes of these sizes."""
