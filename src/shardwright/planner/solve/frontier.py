@@ -10,14 +10,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from shardwright.planner.solve.elimination import Elimination, Solutions
 
 TOLERANCE = 1e-9
+
+
+class HasBytes(Protocol):
+    """What takes memory."""
+
+    @property
+    def bytes(self) -> float:
+        """How much."""
+        ...
+
+
+T = TypeVar("T", bound=HasBytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -169,8 +182,13 @@ def _lower_hull(points: list[Point]) -> list[Point]:
 
 def non_dominated(points: list[Point]) -> list[Point]:
     """Keep the points which no other beats in both costs, fastest first, one per cost pair."""
-    kept: list[Point] = []
-    for point in sorted(points):
-        if not kept or point.bytes < kept[-1].bytes:
-            kept.append(point)
+    return falling(sorted(points))
+
+
+def falling(ordered: Iterable[T]) -> list[T]:
+    """Of what comes in the order of seconds, keep what needs fewer bytes than all before it."""
+    kept: list[T] = []
+    for one in ordered:
+        if not kept or one.bytes < kept[-1].bytes:
+            kept.append(one)
     return kept
