@@ -43,7 +43,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.space import Seed, seed_strategy
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS
-from shardwright.planner.space.seeds import use_layout
+from shardwright.planner.space.lying import wanted_as
 from shardwright.runtime.capture import capture, load_model
 
 HERE = Path(__file__).resolve().parent
@@ -105,7 +105,7 @@ class Moves:
         configs[index] = replace(config, dims=dims)
         for position, tensor in enumerate(graph.parameters):
             if graph.consumers[tensor][:1] == (index,):
-                use = use_layout(graph, tensor, configs, self.iterations)
+                use = wanted_as(graph, tensor, configs)
                 parameters[position] = ParameterConfig(rest=use, optimizer=use)
         return replace(strategy, configs=tuple(configs), parameters=tuple(parameters))
 

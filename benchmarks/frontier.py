@@ -31,8 +31,8 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.search.candidates import search_weights
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull, nearest_within
-from shardwright.planner.solve.nonsupported import fastest_within, whole_frontier
 from shardwright.runtime.capture import capture, load_model
+from tests.planner.solve.whole import fastest_within, whole_frontier
 
 OPTIMUM, HULL, FRONTIER = 0.05, 0.5, 5.0
 EPSILON, EXPOSED = 0.01, 0.3

@@ -10,9 +10,9 @@ from shardwright.core.layout import Layout
 from shardwright.core.strategy import GradientSync, OperatorConfig, ParameterConfig, Strategy
 from shardwright.planner.space.configs import choices
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.samples import Samples
-from shardwright.planner.space.seeds import use_layout
 
 
 def redrawn(
@@ -35,7 +35,7 @@ def redrawn(
     parameters = list(strategy.parameters)
     for position, tensor in enumerate(graph.parameters):
         if tensor in graph.operators[index].inputs:
-            use = use_layout(graph, tensor, configs, iterations)
+            use = wanted_as(graph, tensor, configs)
             parameters[position] = _kept(graph.tensors[tensor].shape, use, sizes, random)
     return replace(strategy, configs=tuple(configs), parameters=tuple(parameters))
 

@@ -30,10 +30,11 @@ from shardwright.core.strategy import (
 from shardwright.planner.schedule.pipeline import Action, Phase, needs
 from shardwright.planner.space.configs import choices, placements
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
-from shardwright.planner.space.seeds import data_dim, use_layout
+from shardwright.planner.space.seeds import data_dim
 
 AXES = ("x", "y", "z")
 MESHES = ((1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 4), (2, 2, 2), (3,), (6,), (3, 2))
@@ -111,9 +112,7 @@ def random_strategy(graph: OperatorGraph, samples: Samples, shape: Shape) -> Str
     stage_of = _stages(graph, stages, shape, random)
     configs = _configs(graph, samples, iterations, stage_of, pieces, shape, random)
     parameters = tuple(
-        _parameter(
-            graph, tensor, use_layout(graph, tensor, configs, iterations), meshes[0], shape, random
-        )
+        _parameter(graph, tensor, wanted_as(graph, tensor, configs), meshes[0], shape, random)
         for tensor in graph.parameters
     )
     if pieces == 1 or (stages == 1 and shape.schedule == "1f1b"):

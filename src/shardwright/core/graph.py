@@ -166,6 +166,11 @@ class OperatorGraph:
                 readers[tensor].append(index)
         return tuple(map(tuple, readers))
 
+    def readers(self, index: int) -> set[int]:
+        """Return the operators which read what an operator makes."""
+        made = self.operators[index].outputs
+        return {reader for tensor in made for reader in self.consumers[tensor]}
+
     @cached_property
     def parameters(self) -> tuple[int, ...]:
         """Tensor indices of the parameters, in order."""

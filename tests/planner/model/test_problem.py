@@ -13,7 +13,7 @@ from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.parameters import num_levels
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.model.terms import Weights
+from shardwright.planner.model.terms import KEPT, Weights
 from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.frontier import hull
@@ -122,3 +122,18 @@ def test_every_operator_on_the_data_axis_splits_samples() -> None:
     for root, domain in problem.domains.items():
         if samples.operator_dim[root]:
             assert {dims[0] for dims in domain} == {samples.operator_dim[root]}
+
+
+def test_what_error_feedback_keeps_takes_memory() -> None:
+    kept = [kept_of_feedback(error_feedback) for error_feedback in (False, True)]
+    graph = mlp()
+    assert kept[1] - kept[0] == sum(graph.tensors[tensor].bytes for tensor in graph.parameters)
+
+
+def kept_of_feedback(error_feedback: bool) -> float:
+    """Return the bytes that plain data parallelism keeps on a device, gradients sent in bfloat16."""
+    training = Training(gradient_dtype="bfloat16", error_feedback=error_feedback)
+    context = Context.of(mlp(), cluster(1, 2), CostTable(), training)
+    problem = Problem.of(context, Mesh(axes=("data",), sizes=(2,), devices=(0, 1)), 1)
+    first = (0,) * len(problem.sizes)
+    return float(problem.per_block(first)[KEPT].sum())

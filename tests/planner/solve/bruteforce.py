@@ -27,10 +27,10 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph
 from shardwright.planner.solve.frontier import hull
-from shardwright.planner.solve.nonsupported import fastest_within, whole_frontier
 from tests.layerwise.oracle import best_price, random_problem
 from tests.planner.search.models import cluster, mlp
 from tests.planner.solve.pareto import Front, front, union
+from tests.planner.solve.whole import fastest_within, whole_frontier
 
 MOST_PLANS = 10**6
 CLOSE = 1e-9

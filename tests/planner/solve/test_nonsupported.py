@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planner.solve.factors import Factor, FactorGraph
-from shardwright.planner.solve.nonsupported import fastest_within, whole_frontier
 from tests.planner.solve import exhaustive
 from tests.planner.solve.ldp import chain_frontier
 from tests.planner.solve.test_elimination import random_graph
+from tests.planner.solve.whole import fastest_within, whole_frontier
 
 
 def random_chain(seed: int) -> FactorGraph:

@@ -135,14 +135,9 @@ class _Copies:
                 rows = np.flatnonzero([k == key for k in here])
                 columns = np.flatnonzero([k == key for k in there])
                 table[EACH, rows[:, None], columns[None, :], 0] = self._sum_seconds(key)
-            one, other = self.decisions.config_of[left], self.decisions.config_of[right]
-            if one == other:
-                table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
-                terms.append(Term((one,), table[..., 0], self.flow.blocks))
-            else:
-                ordered = table if one < other else table.swapaxes(1, 2)
-                pair = (min(one, other), max(one, other))
-                terms.append(Term(pair, ordered[..., 0], self.flow.blocks))
+            configs = self.decisions.config_of
+            scope, table = _scoped(configs[left], configs[right], table)
+            terms.append(Term(scope, table[..., 0], self.flow.blocks))
         return terms
 
     def _reading_blocks(self) -> dict[tuple[int, int], int]:
@@ -207,19 +202,14 @@ class _Copies:
 
     def _crossing(self, source: Key, axes: tuple[bool, ...], target: Key) -> _Crossing:
         wires, context = self.decisions.wires, self.decisions.context
-        forward = wires.reshard(self.shape, self.spec.dtype, source[0], target[0])
-        if forward < math.inf:
-            forward += wires.held(self.shape, self.spec.dtype, source[0], target[0])
-        backward = 0.0
+        forward, backward = self._moving(source[0], target[0]), 0.0
         if source[1] is not None and target[1] is not None:
             # A sum over samples that no one needs here yet passes on as a partial gradient.
             home = tuple(
                 PARTIAL if is_open and wanted == PARTIAL else placement
                 for placement, wanted, is_open in zip(source[1], target[1], axes, strict=True)
             )
-            backward = wires.reshard(self.shape, self.spec.dtype, target[1], home)
-            if backward < math.inf:
-                backward += wires.held(self.shape, self.spec.dtype, target[1], home)
+            backward = self._moving(target[1], home)
         if target[2]:
             local = local_shape(self.shape, target[0], self.decisions.mesh.sizes)
             exchange = wires.halos(local, self.spec.dtype, target[2])
@@ -235,16 +225,15 @@ class _Copies:
                 size = tensor_bytes(extended_shape(local, target[2]), self.spec.dtype)
         return _Crossing(forward, backward, size)
 
+    def _moving(self, here: Layout, there: Layout) -> float:
+        """Return the seconds of a message, and of what it takes from computation."""
+        wires, way = self.decisions.wires, (self.shape, self.spec.dtype, here, there)
+        seconds = wires.reshard(*way)
+        return seconds + wires.held(*way) if seconds < math.inf else seconds
+
     def _pair_terms(self, maker: int, reader: int, table: NDArray[np.float64]) -> list[Term]:
         """Return the term of a table over maker and reader, possibly one and the same variable."""
-        if not table.any():
-            return []
-        if maker == reader:
-            table = np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
-            return self._switched((maker,), table)
-        if maker > reader:
-            return self._switched((reader, maker), table.swapaxes(1, 2))
-        return self._switched((maker, reader), table)
+        return self._switched(*_scoped(maker, reader, table)) if table.any() else []
 
     def _switched(self, scope: tuple[int, ...], table: NDArray[np.float64]) -> list[Term]:
         """Attach the decision on the mode (the last axis) where there is one and it matters."""
@@ -264,3 +253,13 @@ class _Copies:
                     Term((self.decisions.config_of[reader], copy), columns, self.flow.blocks)
                 )
         return terms
+
+
+def _scoped(
+    one: int, other: int, table: NDArray[np.float64]
+) -> tuple[tuple[int, ...], NDArray[np.float64]]:
+    """Return the scope of a table over two variables and modes, and the table laid out by it; the two
+    may be one and the same."""
+    if one == other:
+        return (one,), np.moveaxis(np.diagonal(table, axis1=1, axis2=2), 1, -1)
+    return ((one, other), table) if one < other else ((other, one), table.swapaxes(1, 2))

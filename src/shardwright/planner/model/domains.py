@@ -25,8 +25,12 @@ def domain(context: Context, mesh: Mesh, num_microbatches: int, index: int) -> t
     if context.is_strict and name and "tensor" in mesh.axes:
         place = mesh.axes.index("tensor")
         options = tuple([dims for dims in options if dims[place] != name])
-    if mesh.axes[0] != "data" or mesh.sizes[0] == 1:
-        return options
+    is_data = mesh.axes[0] == "data" and mesh.sizes[0] > 1
+    return _with_samples_split(options, name) if is_data else options
+
+
+def _with_samples_split(options: tuple[Dims, ...], name: str) -> tuple[Dims, ...]:
+    """Return the configs whose first axis splits the samples, if there are any, else nothing new."""
     split = tuple([dims for dims in options if name and dims[0] == name])
     return split or tuple([dims for dims in options if dims[0] in ("", PLUS)])
 

@@ -69,12 +69,13 @@ def _named(context: Context, name: Literal["selective", "attention"]) -> Mode:
 def in_modes(context: Context, strategy: Strategy, modes: Sequence[Mode]) -> Strategy:
     """Return the strategy with every block (of ``ties.ranges``) in its mode."""
     graph, ties, saves = context.graph, context.facts.ties, context.facts.saves
+    dropping = {block for block, mode in enumerate(modes) if mode.copies and not mode.whole}
     apart: list[int] = []
     for tensor, spec in enumerate(graph.tensors):
-        blocks = {ties.block[reader] for reader in graph.consumers[tensor]}
-        if spec.producer >= 0 and len(blocks) == 1 and saves.kept_below[tensor]:
-            mode = modes[blocks.pop()]
-            if mode.copies and not mode.whole and not context.facts.is_once(spec.producer):
+        if dropping and spec.producer >= 0 and saves.kept_below[tensor]:
+            blocks = {ties.block[reader] for reader in graph.consumers[tensor]}
+            is_inside = len(blocks) == 1 and blocks <= dropping
+            if is_inside and not context.facts.is_once(spec.producer):
                 apart.append(tensor)
     return replace(
         strategy,

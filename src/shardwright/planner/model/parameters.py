@@ -78,13 +78,13 @@ def parameter_terms(decisions: Decisions, variables: Variables) -> list[Term]:
 def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
     """Return the parameter's layouts under each config of a reader (a root)."""
     context = decisions.context
-    operator = context.graph.operators[reader]
-    position = next(
-        (p for p, t in enumerate(operator.inputs) if t == tensor),
-        -1,
-    )
-    if position < 0:  # a root of another block reads its own parameter in this one's place
-        position = _position_of_tied(decisions, tensor, reader)
+    graph, ties = context.graph, context.facts.ties
+    if tensor not in graph.operators[reader].inputs:
+        # A root of another block reads its own parameter in this one's place.
+        alike = next(r for r in graph.consumers[tensor] if ties.root[r] == reader)
+        position = graph.operators[alike].inputs.index(tensor)
+    else:
+        position = graph.operators[reader].inputs.index(tensor)
     hands_on, mesh = context.facts.hands_on[reader], decisions.mesh
     pairs: list[Pair] = []
     for dims in decisions.domains[reader]:
@@ -97,12 +97,6 @@ def _pairs(decisions: Decisions, tensor: int, reader: int) -> list[Pair]:
         )
         pairs.append(Pair(pair.value, gradient))
     return pairs
-
-
-def _position_of_tied(decisions: Decisions, tensor: int, root: int) -> int:
-    graph, ties = decisions.context.graph, decisions.context.facts.ties
-    reader = next(r for r in graph.consumers[tensor] if ties.root[r] == root)
-    return graph.operators[reader].inputs.index(tensor)
 
 
 def _home_term(decisions: Decisions, variables: Variables, tensor: int) -> Term:
@@ -163,11 +157,7 @@ def _columns(
     sync = sync_seconds(decisions, spec, pair.gradient, kept)
     gather = wires.reshard(spec.shape, spec.dtype, kept.rest, pair.value)
     back = wires.reshard(spec.shape, spec.dtype, kept.optimizer, kept.rest)
-    total = (
-        context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
-        if level < 2
-        else spec.dtype
-    )
+    total = _sum_dtype(decisions, spec, level)
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
         return column
@@ -175,7 +165,8 @@ def _columns(
     column[GATHER] += gathers * gather
     way = (pair.gradient, kept.optimizer)
     wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
-    column[EACH if level >= 2 else ONCE] += wires.lost(spec.shape, wire, *way)
+    often, held = (EACH, TRANSIENT) if level >= 2 else (ONCE, KEPT)
+    column[often] += wires.lost(spec.shape, wire, *way)
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     feeds_back = context.training.error_feedback
     if PARTIAL in pair.gradient and (wire != spec.dtype or feeds_back):
@@ -185,7 +176,7 @@ def _columns(
         if feeds_back and DTYPE_BYTES[wire] < DTYPE_BYTES[total]:
             touched += 5 * source + size(pair.value, wire)
             column[KEPT] += source
-        column[EACH if level >= 2 else ONCE] += context.prices.touch_seconds(touched)
+        column[often] += context.prices.touch_seconds(touched)
     if level < 2:
         # Every microbatch but the first adds its gradient to the kept one.
         share = 1 - 1 / decisions.num_microbatches
@@ -193,14 +184,21 @@ def _columns(
         column[EACH] += share * context.prices.touch_seconds(touched)
     column[ONCE] += back + context.prices.update_seconds(size(kept.optimizer, spec.dtype))
     state = 1 + context.training.optimizer_states  # the reduced gradient and the optimizer's own
-    column[KEPT] = size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
+    column[KEPT] += size(kept.rest, spec.dtype) + state * size(kept.optimizer, master)
     if kept.rest != kept.optimizer or master != spec.dtype:
         column[KEPT] += size(kept.optimizer, master)
     if pair.gradient != kept.optimizer or master != total:
-        column[TRANSIENT if level >= 2 else KEPT] += size(pair.value, total)
+        column[held] += size(pair.value, total)
     if level >= 3:
         column[KEPT if kept.keeps else TRANSIENT] += size(pair.value, spec.dtype)
     return column
+
+
+def _sum_dtype(decisions: Decisions, spec: TensorSpec, level: int) -> str:
+    """Return the dtype in which microbatches' gradients are added up at a level, if they are."""
+    if level >= 2:
+        return spec.dtype
+    return decisions.context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
 
 
 def sync_seconds(
@@ -233,9 +231,7 @@ def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: i
                 if spec.needs_gradient and other != pair:
                     sync = sync_seconds(decisions, spec, other.gradient, kept)
                     column[GATHER if level >= 2 else SYNC] += sync
-                    total = spec.dtype
-                    if level < 2:
-                        total = context.prices.sum_dtype(spec.dtype, decisions.num_microbatches)
+                    total = _sum_dtype(decisions, spec, level)
                     more = local_bytes(spec.shape, total, other.value, sizes)
                     column[TRANSIENT if level >= 2 else KEPT] += more
                 if other.value != pair.value:

@@ -7,6 +7,7 @@ producer. What one block hands to another always stays, since recomputation star
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
@@ -33,16 +34,7 @@ class Saves:
 def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
     """Walk the graph once; linear in its size."""
     storage = storages(graph)
-    savers: list[list[tuple[int, int]]] = [[] for _ in graph.tensors]
-    own = [False] * len(graph.tensors)
-    extra: list[ExtraBytes] = []
-    for index, operator in enumerate(graph.operators):
-        kept_in, kept_out, more = saved_tensors(graph, operator)
-        extra.append(more)
-        for position in kept_in:
-            savers[storage[operator.inputs[position]]].append((index, position))
-        for position in kept_out:
-            own[storage[operator.outputs[position]]] = True
+    savers, own, extra = _savers(graph, storage)
     inputs: list[list[int]] = [[] for _ in graph.operators]
     outputs: list[list[int]] = [[] for _ in graph.operators]
     crossing: list[list[int]] = [[] for _ in graph.operators]
@@ -55,16 +47,33 @@ def find_saves(graph: OperatorGraph, block: tuple[int, ...]) -> Saves:
         alone = len(readers) == 1 and [readers[0]] == [index for index, _ in savers[tensor]]
         if leaves:
             crossing[spec.producer].append(position)
-        elif alone and not own[tensor]:
+        elif alone and tensor not in own:
             reader, place = savers[tensor][0]
             inputs[reader].append(place)
-        elif savers[tensor] or own[tensor]:
+        elif savers[tensor] or tensor in own:
             outputs[spec.producer].append(position)
     return Saves(
         inputs=tuple(map(tuple, inputs)),
         outputs=tuple(map(tuple, outputs)),
         crossing=tuple(map(tuple, crossing)),
         extra=tuple(extra),
-        kept_below=tuple(bool(savers[storage[tensor]]) for tensor in range(len(graph.tensors))),
+        kept_below=tuple(bool(savers[root]) for root in storage),
         maker=tuple(graph.tensors[root].producer for root in storage),
     )
+
+
+def _savers(
+    graph: OperatorGraph, storage: Sequence[int]
+) -> tuple[list[list[tuple[int, int]]], set[int], list[ExtraBytes]]:
+    """Return by storage who keeps it (operator and position), which are kept by their makers, and every
+    operator's statistics."""
+    savers: list[list[tuple[int, int]]] = [[] for _ in graph.tensors]
+    own: set[int] = set()
+    extra: list[ExtraBytes] = []
+    for index, operator in enumerate(graph.operators):
+        kept_in, kept_out, more = saved_tensors(graph, operator)
+        extra.append(more)
+        for position in kept_in:
+            savers[storage[operator.inputs[position]]].append((index, position))
+        own.update(storage[operator.outputs[position]] for position in kept_out)
+    return savers, own, extra

@@ -123,23 +123,24 @@ class _Play:
     def _wanted(self, device: int) -> Iterator[tuple[Phase, int]]:
         """Yield what a device would run if it had arrived, best first: I, then forwards with room."""
         own = self.crews[device]
+        begun, returned = (sum(self.done[phase][mesh] for mesh in own) for phase in ("F", "I"))
         if self.given:
-            if len(self.lines[device]) - sum(self.done["W"][m] for m in own) < len(
-                self.given[device]
-            ):
-                after = self.given[device][sum(self.done["F"][m] + self.done["I"][m] for m in own)]
-                if after.phase == "I" or self._fits(device, after.mesh) or not self._can_free(own):
-                    yield after.phase, after.mesh
+            at = begun + returned
+            for mesh, phase, _ in self.given[device][at : at + 1]:
+                if phase == "I" or self._fits(device, mesh) or not self._can_free(own):
+                    yield phase, mesh
             return
-        forwards = [mesh for mesh in reversed(own) if self._fits(device, mesh)]
-        if self.policy.warmup:
-            begun, returned = (sum(self.done[p][mesh] for mesh in own) for p in ("F", "I"))
-            most = self.policy.warmup[device] + (returned if self.policy.paced else 0)
-            if begun >= most and (self.policy.paced or not returned):
-                forwards = []
+        is_warm = bool(self.policy.warmup) and self._is_warm(device, begun, returned)
+        ahead: list[tuple[Phase, int]] = [
+            ("F", mesh) for mesh in reversed(own) if not is_warm and self._fits(device, mesh)
+        ]
         phases: list[tuple[Phase, int]] = [("I", mesh) for mesh in reversed(own)]
-        ahead: list[tuple[Phase, int]] = [("F", mesh) for mesh in forwards]
         yield from (ahead + phases if self.policy.hurries else phases + ahead)
+
+    def _is_warm(self, device: int, begun: int, returned: int) -> bool:
+        """Whether a device has begun as many forwards as it may by now."""
+        most = self.policy.warmup[device] + (returned if self.policy.paced else 0)
+        return begun >= most and (self.policy.paced or not returned)
 
     def _fits(self, device: int, mesh: int) -> bool:
         most = self.room.limits[device] * (1 + ROUNDING)

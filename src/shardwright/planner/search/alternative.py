@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeGuard
 
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
@@ -43,15 +44,19 @@ class Wish:
 
     def __post_init__(self) -> None:
         degrees = (self.data, self.tensor, self.stages, self.microbatches)
-        if any(degree is not None and degree < 1 for degree in degrees):
+        if min(filter(_is_given, degrees), default=1) < 1:
             raise InputError("degrees and microbatches must be positive")
         if self.zero is not None and not 0 <= self.zero <= 3:
             raise InputError(f"ZeRO has the stages 0 to 3, not {self.zero}")
-        others = (*degrees, self.zero, self.recompute)
-        if self.seed_plan and any(other is not None for other in others):
+        others = any(map(_is_given, (*degrees, self.zero, self.recompute)))
+        if self.seed_plan and others:
             raise InputError("name either a seed plan or degrees, not both")
-        if not self.seed_plan and all(other is None for other in others):
+        if not self.seed_plan and not others:
             raise InputError("name an alternative, such as --tp 8 or --seed-plan cube")
+
+
+def _is_given(value: int | None) -> TypeGuard[int]:
+    return value is not None
 
 
 def alternative(pool: Pool, wish: Wish) -> Plan:

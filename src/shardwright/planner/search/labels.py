@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.core.layout import is_split
@@ -37,16 +37,8 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
     if free:
         word = _free_word(problem, set(assignments), len(free))
         words.append(f"{word} x {' x '.join(map(str, free))}")
-    if not words:
-        words.append("single device")
-    levels = _levels(problem, set(assignments))
-    zero = sorted({min(level, 3) for level in levels})
-    if zero and zero != [0]:
-        words.append("ZeRO-" + "/".join(map(str, zero)))
-    if KEEPS in levels:
-        words.append(
-            "no reshard after forward in part" if 3 in levels else "no reshard after forward"
-        )
+    words = words or ["single device"]
+    words += _zero_words(_levels(problem, set(assignments)))
     modes = problem.chosen_modes(assignments)
     for mode in dict.fromkeys(modes):
         if mode != KEEP:
@@ -55,6 +47,15 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
         words.append(f"{arrangement.microbatches} microbatches")
     many = arrangement.stages * arrangement.data * math.prod(free)
     return with_dtype(", ".join(words), problem.context.training, many)
+
+
+def _zero_words(levels: set[int]) -> Iterator[str]:
+    """Say how parameters lie at rest."""
+    zero = sorted({min(level, 3) for level in levels})
+    if zero and zero != [0]:
+        yield "ZeRO-" + "/".join(map(str, zero))
+    if KEEPS in levels:
+        yield "no reshard after forward" + (" in part" if 3 in levels else "")
 
 
 def with_dtype(label: str, training: Training, num_devices: int) -> str:

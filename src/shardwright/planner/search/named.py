@@ -91,11 +91,10 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
     if isinstance(wanted, Placement):
         placed = _placed(context, wanted)
         return Named(placed, lambda: placed)
-    text = wanted
-    name, _, sizes = text.partition(":")
+    name, _, sizes = wanted.partition(":")
     if name not in SEED_PLANS:
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
-        raise InputError(f"a seed plan must be one of {known}, not {text[:40]!r}")
+        raise InputError(f"a seed plan must be one of {known}, not {wanted[:40]!r}")
     if name.startswith("spatial") and not _has_images(context):
         raise InputError(
             f"{name} splits the height of images (samples x channels x height x width), but none of "
@@ -109,7 +108,7 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
         named = _few_and_many(context, seed, is_asked=True)
         check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
-        raise InputError(f"the seed plan {text} is impossible here: {error}") from error
+        raise InputError(f"the seed plan {wanted} is impossible here: {error}") from error
     mesh = named.few.meshes[0]
     if name.startswith("megatron") and "tensor" in mesh.axes:
         axis = mesh.axes.index("tensor")
@@ -236,14 +235,11 @@ def _or(few: Strategy, context: Context, more: Seed) -> Strategy:
 
 def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
     """Return a named strategy as it trains here. Raises ValueError where it is impossible."""
+    spread = context.facts.spreader.spread
     if isinstance(seed, Seed):
-        made = context.facts.spreader.spread(
-            lambda graph, samples: seed_strategy(graph, seed, samples)
-        )
+        made = spread(lambda graph, samples: seed_strategy(graph, seed, samples))
     else:
-        made = context.facts.spreader.spread(
-            lambda graph, samples: grid_strategy(graph, seed, samples)
-        )
+        made = spread(lambda graph, samples: grid_strategy(graph, seed, samples))
     return _trained(context, made)
 
 

@@ -112,8 +112,9 @@ class Pool:
         """Simulate a strategy and keep the evaluation, as ``try_out``; learn what is the same."""
         try:
             evaluation, doubts = weigh(self.context, strategy)
-        except ValueError:
-            return self.try_out(strategy)
+        except ValueError as error:
+            self.refused.append(f"{strategy.label}: {error}")
+            return None
         self.evaluations.append(evaluation)
         self.same = SAME * half_width_between(doubts, doubts) / evaluation.seconds
         return evaluation

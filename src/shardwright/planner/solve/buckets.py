@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,14 +116,27 @@ def _packed(
     )
 
 
-def elimination_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
-    """Order variables greedily by the size of the table their elimination makes, ties by index."""
-    near: list[set[int]] = [set() for _ in sizes]
+def neighbours(count: int, scopes: Iterable[Scope]) -> list[set[int]]:
+    """Return which other variables share a scope with each."""
+    near: list[set[int]] = [set() for _ in range(count)]
     for scope in scopes:
         for variable in scope:
             near[variable].update(scope)
     for variable, others in enumerate(near):
         others.discard(variable)
+    return near
+
+
+def join(near: list[set[int]], variable: int) -> None:
+    """Take a variable away: its neighbours then share a table."""
+    for other in near[variable]:
+        near[other] |= near[variable]
+        near[other] -= {other, variable}
+
+
+def elimination_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
+    """Order variables greedily by the size of the table their elimination makes, ties by index."""
+    near = neighbours(len(sizes), scopes)
     logs = [math.log2(max(size, 1)) + 1e-9 for size in sizes]
 
     def table(variable: int) -> float:
@@ -140,11 +153,8 @@ def elimination_order(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[in
             continue
         order.append(variable)
         done[variable] = True
-        around = near[variable]
-        for other in around:
-            near[other] |= around
-            near[other] -= {other, variable}
-        for other in around:
+        join(near, variable)
+        for other in near[variable]:
             weight[other] = table(other)
             heapq.heappush(queue, (weight[other], other))
     return tuple(order)

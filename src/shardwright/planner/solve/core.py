@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import InputError
-from shardwright.planner.solve.buckets import Floats, Scope, plan
+from shardwright.planner.solve.buckets import Floats, Scope, join, neighbours, plan
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
 from shardwright.planner.solve.wide.descent import Descent, capped_cost
@@ -54,22 +54,14 @@ class Core:
         self._hubs = _hubs(sizes, scopes)
         self._scopes = [tuple(v for v in scope if v not in self._hubs) for scope in scopes]
         self._order: list[int] = []
-        near: list[set[int]] = [set() for _ in sizes]
-        for scope in self._scopes:
-            for variable in scope:
-                near[variable].update(scope)
-        for variable, others in enumerate(near):
-            others.discard(variable)
-        mentioned = {variable for scope in self._scopes for variable in scope}
-        pending = set(mentioned)
+        near = neighbours(len(sizes), self._scopes)
+        pending = set[int]().union(*self._scopes)
         while simple := [v for v in sorted(pending) if self._is_simple(v, near[v])]:
             for variable in simple:
                 if self._is_simple(variable, near[variable]):
                     pending.discard(variable)
                     self._order.append(variable)
-                    for other in near[variable]:
-                        near[other] |= near[variable]
-                        near[other] -= {variable, other}
+                    join(near, variable)
         self._left = sorted(pending)
 
     def _is_simple(self, variable: int, others: set[int]) -> bool:
@@ -135,14 +127,11 @@ class Core:
 
 
 def _hubs(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
-    near: list[set[int]] = [set() for _ in sizes]
-    for scope in scopes:
-        for variable in scope:
-            near[variable].update(scope)
+    near = neighbours(len(sizes), scopes)
     hubs: list[int] = []
     count = 1
     for variable in sorted(range(len(sizes)), key=lambda v: (-len(near[v]), v)):
-        if len(near[variable]) > HUB and 1 < sizes[variable] * count <= MOST_VALUES:
+        if len(near[variable]) >= HUB and 1 < sizes[variable] * count <= MOST_VALUES:
             hubs.append(variable)
             count *= sizes[variable]
     return tuple(sorted(hubs))

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solve.buckets import Floats, Scope
+from shardwright.planner.solve.buckets import Floats, Scope, neighbours
 from shardwright.planner.solve.tables import merged
 
 Table = NDArray[np.float64]
@@ -48,11 +48,8 @@ class FactorGraph:
     @cached_property
     def neighbours(self) -> tuple[frozenset[int], ...]:
         """For each variable, those which share a factor with it."""
-        found: list[set[int]] = [set() for _ in self.sizes]
-        for factor in self.factors:
-            for variable in factor.scope:
-                found[variable].update(factor.scope)
-        return tuple(frozenset(near - {variable}) for variable, near in enumerate(found))
+        near = neighbours(len(self.sizes), (factor.scope for factor in self.factors))
+        return tuple(map(frozenset, near))
 
     @property
     def tables(self) -> list[tuple[Scope, Floats]]:

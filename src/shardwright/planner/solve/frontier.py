@@ -10,13 +10,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from shardwright.planner.solve.elimination import Elimination, Solutions
 
 TOLERANCE = 1e-9
+
+
+class HasBytes(Protocol):
+    """What takes memory."""
+
+    @property
+    def bytes(self) -> float:
+        """How much."""
+        ...
+
+
+T = TypeVar("T", bound=HasBytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -26,6 +40,9 @@ class Point:
     seconds: float
     bytes: float
     assignment: tuple[int, ...]
+
+
+Pair = tuple[Point, Point]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +96,34 @@ def hull(
     if not ends:
         return Hull(points=(), edge_values=(), floor=floor)
     points = ends
-    max_points = max_points if ends[0].seconds <= give_up else 0
-    focus = focus if ends[0].seconds <= give_up else None
-    values: dict[tuple[Point, Point], float] = {}
+    if ends[0].seconds > give_up:
+        max_points, focus = 0, None
+    near = math.nan if focus is None else focus
+    values: dict[Pair, float] = {}
     while True:
         pairs = [pair for pair in itertools.pairwise(points) if pair not in values]
-        if len(points) > max_points and focus is not None:
-            pairs = [pair for pair in pairs if pair[1].bytes <= focus < pair[0].bytes]
-        elif len(points) > max_points:
-            pairs = []
+        if len(points) > max_points:
+            pairs = [pair for pair in pairs if pair[1].bytes <= near < pair[0].bytes]
         if not pairs:
             break
-        weights = np.array([(1.0, slope(*pair)) for pair in pairs])
-        solved = elimination.solve(weights)
-        fresh: list[Point] = []
-        for row, pair in enumerate(pairs):
-            tied = pair[0].seconds + weights[row, 1] * pair[0].bytes
-            values[pair] = min(float(solved.values[row]), tied)
-            point = _point(solved, row)
-            below = solved.values[row] < tied - TOLERANCE * abs(tied)
-            if below and pair[0].bytes > point.bytes > pair[1].bytes:
-                fresh.append(point)
-        points = _lower_hull([*points, *fresh])
+        points = _lower_hull([*points, *_bisected(elimination, pairs, values)])
     edges = tuple(values.get(pair, -math.inf) for pair in itertools.pairwise(points))
     return Hull(points=tuple(points), edge_values=edges, floor=floor)
+
+
+def _bisected(
+    elimination: Elimination, pairs: list[Pair], values: dict[Pair, float]
+) -> Iterator[Point]:
+    """Minimise the weightings under which pairs tie; note the values and yield the points below."""
+    weights = np.array([(1.0, slope(*pair)) for pair in pairs])
+    solved = elimination.solve(weights)
+    for row, pair in enumerate(pairs):
+        tied = pair[0].seconds + weights[row, 1] * pair[0].bytes
+        values[pair] = min(float(solved.values[row]), tied)
+        point = _point(solved, row)
+        below = solved.values[row] < tied - TOLERANCE * abs(tied)
+        if below and pair[0].bytes > point.bytes > pair[1].bytes:
+            yield point
 
 
 def nearest_within(elimination: Elimination, curve: Hull, limit: float) -> Point | None:
@@ -161,8 +182,13 @@ def _lower_hull(points: list[Point]) -> list[Point]:
 
 def non_dominated(points: list[Point]) -> list[Point]:
     """Keep the points which no other beats in both costs, fastest first, one per cost pair."""
-    kept: list[Point] = []
-    for point in sorted(points):
-        if not kept or point.bytes < kept[-1].bytes:
-            kept.append(point)
+    return falling(sorted(points))
+
+
+def falling(ordered: Iterable[T]) -> list[T]:
+    """Of what comes in the order of seconds, keep what needs fewer bytes than all before it."""
+    kept: list[T] = []
+    for one in ordered:
+        if not kept or one.bytes < kept[-1].bytes:
+            kept.append(one)
     return kept

@@ -1,6 +1,6 @@
-"""The whole frontier of a factor graph: what lies between the corners of its hull (two-phase method).
+"""What lies between the corners of a factor graph's hull: phase 2 of the two-phase method.
 
-Phase 1 is ``frontier.hull``. Phase 2 looks into the triangle below two neighbouring corners, where the
+Phase 1 is ``frontier.hull``. This looks into the triangle below two neighbouring corners, where the
 frontier's other points must lie. Variables are assigned in the reverse of the elimination order; the
 tables of that elimination then say exactly what the rest costs at best, in seconds, in bytes, and in the
 weighting under which the two corners tie. A partial assignment goes when one of the three keeps it out
@@ -10,7 +10,6 @@ All partial assignments of a step are rows of arrays.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -18,93 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solve.buckets import elimination_order
-from shardwright.planner.solve.elimination import Elimination
 from shardwright.planner.solve.factors import Factor, FactorGraph, Table, merge_scopes
-from shardwright.planner.solve.frontier import (
-    Point,
-    hull,
-    nearest_within,
-    non_dominated,
-    slope,
-)
+from shardwright.planner.solve.frontier import Point, non_dominated, slope
 from shardwright.planner.solve.network import undominated
 from shardwright.planner.solve.tables import eliminate
 
 # Rows of one step; beyond them a gap stays open and the answer says so.
 MAX_ROWS = 2**20
 ROUNDING = 1e-12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """Points of a frontier, fastest first. Every point of the true frontier is within the factor
-    1 + ``epsilon`` of one of them in both costs, infinite where a gap had to stay open."""
-
-    points: tuple[Point, ...]
-    epsilon: float
-
-
-def whole_frontier(graph: FactorGraph, epsilon: float = 0.0, max_rows: int = MAX_ROWS) -> Whole:
-    """Return the frontier of seconds and bytes, exactly or within the factor 1 + ``epsilon``."""
-    corners = hull(Elimination.of(graph), max_points=10**6).points
-    filler = NonSupported(graph, max_rows)
-    points, is_complete = list(corners), True
-    for fast, small in itertools.pairwise(corners):
-        found = filler.fill(fast, small, epsilon)
-        is_complete = is_complete and found is not None
-        points += found or []
-    points = _distinct(_evaluated(graph, points))
-    return Whole(points=tuple(points), epsilon=epsilon if is_complete else math.inf)
-
-
-def fastest_within(graph: FactorGraph, limit: float, max_rows: int = MAX_ROWS) -> Point | None:
-    """Return the fastest assignment within ``limit`` bytes, None where none fits.
-
-    Only the one gap around the limit is looked into. Raises ValueError where it is too large.
-    """
-    view = Elimination.of(graph)
-    curve = hull(view, max_points=0, focus=limit)
-    corners, near = curve.points, nearest_within(view, curve, limit)
-    limit *= 1 + ROUNDING
-    fitting = [point for point in corners if point.bytes <= limit]
-    if not fitting:
-        return None
-    best = fitting[0]
-    above = [point for point in corners if point.bytes > limit]
-    if not above:
-        return best
-    # Nothing above the limit is wanted, so the triangle's other corner moves down to it.
-    most = (near or best).seconds, limit
-    found = NonSupported(graph, max_rows).fill(above[-1], best, 0.0, most)
-    if found is None:
-        raise ValueError("the gap around the memory limit has too many partial assignments")
-    return min(_evaluated(graph, [near or best, *found]))
-
-
-def _evaluated(graph: FactorGraph, points: list[Point]) -> list[Point]:
-    """Price assignments in the order of the graph's factors, so that equal ones cost the same."""
-    picks = np.array([point.assignment for point in points], dtype=np.intp)
-    costs = np.zeros((2, len(points)))
-    for factor in graph.factors if points else ():
-        place = tuple(picks[:, variable] for variable in factor.scope)
-        costs[0] += factor.seconds[place]
-        costs[1] += factor.bytes[place]
-    return [
-        Point(seconds=float(a), bytes=float(b), assignment=point.assignment)
-        for a, b, point in zip(*costs, points, strict=True)
-    ]
-
-
-def _distinct(points: list[Point]) -> list[Point]:
-    """Keep the non-dominated; of points that only rounding tells apart, the smaller."""
-    kept: list[Point] = []
-    for point in non_dominated(points):
-        if kept and point.bytes >= kept[-1].bytes * (1 - ROUNDING):
-            continue
-        if kept and point.seconds <= kept[-1].seconds * (1 + ROUNDING):
-            kept.pop()
-        kept.append(point)
-    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,20 +145,16 @@ def _steps(graph: FactorGraph, order: tuple[int, ...]) -> tuple[_Step, ...]:
         live.append(tuple(v for v in scope if v != variable))
     steps: list[_Step] = []
     assigned: set[int] = set()
+    open_scopes = {number: scope for number, scope in enumerate(scopes) if scope}
     for variable in reversed(order):
         assigned.add(variable)
-        ready = tuple(
-            i for i, scope in enumerate(scopes) if variable in scope and assigned >= set(scope)
-        )
-        later = {v for scope in scopes if not assigned >= set(scope) for v in scope}
+        ready = tuple(number for number, scope in open_scopes.items() if assigned.issuperset(scope))
+        for number in ready:
+            del open_scopes[number]
+        later = set[int]().union(*open_scopes.values())
+        scope = met[variable]
         steps.append(
-            _Step(
-                variable,
-                met[variable].index(variable),
-                met[variable],
-                ready,
-                tuple(sorted(assigned & later)),
-            )
+            _Step(variable, scope.index(variable), scope, ready, tuple(sorted(assigned & later)))
         )
     return tuple(steps)
 

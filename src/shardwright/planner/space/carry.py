@@ -6,13 +6,14 @@ conversion that is new lies as its input does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.core.graph import CASTS, OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.strategy import OperatorConfig, Strategy
-from shardwright.planner.space.configs import placements
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.lying import made_as
 from shardwright.planner.space.rules import iterate
 
 
@@ -22,45 +23,43 @@ def carry_over(strategy: Strategy, graph: OperatorGraph, other: OperatorGraph) -
         raise ValueError("the two graphs have other parameters or blocks")
     origin = _matched(graph, other)
     configs: list[OperatorConfig] = []
+    apart: list[int] = []
     for index, match in enumerate(origin):
-        if match >= 0:
-            configs.append(strategy.configs[match])
-        else:
+        if match < 0:
             configs.append(_followed(strategy, other, origin, index, configs))
-    again, starts = set(strategy.recompute_operators), set(strategy.segment_starts)
-    apart = set(strategy.reshard_again)
-    tensors = {
-        mine: theirs
-        for index, match in enumerate(origin)
-        if match >= 0
-        for mine, theirs in zip(
-            other.operators[index].outputs, graph.operators[match].outputs, strict=True
-        )
-    }
+            continue
+        configs.append(strategy.configs[match])
+        pairs = zip(other.operators[index].outputs, graph.operators[match].outputs, strict=True)
+        apart += [mine for mine, theirs in pairs if theirs in strategy.reshard_again]
+
+    def carried(operators: Sequence[int]) -> tuple[int, ...]:
+        chosen = set(operators)
+        return tuple(index for index, match in enumerate(origin) if match in chosen)
+
     return replace(
         strategy,
         configs=tuple(configs),
-        recompute_operators=tuple(i for i, match in enumerate(origin) if match in again),
-        reshard_again=tuple(mine for mine, theirs in tensors.items() if theirs in apart),
-        segment_starts=tuple(i for i, match in enumerate(origin) if match in starts),
+        recompute_operators=carried(strategy.recompute_operators),
+        reshard_again=tuple(apart),
+        segment_starts=carried(strategy.segment_starts),
     )
 
 
 def _matched(graph: OperatorGraph, other: OperatorGraph) -> list[int]:
     """Return, for every operator of ``other``, which one of ``graph`` it is, or -1 if new."""
     found: list[int] = []
-    place, kinds = 0, [operator.kind for operator in graph.operators]
+    place, kinds = 0, [*(operator.kind for operator in graph.operators), ""]
     for operator in other.operators:
-        while place < len(kinds) and kinds[place] != operator.kind and kinds[place] in CASTS:
+        while kinds[place] in CASTS and kinds[place] != operator.kind:
             place += 1
-        if place < len(kinds) and kinds[place] == operator.kind:
+        if kinds[place] == operator.kind:
             found.append(place)
             place += 1
         elif operator.kind in CASTS:
             found.append(-1)
         else:
             raise ValueError(f"operator {operator.name} ({operator.kind}) has no match")
-    if any(kind not in CASTS for kind in kinds[place:]):
+    if not CASTS.issuperset(kinds[place:-1]):
         raise ValueError(f"operator {graph.operators[place].name} is gone")
     return found
 
@@ -79,9 +78,7 @@ def _followed(
         readers = [r for t in operator.outputs for r in graph.consumers[t] if origin[r] >= 0]
         mesh = min((strategy.configs[origin[r]].mesh for r in readers), default=0)
         return OperatorConfig(mesh=mesh, dims=("",) * width)
-    made = placements(iterate(graph, producer), configs[producer].dims)
-    place = graph.operators[producer].outputs.index(operator.inputs[0])
-    dims = _dims_of(made.outputs[place].value, iterate(graph, index))
+    dims = _dims_of(made_as(graph, operator.inputs[0], configs), iterate(graph, index))
     return OperatorConfig(mesh=configs[producer].mesh, dims=dims)
 
 

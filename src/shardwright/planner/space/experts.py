@@ -24,15 +24,11 @@ def expert_dims(graph: OperatorGraph, iterations: list[Iteration], pieces: int) 
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
         made = [t for t in operator.inputs if graph.tensors[t].producer >= 0]
-        name = ""
-        if made and all(tensor in lying for tensor in made):
-            name = iteration.inputs[operator.inputs.index(made[0])][lying[made[0]]]
-        name = name or _own_experts(graph, iteration, index)
-        outputs = list(zip(operator.outputs, iteration.outputs, strict=True))
-        if not name or iteration.dim(name).size % pieces or any(name not in n for _, n in outputs):
-            continue
-        found[index] = name
-        lying.update({tensor: names.index(name) for tensor, names in outputs})
+        known = iteration.met(operator.inputs, lying) if lying.keys() >= set(made) else []
+        name = next(iter(known), "") or _own_experts(graph, iteration, index)
+        if name and iteration.dim(name).size % pieces == 0 and not iteration.is_reduction(name):
+            found[index] = name
+            lying |= iteration.handed_on(operator.outputs, name)
     return found
 
 
@@ -55,18 +51,11 @@ def inner_dims(
     found: dict[int, str] = {}
     for index in experts:
         operator, iteration = graph.operators[index], iterations[index]
-        names = [
-            iteration.inputs[position][lying[tensor]]
-            for position, tensor in enumerate(operator.inputs)
-            if tensor in lying
-        ]
+        names = iteration.met(operator.inputs, lying)
         name = names[0] if names else _own_features(graph, iteration, index)
-        if not name or iteration.dim(name).size % pieces:
-            continue
-        found[index] = name
-        for tensor, of_output in zip(operator.outputs, iteration.outputs, strict=True):
-            if name in of_output:
-                lying[tensor] = of_output.index(name)
+        if name and iteration.dim(name).size % pieces == 0:
+            found[index] = name
+            lying |= iteration.handed_on(operator.outputs, name)
     return found
 
 

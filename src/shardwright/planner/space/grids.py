@@ -34,10 +34,11 @@ from shardwright.core.strategy import (
 )
 from shardwright.planner.space.configs import is_choice
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
-from shardwright.planner.space.seeds import block_buckets, data_dim, repeated_blocks, use_layout
+from shardwright.planner.space.seeds import block_buckets, data_dim, repeated_blocks
 
 AXES = {
     "summa": ("row", "column"),
@@ -106,7 +107,7 @@ def grid_strategy(graph: OperatorGraph, grid: Grid, samples: Samples | None = No
         meshes=(mesh,),
         configs=tuple(configs),
         parameters=tuple(
-            _parameter(graph, tensor, use_layout(graph, tensor, configs, walk.iterations), grid)
+            _parameter(graph, tensor, wanted_as(graph, tensor, configs), grid)
             for tensor in graph.parameters
         ),
         pipeline=Pipeline(num_microbatches=grid.num_microbatches),
@@ -162,13 +163,11 @@ class _Walk:
         form = self._turn(index, wanted) if trained else {}
         alone = [size == 1 for size in self.grid.sizes]
         dims = tuple("" if one else name for one, name in zip(alone, wanted, strict=True))
-        if not self._is_choice(index, dims):
-            if index in self.strict:
-                raise ValueError(self._complaint(index, dims))
+        if not self._is_choice(index, dims) and index not in self.strict:
             form = {}
             dims = self._with(dims, self.columns, "")
-            if not self._is_choice(index, dims):
-                raise ValueError(self._complaint(index, dims))
+        if not self._is_choice(index, dims):
+            raise ValueError(self._complaint(index, dims))
         lost = [axis for axis in self.columns if dims[axis] == "" and self._is_lost(index, axis)]
         for axis in lost:
             options = [self._with(dims, (axis,), name) for name in self._elsewhere(index)]
@@ -246,20 +245,13 @@ class _Walk:
                 for t in operator.inputs
                 if t in self.form and tensors[t].shape == tensors[tensor].shape
             ]
-            found: list[int] = []
-            for axis, name in enumerate(dims):
-                if self.grid.sizes[axis] == 1:
-                    found.append(REPLICATE)
-                elif axis in form:
-                    found.append(form[axis])
-                elif axis in lost and like:
-                    found.append(like[0][axis])
-                elif name in names and name:
-                    found.append(names.index(name))
-                else:
-                    found.append(PARTIAL if name else REPLICATE)
+            lies = {"": REPLICATE, **{name: at for at, name in enumerate(names) if name}}
+            found = dict(enumerate([lies.get(name, PARTIAL) for name in dims]))
+            found |= {axis: like[0][axis] for axis in lost if like}
+            found |= form
+            found |= {axis: REPLICATE for axis, size in enumerate(self.grid.sizes) if size == 1}
             if self.trained[tensor]:
-                self.form[tensor] = tuple(found)
+                self.form[tensor] = tuple(found.values())
 
     def _complaint(self, index: int, dims: tuple[str, ...]) -> str:
         """Say which dim of an operator does not divide."""
@@ -310,9 +302,11 @@ def _linear(
         for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
         if samples.state[tensor] is State.FREE and len(graph.tensors[tensor].shape) > 1
     ]
-    for position, own in enumerate(iteration.inputs):
-        if sample in own and names[-1] not in own:
-            for summed in own:
-                if summed and summed not in names and any(summed in w for w in weights):
-                    return position, summed
-    return None
+    found = (
+        (position, summed)
+        for position, own in enumerate(iteration.inputs)
+        if sample in own and names[-1] not in own
+        for summed in own
+        if summed and summed not in names and any(summed in w for w in weights)
+    )
+    return next(found, None)

@@ -44,25 +44,20 @@ def follow(
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
-        found = [
-            iteration.inputs[position][lying[tensor]]
-            for position, tensor in enumerate(operator.inputs)
-            if tensor in lying
-        ]
-        name = next((one for one in found if one and iteration.dim(one).splits(pieces)), "")
-        follows = bool(name)
-        if not name:
-            name = otherwise[index]
-            sums = [operator.inputs[position] for position in iteration.linear]
-            name = "" if name == PLUS and not partial.issuperset(sums) else name
+        found = iteration.met(operator.inputs, lying)
+        known = next((one for one in found if one and iteration.dim(one).splits(pieces)), "")
+        sums = [operator.inputs[position] for position in iteration.linear]
+        may_pass = otherwise[index] != PLUS or partial.issuperset(sums)
+        name = known or (otherwise[index] if may_pass else "")
         dims[index] = name
-        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
-            if name and (name == PLUS or name not in names):
-                partial.add(tensor)
-            elif follows:
-                lying[tensor] = names.index(name)
-            elif found and place >= 0 and _is_image(graph.tensors[tensor], place):
-                lying[tensor] = place
+        split = iteration.handed_on(operator.outputs, name) if name else {}
+        if name:
+            partial.update(tensor for tensor in operator.outputs if tensor not in split)
+        if known:
+            lying |= split
+        elif found and place >= 0:
+            whole = set(operator.outputs) - partial
+            lying |= {t: place for t in whole if _is_image(graph.tensors[t], place)}
     return dims
 
 

@@ -10,6 +10,7 @@ This is the whole language in which an operator says how it may be split. ``line
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +85,23 @@ class Iteration:
     def dim(self, name: str) -> Dim:
         """Return a dim by name."""
         return next(dim for dim in self.dims if dim.name == name)
+
+    def met(self, inputs: Sequence[int], lying: Mapping[int, int]) -> list[str]:
+        """Return what it calls the dims along which an axis splits its inputs, of those that ``lying``
+        has by tensor; "" where it does not let them be split."""
+        return [
+            names[lying[tensor]]
+            for tensor, names in zip(inputs, self.inputs, strict=True)
+            if tensor in lying
+        ]
+
+    def handed_on(self, outputs: Sequence[int], name: str) -> dict[int, int]:
+        """Return along which of their dims an axis splits the outputs that have the dim ``name``."""
+        return {
+            tensor: names.index(name)
+            for tensor, names in zip(outputs, self.outputs, strict=True)
+            if name in names
+        }
 
     def is_reduction(self, name: str) -> bool:
         """Whether some output lacks the dim, so that splitting it leaves partial sums."""

@@ -13,12 +13,12 @@ import math
 from collections.abc import Sequence
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import PARTIAL
 from shardwright.core.legality import check_against, check_alone, divisors, numbers
 from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
 from shardwright.errors import InputError
-from shardwright.planner.space.configs import is_choice, placements
-from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.configs import is_choice
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration
+from shardwright.planner.space.lying import summed_over
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
@@ -110,21 +110,29 @@ def _fault(
         if size == 1 and name:
             return f'is split over axis {axis!r}, which has one device; write "" there'
         cut[name] = cut.get(name, 1) * size
-    for name in [name for name in cut if name not in ("", PLUS)]:
-        dim = iteration.dim(name)
-        size = dim.size // pieces if name == sample else dim.size
-        if size % cut[name]:
-            each = f" in each of {pieces} microbatches" if name == sample and pieces > 1 else ""
-            return (
-                f"has {size:,} along {name!r}{each}, which do not divide into {cut[name]:,}; split "
-                f"it into {numbers(divisors(size))}"
-            )
-        if dim.most and cut[name] > dim.most:
-            return (
-                f"splits along {name!r} into at most {dim.most:,} pieces, since smaller ones are "
-                f"shorter than their halos, not {cut[name]:,}; split it into fewer"
-            )
-    return f"does not split as {config.dims}; its dims are {offered}"
+    faults = (
+        _fault_along(iteration.dim(name), count, pieces if name == sample else 1)
+        for name, count in cut.items()
+        if name not in ("", PLUS)
+    )
+    return next(filter(None, faults), f"does not split as {config.dims}; its dims are {offered}")
+
+
+def _fault_along(dim: Dim, count: int, microbatches: int) -> str:
+    """Say why a dim does not split into so many pieces in each of some microbatches, "" if it does."""
+    size = dim.size // microbatches
+    if size % count:
+        each = f" in each of {microbatches} microbatches" if microbatches > 1 else ""
+        return (
+            f"has {size:,} along {dim.name!r}{each}, which do not divide into {count:,}; split "
+            f"it into {numbers(divisors(size))}"
+        )
+    if dim.most and count > dim.most:
+        return (
+            f"splits along {dim.name!r} into at most {dim.most:,} pieces, since smaller ones are "
+            f"shorter than their halos, not {count:,}; split it into fewer"
+        )
+    return ""
 
 
 def depend_on_parameters(graph: OperatorGraph) -> list[bool]:
@@ -147,12 +155,10 @@ def meshes_of_operators(
     """
     where: list[set[int]] = [set() for _ in graph.operators]
     for index in reversed(range(len(where))):
-        outputs = graph.operators[index].outputs
-        readers = {reader for tensor in outputs for reader in graph.consumers[tensor]}
-        meshes = {mesh for reader in readers for mesh in where[reader]}
+        meshes = {mesh for reader in graph.readers(index) for mesh in where[reader]}
         own = configs[index].mesh
         where[index] = {own} if trained[index] or not meshes else meshes
-        if trained[index] and any(mesh < own for mesh in meshes):
+        if trained[index] and min(meshes, default=own) < own:
             raise InputError(
                 f"data must flow to later meshes, but operator {graph.operators[index].name} on "
                 f"mesh {own} feeds mesh {min(meshes)}; list the meshes in the data's order"
@@ -176,18 +182,16 @@ def _check_sums(
         for position in iteration.linear:
             tensor = operator.inputs[position]
             producer = graph.tensors[tensor].producer
-            wanted = iteration.inputs[position]
             is_cut = producer in samples.prologue and index not in samples.prologue
-            if producer >= 0 and not (is_cut and samples.operator_dim[index] in wanted):
-                made = strategy.configs[producer]
-                place = graph.operators[producer].outputs.index(tensor)
-                layout = placements(iterations[producer], made.dims).outputs[place].value
-                same = made.mesh == config.mesh and where[index] <= where[producer]
-                if same and all(layout[axis] == PARTIAL for axis in axes):
-                    continue
-            names = [strategy.meshes[config.mesh].axes[axis] for axis in axes]
-            raise InputError(
-                f"partial sums pass through an operator ({PLUS!r}) where they are made on the same "
-                f"mesh, but {graph.tensors[tensor].name} comes to {operator.name} as none over "
-                f'axis {", ".join(names)}; write "" there, so that it arrives summed'
-            )
+            is_cut &= samples.operator_dim[index] in iteration.inputs[position]
+            if (
+                is_cut
+                or summed_over(graph, strategy.configs, index, tensor, axes) != axes
+                or not where[index] <= where[producer]
+            ):
+                names = [strategy.meshes[config.mesh].axes[axis] for axis in axes]
+                raise InputError(
+                    f"partial sums pass through an operator ({PLUS!r}) where they are made on the "
+                    f"same mesh, but {graph.tensors[tensor].name} comes to {operator.name} as none "
+                    f'over axis {", ".join(names)}; write "" there, so that it arrives summed'
+                )

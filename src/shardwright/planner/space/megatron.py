@@ -37,21 +37,15 @@ def megatron_dims(
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
-        name = opened.get(index, "")
-        for position, tensor in enumerate(operator.inputs):
-            if not name and tensor in sharded:
-                name = iteration.inputs[position][sharded[tensor]]
-        if not name and is_sequence and samples.operator_dim[index]:
-            name = _sequence_dim(iteration, samples.operator_dim[index], pieces)
+        sample = samples.operator_dim[index] if is_sequence else ""
+        met = iteration.met(operator.inputs, sharded)
+        name = opened.get(index, "") or next(filter(None, met), "")
+        if name and (name == PLUS or iteration.dim(name).splits(pieces)):
             dims[index] = name
-            continue
-        if not name or (name != PLUS and not iteration.dim(name).splits(pieces)):
-            continue
-        dims[index] = name
-        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
-            if name in names:
-                sharded[tensor] = names.index(name)
-        _split_view_of_weight(graph, iterations, dims, index)
+            sharded |= iteration.handed_on(operator.outputs, name)
+            _split_view_of_weight(graph, iterations, dims, index)
+        elif not name and sample:
+            dims[index] = _sequence_dim(iteration, sample, pieces)
     return dims
 
 
@@ -126,14 +120,17 @@ def _split_vocabularies(
         if operator.kind == "shardwright.vocabulary_cross_entropy_sum":
             scores = _maker(graph, operator.inputs[0])
             shares.update(operator.outputs if scores in opened else ())
-    if not shares:
-        return {}
-    for index, operator in enumerate(graph.operators):
-        if operator.kind == "aten.embedding.default":
-            offset = iterations[index].offset
-            if offset and iterations[index].dim(offset).splits(pieces):
-                found[index] = offset
-    return found
+    return found | _split_rows(graph, iterations, pieces) if shares else {}
+
+
+def _split_rows(graph: OperatorGraph, iterations: list[Iteration], pieces: int) -> dict[int, str]:
+    """Split embeddings by rows."""
+    return {
+        index: iteration.offset
+        for index, iteration in enumerate(iterations)
+        if graph.operators[index].kind == "aten.embedding.default" and iteration.offset
+        if iteration.dim(iteration.offset).splits(pieces)
+    }
 
 
 def _maker(graph: OperatorGraph, tensor: int) -> int:
@@ -162,25 +159,17 @@ def _stays_split(
         if pending and pending[0] == reader:
             continue
         operator, iteration = graph.operators[reader], iterations[reader]
-        split = {
-            names[sharded[tensor]]
-            for tensor, names in zip(operator.inputs, iteration.inputs, strict=True)
-            if tensor in sharded
-        }
-        name = split.pop()
-        if split or not name or not iteration.dim(name).splits(pieces):
+        name, *others = set(iteration.met(operator.inputs, sharded))
+        if others or not name or not iteration.dim(name).splits(pieces):
             return False
         if _is_linear(graph, reader) or operator.kind in CLOSING:
             closed = True
             continue
-        if _meets_residual(graph, samples, reader, sharded):
+        if iteration.is_reduction(name) or _meets_residual(graph, samples, reader, sharded):
             return False
-        for output, names in zip(operator.outputs, iteration.outputs, strict=True):
-            if name not in names:
-                return False
-            sharded[output] = names.index(name)
-            for other in graph.consumers[output]:
-                heapq.heappush(pending, other)
+        sharded |= iteration.handed_on(operator.outputs, name)
+        for other in graph.readers(reader):
+            heapq.heappush(pending, other)
     return closed
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Mesh, OperatorConfig, Pipeline, Strategy
-from shardwright.planner.space.configs import placements
 from shardwright.planner.space.iteration import PLUS
+from shardwright.planner.space.lying import summed_over
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, find_samples
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -125,15 +124,10 @@ def _without_foreign_sums(
     """Let partial sums pass only where they are made on the same mesh: sums arrive whole."""
     config, iteration = configs[index], iterate(graph, index)
     dims = list(config.dims)
-    for axis in [axis for axis, name in enumerate(dims) if name == PLUS]:
-        for position in iteration.linear:
-            tensor = graph.operators[index].inputs[position]
-            producer = graph.tensors[tensor].producer
-            if producer >= 0 and configs[producer].mesh == config.mesh:
-                place = graph.operators[producer].outputs.index(tensor)
-                made = placements(iterate(graph, producer), configs[producer].dims).outputs[place]
-                if made.value[axis] == PARTIAL:
-                    continue
+    axes = [axis for axis, name in enumerate(config.dims) if name == PLUS]
+    for position in iteration.linear if axes else ():
+        tensor = graph.operators[index].inputs[position]
+        for axis in set(axes) - set(summed_over(graph, configs, index, tensor, axes)):
             dims[axis] = ""
     return replace(config, dims=tuple(dims))
 
@@ -192,18 +186,19 @@ def _owners_by_module(graph: OperatorGraph, parts: Sequence[ModulePart]) -> list
     used: set[tuple[str, int]] = set()
     owner = [-1] * len(graph.operators)
     for index, operator in enumerate(graph.operators):
-        fits = [(_fit(name, operator.module), name, number) for name, number in names]
-        best = max(fits, key=lambda fit: fit[0], default=((0, False, 0), "", -1))
-        if best[0][0]:
-            owner[index] = best[2]
-        used.update((name, number) for fit, name, number in fits if fit[0])
-    for name, number in names:
-        if (name, number) not in used:
-            known = ", ".join(sorted({one.module.split(".")[0] for one in graph.operators} - {""}))
-            raise ValueError(
-                f"{name!r} of part {number} names no module with operators; the outermost are "
-                f"{known or 'none'}"
-            )
+        fits = {one: _fit(one[0], operator.module) for one in names}
+        fits = {one: fit for one, fit in fits.items() if fit[0]}
+        used.update(fits)
+        if fits:
+            owner[index] = max(fits, key=lambda one: fits[one])[1]
+    idle = [one for one in names if one not in used]
+    if idle:
+        (name, number), *_ = idle
+        known = ", ".join(sorted({one.module.split(".")[0] for one in graph.operators} - {""}))
+        raise ValueError(
+            f"{name!r} of part {number} names no module with operators; the outermost are "
+            f"{known or 'none'}"
+        )
     return _fill(graph, owner)
 
 
@@ -224,9 +219,8 @@ def _fill(graph: OperatorGraph, owner: list[int]) -> list[int]:
         if owner[index] < 0:
             owner[index] = max((owner[maker] for maker in makers if maker >= 0), default=-1)
     for index in reversed(range(len(owner))):
-        readers = [r for tensor in graph.operators[index].outputs for r in graph.consumers[tensor]]
         if owner[index] < 0:
-            owner[index] = min((owner[reader] for reader in readers), default=0)
+            owner[index] = min((owner[reader] for reader in graph.readers(index)), default=0)
     return [max(number, 0) for number in owner]
 
 

@@ -26,16 +26,14 @@ def shard_further(
     layout = use
     dims = range(len(shape))
     goals = (*dims, *map(inner, dims)) if len(shape) > 1 else tuple(dims)
+    is_cut = len(shape) == 1 and any(shard_dim(placement) >= 0 for placement in use)
     for axis in range(len(use)) if axes is None else axes:
         if layout[axis] != REPLICATE or axis_sizes[axis] == 1:
             continue
-        for goal in goals:
-            finer = (*layout[:axis], goal, *layout[axis + 1 :])
-            if can_lie(shape, finer, axis_sizes, axis):
-                layout = finer
-                break
-        else:
-            is_cut = len(shape) == 1 and any(shard_dim(placement) >= 0 for placement in use)
-            if not is_cut and math.prod(local_shape(shape, layout, axis_sizes)) >= axis_sizes[axis]:
-                layout = (*layout[:axis], FLAT, *layout[axis + 1 :])
+        finer = [(*layout[:axis], goal, *layout[axis + 1 :]) for goal in (*goals, FLAT)]
+        fits = next((one for one in finer[:-1] if can_lie(shape, one, axis_sizes, axis)), None)
+        if fits:
+            layout = fits
+        elif not is_cut and math.prod(local_shape(shape, layout, axis_sizes)) >= axis_sizes[axis]:
+            layout = finer[-1]
     return layout

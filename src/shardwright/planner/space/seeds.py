@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
-from shardwright.core.layout import REPLICATE, Layout
 from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import (
     GradientSync,
@@ -23,10 +22,11 @@ from shardwright.core.strategy import (
     Precision,
     Strategy,
 )
-from shardwright.planner.space.configs import choices, is_choice, placements
+from shardwright.planner.space.configs import choices, is_choice
 from shardwright.planner.space.experts import expert_dims, inner_dims
 from shardwright.planner.space.images import follow, spatial_dims
 from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.megatron import megatron_dims
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
@@ -83,22 +83,23 @@ class Seed:
     def label(self) -> str:
         """The name people know it by."""
         copies = self.data * self.group
-        parts = [f"data parallel x {copies}"] if copies > 1 else []
         within = f" in groups of {self.group}" if self.group > 1 else ""
-        parts += [f"ZeRO-{self.zero}{within}"] if self.zero else []
-        parts += ["no reshard after forward"] if self.keeps else []
-        parts += [f"context parallel x {self.context}"] if self.context > 1 else []
-        if self.height * self.width > 1:
-            sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]
-            parts.append(f"spatial parallel x {' x '.join(map(str, sizes))}")
-        parts += [f"expert parallel x {self.expert}"] if self.expert > 1 else []
-        parts += [f"tensor parallel x {self.tensor}"] if self.tensor > 1 else []
-        parts += ["sequence parallel"] if self.sequence else []
+        sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]
         chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
-        parts += [f"{self.stages} stages{chunks} {self.schedule}"] if self.stages > 1 else []
-        parts += [f"{self.num_microbatches} microbatches"] if self.num_microbatches > 1 else []
-        parts += ["recomputation"] if self.recompute else []
-        return ", ".join(parts) or "one device"
+        said = (
+            (copies > 1, f"data parallel x {copies}"),
+            (self.zero, f"ZeRO-{self.zero}{within}"),
+            (self.keeps, "no reshard after forward"),
+            (self.context > 1, f"context parallel x {self.context}"),
+            (self.height * self.width > 1, f"spatial parallel x {' x '.join(map(str, sizes))}"),
+            (self.expert > 1, f"expert parallel x {self.expert}"),
+            (self.tensor > 1, f"tensor parallel x {self.tensor}"),
+            (self.sequence, "sequence parallel"),
+            (self.stages > 1, f"{self.stages} stages{chunks} {self.schedule}"),
+            (self.num_microbatches > 1, f"{self.num_microbatches} microbatches"),
+            (self.recompute, "recomputation"),
+        )
+        return ", ".join(text for holds, text in said if holds) or "one device"
 
 
 def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = None) -> Strategy:
@@ -111,21 +112,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
     meshes = _meshes(seed)
     iterations = [iterate(graph, index) for index in range(len(graph.operators))]
     stage_of = balanced_stages(graph, seed.stages * seed.chunks)
-    dims_of = {"data": data_dims(graph, samples, iterations, seed.data * seed.group)}
-    dims_of["group"] = dims_of["data"]
-    if seed.context > 1:
-        dims_of["context"] = _context_parallel(graph, iterations, samples, seed.context)
-    if seed.height * seed.width > 1:
-        rest = _samples_or_nothing(iterations, dims_of["data"], seed)
-        for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
-            dims_of[axis] = spatial_dims(graph, iterations, rest, pieces, place)
-    split = seed.expert > 1 or seed.tensor > 1
-    experts = expert_dims(graph, iterations, seed.expert) if split else {}
-    if seed.expert > 1:
-        dims_of["expert"] = dims_of["data"] | experts
-    if seed.tensor > 1:
-        dims_of["tensor"] = megatron_dims(graph, iterations, samples, seed.tensor, seed.sequence)
-        dims_of["tensor"] |= inner_dims(graph, iterations, experts, seed.tensor)
+    dims_of = _dims_by_axis(graph, seed, samples, iterations)
     configs: list[OperatorConfig] = []
     for index, iteration in enumerate(iterations):
         dims = tuple([dims_of[axis].get(index, "") for axis in meshes[0].axes])
@@ -134,8 +121,7 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         chosen = dims if is_legal else _weaken(dims, choices(iteration, *cut))
         configs.append(OperatorConfig(mesh=stage_of[index], dims=chosen))
     parameters = tuple(
-        parameter_config(graph, tensor, configs, iterations, meshes[0], seed)
-        for tensor in graph.parameters
+        parameter_config(graph, tensor, configs, meshes[0], seed) for tensor in graph.parameters
     )
     return Strategy(
         meshes=meshes,
@@ -147,6 +133,28 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         precision=seed.precision,
         label=_label(seed, meshes[0], configs),
     )
+
+
+def _dims_by_axis(
+    graph: OperatorGraph, seed: Seed, samples: Samples, iterations: list[Iteration]
+) -> dict[str, dict[int, str]]:
+    """Return what every axis of the mesh splits, by operator."""
+    found = {"data": data_dims(graph, samples, iterations, seed.data * seed.group)}
+    found["group"] = found["data"]
+    if seed.context > 1:
+        found["context"] = _context_parallel(graph, iterations, samples, seed.context)
+    if seed.height * seed.width > 1:
+        rest = _samples_or_nothing(iterations, found["data"], seed)
+        for axis, pieces, place in (("height", seed.height, 2), ("width", seed.width, 3)):
+            found[axis] = spatial_dims(graph, iterations, rest, pieces, place)
+    split = seed.expert > 1 or seed.tensor > 1
+    experts = expert_dims(graph, iterations, seed.expert) if split else {}
+    if seed.expert > 1:
+        found["expert"] = found["data"] | experts
+    if seed.tensor > 1:
+        found["tensor"] = megatron_dims(graph, iterations, samples, seed.tensor, seed.sequence)
+        found["tensor"] |= inner_dims(graph, iterations, experts, seed.tensor)
+    return found
 
 
 def _label(seed: Seed, mesh: Mesh, configs: Sequence[OperatorConfig]) -> str:
@@ -310,12 +318,11 @@ def parameter_config(
     graph: OperatorGraph,
     tensor: int,
     configs: list[OperatorConfig],
-    iterations: list[Iteration],
     mesh: Mesh,
     seed: Seed,
 ) -> ParameterConfig:
     """Return a parameter's layouts: as its first use wants it, sharded further over data by ZeRO."""
-    use = use_layout(graph, tensor, configs, iterations)
+    use = wanted_as(graph, tensor, configs)
     whole = ("tensor", "data") if seed.group > 1 else ("tensor",)
     further = tuple(axis for axis, name in enumerate(mesh.axes) if name not in whole)
     optimizer = (
@@ -327,17 +334,6 @@ def parameter_config(
         sync="microbatch" if seed.zero >= 2 else "step",
         keeps=seed.keeps and optimizer != use,
     )
-
-
-def use_layout(
-    graph: OperatorGraph, tensor: int, configs: list[OperatorConfig], iterations: list[Iteration]
-) -> Layout:
-    """Return the layout in which a parameter's first reader wants it."""
-    readers = graph.consumers[tensor]
-    if not readers:
-        return (REPLICATE,) * len(configs[0].dims)
-    position = graph.operators[readers[0]].inputs.index(tensor)
-    return placements(iterations[readers[0]], configs[readers[0]].dims).inputs[position].value
 
 
 def _samples_or_nothing(
@@ -361,26 +357,21 @@ def _context_parallel(
     Attention splits queries; its keys and values lack that dim and are gathered. The loss over
     tokens leaves partial sums, which pass on as those over samples do.
     """
-    lying: dict[int, int] = {}  # tensor -> its sequence dim
-    for tensor in graph.inputs:
-        spec = graph.tensors[tensor]
-        if len(spec.shape) == (3 if "float" in spec.dtype else 2):
-            lying[tensor] = 1
+    lying = {
+        tensor: 1
+        for tensor in graph.inputs
+        for spec in (graph.tensors[tensor],)
+        if len(spec.shape) == (3 if "float" in spec.dtype else 2)
+    }
     dims: dict[int, str] = {}
     for index, operator in enumerate(graph.operators):
         iteration = iterations[index]
-        found = [
-            iteration.inputs[position][lying[tensor]]
-            for position, tensor in enumerate(operator.inputs)
-            if tensor in lying
-        ]
-        name = next((name for name in found if name), "")
-        if not name or not iteration.dim(name).splits(pieces):
+        found = iteration.met(operator.inputs, lying)
+        name = next(filter(None, found), "")
+        if name and iteration.dim(name).splits(pieces):
+            dims[index] = name
+            lying |= iteration.handed_on(operator.outputs, name)
+        else:
             is_loss = not found and samples.operator_dim[index] == ""
             dims[index] = data_dim(graph, samples, iteration, index) if is_loss else ""
-            continue
-        dims[index] = name
-        for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
-            if name in names:
-                lying[tensor] = names.index(name)
     return dims

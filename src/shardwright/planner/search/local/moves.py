@@ -7,6 +7,7 @@ only what is to change. Whether the result is legal, lowering decides.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -49,15 +50,33 @@ class Space:
         """Return the operators at the same place of equal blocks, this one among them."""
         return self._equals[self.context.facts.ties.root[index]]
 
+    def alike(self, strategy: Strategy, index: int, sizes: tuple[int, ...]) -> list[int]:
+        """Return which of an operator's equals run on meshes of these sizes."""
+        configs, meshes = strategy.configs, strategy.meshes
+        return [one for one in self.equals(index) if meshes[configs[one].mesh].sizes == sizes]
+
+    def edges(self, index: int) -> list[tuple[int, int]]:
+        """Return (tensor, operator) for every neighbour of an operator, makers first."""
+        graph = self.context.graph
+        operator = graph.operators[index]
+        makers = [(tensor, graph.tensors[tensor].producer) for tensor in operator.inputs]
+        readers = [(t, reader) for t in operator.outputs for reader in graph.consumers[t]]
+        return list(dict.fromkeys(edge for edge in (*makers, *readers) if edge[1] >= 0))
+
+    def fitting(
+        self, index: int, sizes: tuple[int, ...], pieces: int, tensor: int, wanted: Layout
+    ) -> list[Dims]:
+        """Return the splits over axes of these sizes in which a tensor of an operator lies as wanted."""
+        options = self.splits(index, sizes, pieces)
+        return [dims for dims in options if self.layout(index, dims, tensor) == wanted]
+
     def parameters_of(self, index: int) -> list[int]:
         """Return the parameters that an operator reads, as tensors."""
         return [t for t in self.context.graph.operators[index].inputs if t in self.number]
 
     def readers(self, indices: Iterable[int]) -> set[int]:
         """Return the operators that read what these make."""
-        graph = self.context.graph
-        made = [tensor for index in indices for tensor in graph.operators[index].outputs]
-        return {reader for tensor in made for reader in graph.consumers[tensor]}
+        return set[int]().union(*map(self.context.graph.readers, indices))
 
     def splits(self, index: int, sizes: tuple[int, ...], num_microbatches: int) -> tuple[Dims, ...]:
         """Return every split of an operator over axes of these sizes."""
@@ -251,18 +270,6 @@ def refine(context: Context, strategy: Strategy) -> Strategy:
         min((strategy.configs[reader].mesh for reader in consumers[tensor]), default=0)
         for tensor in context.graph.parameters
     ]
-    meshes = tuple(
-        replace(
-            mesh,
-            axes=tuple(
-                f"{name}{n}" if len(sizes) > 1 else name
-                for name, sizes in zip(mesh.axes, part, strict=True)
-                for n in range(len(sizes))
-            ),
-            sizes=tuple(size for sizes in part for size in sizes),
-        )
-        for mesh, part in zip(strategy.meshes, parts, strict=True)
-    )
 
     def spread(entries: tuple[Any, ...], mesh: int) -> tuple[Any, ...]:
         pairs = zip(entries, parts[mesh], strict=True)
@@ -270,7 +277,7 @@ def refine(context: Context, strategy: Strategy) -> Strategy:
 
     return replace(
         strategy,
-        meshes=meshes,
+        meshes=tuple(map(_on_axes, strategy.meshes, parts)),
         configs=tuple(
             replace(config, dims=spread(config.dims, config.mesh)) for config in strategy.configs
         ),
@@ -284,9 +291,17 @@ def refine(context: Context, strategy: Strategy) -> Strategy:
 def fine_mesh(devices: tuple[int, ...], cluster: Cluster) -> Mesh:
     """Return a mesh of devices with as many axes as ``refine`` makes."""
     line = Mesh(axes=("x",), sizes=(len(devices),), devices=devices)
-    sizes = _axis_parts(line, cluster)[0]
-    axes = tuple(f"x{n}" for n in range(len(sizes))) if len(sizes) > 1 else ("x",)
-    return replace(line, axes=axes, sizes=sizes)
+    return _on_axes(line, _axis_parts(line, cluster))
+
+
+def _on_axes(mesh: Mesh, parts: list[tuple[int, ...]]) -> Mesh:
+    """Return a mesh each of whose axes is cut into factors, numbered where they are several."""
+    axes = tuple(
+        f"{name}{n}" if len(sizes) > 1 else name
+        for name, sizes in zip(mesh.axes, parts, strict=True)
+        for n in range(len(sizes))
+    )
+    return replace(mesh, axes=axes, sizes=tuple(itertools.chain(*parts)))
 
 
 def _axis_parts(mesh: Mesh, cluster: Cluster) -> list[tuple[int, ...]]:
@@ -302,12 +317,15 @@ def _axis_parts(mesh: Mesh, cluster: Cluster) -> list[tuple[int, ...]]:
         inner *= size
     for number in reversed(range(len(parts))):
         last = parts[number][-1]
-        prime = next((p for p in range(2, last) if last % p == 0), last)
+        prime = smallest_prime(last)
         if sum(map(len, parts)) < MOST_AXES and prime < last:
             parts[number] = (*parts[number][:-1], last // prime, prime)
-    while sum(map(len, parts)) > MOST_AXES:
+    while sum(map(len, parts)) > max(MOST_AXES, len(parts)):
         widest = max(range(len(parts)), key=lambda n: len(parts[n]))
-        if len(parts[widest]) == 1:
-            break
         parts[widest] = (math.prod(parts[widest]),)
     return parts
+
+
+def smallest_prime(number: int) -> int:
+    """Return the smallest prime factor of a number, of 1 itself."""
+    return next((p for p in range(2, number) if number % p == 0), number)

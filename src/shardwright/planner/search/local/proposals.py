@@ -22,6 +22,7 @@ from shardwright.planner.search.local.moves import (
     mend,
     move,
     resplit,
+    smallest_prime,
 )
 from shardwright.planner.search.steering import SHARES
 
@@ -81,11 +82,7 @@ class Proposals:
         if self.random.random() >= EVEN:
             return [index]
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
-        return [
-            other
-            for other in self.space.equals(index)
-            if strategy.meshes[strategy.configs[other].mesh].sizes == sizes
-        ]
+        return self.space.alike(strategy, index, sizes)
 
     def _split(self, strategy: Strategy, index: int) -> Strategy:
         space = self.space
@@ -145,19 +142,13 @@ class Proposals:
         new: dict[int, Place] = {index: place}
         at = index
         while random.random() < GOES_ON:
-            edges = [edge for edge in _edges(space, at) if edge[1] not in new]
-            edges = [edge for edge in edges if self._is_trained(edge[1])]
+            edges = [e for e in space.edges(at) if e[1] not in new and self._is_trained(e[1])]
             if not edges:
                 break
             tensor, other = random.choices(edges, [space.weight(edge[0]) for edge in edges])[0]
             wanted = space.layout(at, new[at].dims, tensor)
-            fitting = [
-                dims
-                for dims in space.splits(
-                    other, place.mesh.sizes, strategy.pipeline.num_microbatches
-                )
-                if space.layout(other, dims, tensor) == wanted
-            ]
+            pieces = strategy.pipeline.num_microbatches
+            fitting = space.fitting(other, place.mesh.sizes, pieces, tensor, wanted)
             if not fitting:
                 break
             new[other] = Place(place.mesh, random.choice(fitting))
@@ -175,10 +166,8 @@ class Proposals:
     def _on_equals(self, strategy: Strategy, new: dict[int, Place]) -> dict[int, Place]:
         found: dict[int, Place] = {}
         for index, place in new.items():
-            for other in self.space.equals(index):
-                mesh = strategy.meshes[strategy.configs[other].mesh]
-                if mesh.sizes == place.mesh.sizes:
-                    found[other] = Place(mesh, place.dims)
+            for other in self.space.alike(strategy, index, place.mesh.sizes):
+                found[other] = Place(strategy.meshes[strategy.configs[other].mesh], place.dims)
         return found
 
     def _applied(self, strategy: Strategy, new: dict[int, Place]) -> Strategy:
@@ -231,26 +220,12 @@ class Proposals:
         return replace(strategy, segment_starts=tuple(sorted(starts)))
 
 
-def _edges(space: Space, index: int) -> list[tuple[int, int]]:
-    """Return (tensor, operator) for every neighbour of an operator, makers first."""
-    graph = space.context.graph
-    operator = graph.operators[index]
-    makers = [
-        (tensor, graph.tensors[tensor].producer)
-        for tensor in operator.inputs
-        if graph.tensors[tensor].producer >= 0
-    ]
-    readers = [(t, reader) for t in operator.outputs for reader in graph.consumers[t]]
-    return list(dict.fromkeys((*makers, *readers)))
-
-
 def _ranges(count: int) -> dict[int, list[int]]:
     """Return the first devices of every aligned range, by its length: all, halves, quarters ..."""
     found: dict[int, list[int]] = {}
     length = count
     while True:
         found[length] = list(range(0, count, length))
-        prime = next((p for p in range(2, length + 1) if length % p == 0), 0)
-        if not prime:
+        if length == 1:
             return found
-        length //= prime
+        length //= smallest_prime(length)

@@ -171,10 +171,7 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
             for tensor, share in _updates(context, program, int(program.group[index])):
                 add(_owner(context, tensor), tensor, "parameter", seconds * share)
         elif item >= 0:
-            if kind == Kind.TRANSFORM:
-                purpose, read = program.transforms[item].purpose, program.transforms[item].reads
-            else:
-                purpose, read = program.messages[item].purpose, program.messages[item].sources
+            purpose, read = _moved(program, kind, item)
             for source in read:
                 tensor = program.values[source].tensor
                 operator = _owner(context, tensor)
@@ -186,6 +183,13 @@ def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[
         if seconds > 0
     ]
     return sorted(listed, key=lambda one: (-one.seconds, one.operator, one.tensor))
+
+
+def _moved(program: Program, kind: Kind, item: int) -> tuple[str, tuple[int, ...]]:
+    """Return what a transform or a message is for, and the values it takes."""
+    if kind == Kind.TRANSFORM:
+        return program.transforms[item].purpose, program.transforms[item].reads
+    return program.messages[item].purpose, program.messages[item].sources
 
 
 def _shares(context: Context, program: Program, item: int) -> list[tuple[int, float]]:
@@ -293,24 +297,15 @@ def _splits(space: Space, strategy: Strategy, options: dict[int, list[Dims]]) ->
 
 def _fitting(space: Space, strategy: Strategy, index: int, dims: Dims) -> dict[int, Dims]:
     """Return splits of the neighbours for which nothing moves between them and the operator."""
-    graph, found = space.context.graph, dict[int, Dims]()
-    mesh, operator = strategy.configs[index].mesh, graph.operators[index]
-    makers = [(t, graph.tensors[t].producer) for t in operator.inputs]
-    readers = [(t, reader) for t in operator.outputs for reader in graph.consumers[t]]
-    for tensor, other in (*makers, *readers):
-        if other < 0 or strategy.configs[other].mesh != mesh or other in found:
+    mesh, found = strategy.configs[index].mesh, dict[int, Dims]()
+    sizes, pieces = strategy.meshes[mesh].sizes, strategy.pipeline.num_microbatches
+    for tensor, other in space.edges(index):
+        if strategy.configs[other].mesh != mesh or other in found:
             continue
         wanted = space.layout(index, dims, tensor)
-        own = strategy.configs[other].dims
-        if space.layout(other, own, tensor) == wanted:
+        if space.layout(other, strategy.configs[other].dims, tensor) == wanted:
             continue
-        options = [
-            one
-            for one in space.splits(
-                other, strategy.meshes[mesh].sizes, strategy.pipeline.num_microbatches
-            )
-            if space.layout(other, one, tensor) == wanted
-        ]
+        options = space.fitting(other, sizes, pieces, tensor, wanted)
         if options:
             found[other] = min(options, key=lambda one: (space.seconds(strategy, other, one), one))
     return found
@@ -320,9 +315,7 @@ def _split_equals(space: Space, strategy: Strategy, changes: dict[int, Dims]) ->
     every: dict[int, Dims] = {}
     for index, dims in changes.items():
         sizes = strategy.meshes[strategy.configs[index].mesh].sizes
-        for other in space.equals(index):
-            if strategy.meshes[strategy.configs[other].mesh].sizes == sizes:
-                every[other] = dims
+        every |= dict.fromkeys(space.alike(strategy, index, sizes), dims)
     return mend(space, resplit(space, strategy, every), every)
 
 
@@ -347,22 +340,8 @@ def _parameter_moves(space: Space, strategy: Strategy, tensor: int) -> Iterator[
 def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
     """Yield changes of the whole: less recomputation, other segments and stages, microbatches,
     order."""
-    if strategy.recompute and space.context.training.recompute == "auto":
-        yield replace(strategy, recompute=strategy.recompute[:-1])
-        yield replace(strategy, recompute=strategy.recompute[1:])
-    if strategy.recompute_operators and space.context.training.recompute == "auto":
-        half = strategy.recompute_operators[: len(strategy.recompute_operators) // 2]
-        yield replace(strategy, recompute_operators=half)
-        # The same segments, of which none runs again.
-        again = set(strategy.recompute_operators)
-        edges = {
-            index
-            for index in (*again, *(i + 1 for i in again))
-            if (index in again) != (index - 1 in again) and index < len(strategy.configs)
-        }
-        starts = tuple(sorted(edges.union(strategy.segment_starts)))
-        yield replace(strategy, recompute_operators=(), segment_starts=starts)
-        yield replace(strategy, recompute_operators=())
+    if space.context.training.recompute == "auto":
+        yield from _remembered(strategy)
     if strategy.reshard_again:
         yield replace(strategy, reshard_again=())
     if strategy.segment_starts:
@@ -376,6 +355,23 @@ def _whole(space: Space, strategy: Strategy) -> Iterator[Strategy]:
     if len(strategy.meshes) > 1:
         schedule = "gpipe" if strategy.pipeline.schedule == "1f1b" else "1f1b"
         yield replace(strategy, pipeline=replace(strategy.pipeline, schedule=schedule))
+
+
+def _remembered(strategy: Strategy) -> Iterator[Strategy]:
+    """Make less again in backward."""
+    if strategy.recompute:
+        yield replace(strategy, recompute=strategy.recompute[:-1])
+        yield replace(strategy, recompute=strategy.recompute[1:])
+    if strategy.recompute_operators:
+        half = strategy.recompute_operators[: len(strategy.recompute_operators) // 2]
+        yield replace(strategy, recompute_operators=half)
+        # The same segments, of which none runs again.
+        again = set(strategy.recompute_operators)
+        edges = again ^ {index + 1 for index in again}
+        edges.discard(len(strategy.configs))
+        starts = tuple(sorted(edges.union(strategy.segment_starts)))
+        yield replace(strategy, recompute_operators=(), segment_starts=starts)
+        yield replace(strategy, recompute_operators=())
 
 
 def _other_cuts(space: Space, strategy: Strategy) -> Iterator[Strategy]:

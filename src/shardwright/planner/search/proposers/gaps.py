@@ -28,7 +28,7 @@ from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import BUDGET, PART, POINTS, SPACING
 from shardwright.planner.solve.elimination import Elimination
-from shardwright.planner.solve.frontier import Point, hull
+from shardwright.planner.solve.frontier import Point, falling, hull
 from shardwright.planner.solve.nonsupported import NonSupported
 
 
@@ -91,11 +91,7 @@ def filled(pool: Pool, spacing: float | None = None) -> Proposals:
 
 
 def _gaps(pool: Pool, wide: float) -> list[_Gap]:
-    edge: list[Evaluation] = []
-    for evaluation in pool.fitting:
-        if not edge or evaluation.bytes < edge[-1].bytes:
-            edge.append(evaluation)
-    gaps = [_Gap(fast=a, small=b) for a, b in itertools.pairwise(edge)]
+    gaps = [_Gap(fast=a, small=b) for a, b in itertools.pairwise(falling(pool.fitting))]
     return [gap for gap in gaps if gap.width > wide]
 
 

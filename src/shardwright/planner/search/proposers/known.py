@@ -54,7 +54,7 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
     is_far = False
     for named in every:
         for strategy in (named.many,) if is_far else named:
-            bound = 0.0 if is_first else least(pool, strategy)
+            bound = 0.0 if is_first else bound_of(pool, strategy)
             is_first = False
             trial = pool.try_out if pool.same else pool.weigh
             found = yield Proposal(bound, partial(trial, strategy))
@@ -64,7 +64,7 @@ def _first_that_fit(pool: Pool, every: Iterator[Named], *, is_first: bool) -> Pr
             is_far |= found.bytes > FAR * pool.limit
 
 
-def least(pool: Pool, strategy: Strategy) -> float:
+def bound_of(pool: Pool, strategy: Strategy) -> float:
     """Bound a named strategy's seconds from below."""
     if len(strategy.meshes) > 1:
         return pool.even_split(len(strategy.devices))

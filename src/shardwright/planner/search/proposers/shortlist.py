@@ -14,6 +14,7 @@ from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.steering import ALIKE, CLOSE, MORE, PART
+from shardwright.planner.solve.frontier import falling
 
 
 def shortlist(pool: Pool) -> Proposals:
@@ -76,10 +77,7 @@ def _is_alike(one: Candidate, other: Candidate) -> bool:
 
 def pareto_front(candidates: list[Candidate], count: int) -> list[Candidate]:
     """Choose so many along the frontier of time and memory, evenly."""
-    kept: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (c.seconds, c.bytes)):
-        if not kept or candidate.bytes < kept[-1].bytes:
-            kept.append(candidate)
+    kept = falling(sorted(candidates, key=lambda c: (c.seconds, c.bytes)))
     steps = np.linspace(0, len(kept) - 1, min(count, len(kept))) if kept else np.zeros(0)
     return [kept[round(float(step))] for step in steps]
 

@@ -160,11 +160,10 @@ def _modes(problem: Problem, strategy: Strategy) -> dict[int, int]:
     told = [in_modes(problem.context, strategy, [mode] * count) for mode in problem.modes]
     found: dict[int, int] = {}
     for lead, variable in problem.mode_of.items():
+        every = [_again(problem, other, lead) for other in told]
         mine = _again(problem, strategy, lead)
-        for number, other in enumerate(told):
-            if _again(problem, other, lead) == mine:
-                found[variable] = number
-                break
+        if mine in every:
+            found[variable] = every.index(mine)
     return found
 
 

@@ -46,24 +46,27 @@ def neighbours(context: Context, home: Arrangement) -> Iterator[Neighbour]:
         ("tensor parallel degree", t, (p, 2 * d, o, t / 2)),
     )
     for what, chosen, *options in steps:
-        for option in options:
-            degrees = tuple([int(degree) for degree in option])
-            if degrees == option:
-                other = {
-                    "devices": math.prod(degrees), "pipeline stages": degrees[0],
-                    "outer degree": degrees[2],
-                }.get(what, degrees[3])  # fmt: skip
-                for arrangement in _filled(context, home, *degrees):
-                    yield Neighbour(
-                        what=what, chosen=str(chosen), other=str(other), arrangement=arrangement
-                    )
-    counts = microbatch_counts(context, d, p)
-    m = home.microbatches
+        whole = [tuple([int(degree) for degree in option]) for option in options]
+        for degrees in (one for one, option in zip(whole, options, strict=True) if one == option):
+            other = {
+                "devices": math.prod(degrees), "pipeline stages": degrees[0],
+                "outer degree": degrees[2],
+            }.get(what, degrees[3])  # fmt: skip
+            for arrangement in _filled(context, home, *degrees):
+                yield Neighbour(
+                    what=what, chosen=str(chosen), other=str(other), arrangement=arrangement
+                )
+    yield from _otherwise_run(context, home)
+
+
+def _otherwise_run(context: Context, home: Arrangement) -> Iterator[Neighbour]:
+    """Yield the arrangement with more and fewer microbatches, and in the other order."""
+    counts, m = microbatch_counts(context, home.data, home.stages), home.microbatches
     for other in (m * 2, m // 2):
         if other in counts and other != m:
             moved = replace(home, microbatches=other)
             yield Neighbour(what="microbatches", chosen=str(m), other=str(other), arrangement=moved)
-    if p > 1:
+    if home.stages > 1:
         schedule = "gpipe" if home.schedule == "1f1b" else "1f1b"
         moved = replace(home, schedule=schedule)
         yield Neighbour(what="schedule", chosen=home.schedule, other=schedule, arrangement=moved)
@@ -120,17 +123,9 @@ class Rivalry:
     def more_memory(self, step_seconds: float, peak_bytes: float) -> tuple[ShadowPrice, ...]:
         """Return faster plans that need more memory than there is, the least memory first."""
         self._explore(self.home)
-        beyond = sorted(
-            (c for found in self._candidates.values() for c in found if c.bytes > self.room),
-            key=lambda c: (c.bytes, c.seconds),
-        )
-        edge: list[Candidate] = []
-        for candidate in beyond:
-            if not edge or candidate.seconds < edge[-1].seconds * (1 - WORTH):
-                edge.append(candidate)
-        edge = [c for c in edge if c.least_seconds < step_seconds]
+        edge = [c for c in self._beyond() if c.least_seconds < step_seconds]
         chosen = [*edge[: BEYOND - 1], *edge[-1:]] if len(edge) > BEYOND else edge
-        evaluations = [evaluation for c in chosen if (evaluation := self._judged(c)) is not None]
+        evaluations = filter(None, map(self._judged, chosen))
         best, prices = step_seconds, list[ShadowPrice]()
         for evaluation in sorted(evaluations, key=lambda j: (j.bytes, j.seconds)):
             if evaluation.bytes > self.limit and evaluation.seconds < best * (1 - WORTH):
@@ -144,6 +139,15 @@ class Rivalry:
                     )
                 )
         return tuple(prices)
+
+    def _beyond(self) -> list[Candidate]:
+        """Return candidates that need more memory than there is, each worth it after those before."""
+        front: list[Candidate] = []
+        beyond = (c for found in self._candidates.values() for c in found if c.bytes > self.room)
+        for candidate in sorted(beyond, key=lambda c: (c.bytes, c.seconds)):
+            if not front or candidate.seconds < front[-1].seconds * (1 - WORTH):
+                front.append(candidate)
+        return front
 
     def _order(self, evaluation: Evaluation) -> tuple[bool, float]:
         fits = evaluation.bytes <= self.limit
@@ -163,12 +167,9 @@ class Rivalry:
         found = self._explore(arrangement)
         fits = sorted((c for c in found if c.bytes <= self.room), key=lambda c: c.seconds)
         small = sorted(found, key=lambda c: c.bytes)
-        evaluations = [self._judged(candidate) for candidate in (fits or small)[:TRIED]]
-        known = [evaluation for evaluation in evaluations if evaluation is not None]
-        if fits and all(evaluation.bytes > self.limit for evaluation in known) and small:
-            known += [
-                evaluation for evaluation in [self._judged(small[0])] if evaluation is not None
-            ]
+        known = list(filter(None, map(self._judged, (fits or small)[:TRIED])))
+        if fits and all(evaluation.bytes > self.limit for evaluation in known):
+            known += filter(None, [self._judged(small[0])])
         return min(known, key=self._order, default=None)
 
     def _judged(self, candidate: Candidate) -> Evaluation | None:
