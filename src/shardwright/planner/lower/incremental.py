@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from itertools import islice
-from typing import TypeVar
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
@@ -31,8 +29,6 @@ from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
-Key = TypeVar("Key")
-Item = TypeVar("Item")
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
 
@@ -152,9 +148,9 @@ class _Replay(Lowering):
         for place, record in enumerate(known):
             if record.rests_on == rests_on:
                 known.insert(0, known.pop(place))
-                self._repeat(record)
+                self.repeat(record)
                 return
-        known.insert(0, self._record(around, rests_on, act))
+        known.insert(0, self.record(around.leaves, rests_on, act))
         del known[MOST_RECORDS:]
 
     def _lower_whole(self, number: int) -> None:
@@ -209,59 +205,3 @@ class _Replay(Lowering):
         kept, builder = self.parameters.kept[tensor], self.builder
         uses = [pair for pair in self.parameters.uses.items() if pair[0][1] == tensor]
         return uses, kept.rest in self.parameters.taken, builder.values[kept.rest]
-
-    def _record(
-        self, around: Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
-    ) -> Record:
-        """Lower operators, and note all that this did."""
-        builder, parameters = self.builder, self.parameters
-        mark, segments = self.mark(), len(builder.begun)
-        lasting, turned = len(builder.lasting), len(builder.turned)
-        uses, first_uses = len(parameters.uses), len(parameters.first_uses)
-        taken, cuts = len(parameters.taken), len(builder.cut_dim)
-        external, builder.external = builder.external, set()
-        act()
-        found, builder.external = frozenset(builder.external), external
-        builder.external |= found
-        return Record(
-            rests_on=rests_on,
-            lowered=self.lowered_since(mark),
-            blocks=tuple(stage.block for stage in self.stages),
-            opened=tuple(stage.opened() for stage in self.stages),
-            segments=tuple(builder.begun[segments:]),
-            leaves=tuple(stage.holdings(around.leaves) for stage in self.stages),
-            uses=_since(parameters.uses, uses),
-            first_uses=_since(parameters.first_uses, first_uses),
-            taken=_since(parameters.taken, taken),
-            turned=tuple(builder.turned[turned:]),
-            external=found,
-            lasting=tuple(builder.lasting[lasting:]),
-            cuts=_since(builder.cut_dim, cuts),
-        )
-
-    def _repeat(self, record: Record) -> None:
-        builder, parameters = self.builder, self.parameters
-        for place, stage in enumerate(self.stages):
-            prologue, forward = record.lowered.entries[place]
-            stage.prologue += prologue
-            stage.forward += forward
-            stage.block = record.blocks[place]
-            stage.reopen(record.opened[place])
-            stage.resume(record.leaves[place])
-        builder.begun += record.segments
-        for index, segment in record.segments:
-            builder.segments[index] = segment
-        parameters.uses.update(record.uses)
-        parameters.first_uses.update(record.first_uses)
-        parameters.pending.update(record.lowered.pending)
-        parameters.taken.update(record.taken)
-        builder.turn(record.turned)
-        builder.external |= record.external
-        builder.lasting += record.lasting
-        builder.cut_dim.update(record.cuts)
-
-
-def _since(found: dict[Key, Item], size: int) -> dict[Key, Item]:
-    """Return what came to a dict after it had a size."""
-    last = list(islice(reversed(found.items()), len(found) - size))
-    return dict(reversed(last))

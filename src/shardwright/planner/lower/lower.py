@@ -8,8 +8,7 @@ out for all microbatches in the schedule's order.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
 from typing import Any
@@ -17,19 +16,21 @@ from typing import Any
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
-from shardwright.core.program import Kind, Output, Program, Scope, Segment
+from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import Prefetched
-from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
+from shardwright.planner.lower.finish import finish
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.parameters import Kept, Parameters
 from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, Share, joined
+from shardwright.planner.lower.records import Record, since
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.tied import move_tied
+from shardwright.planner.lower.transfers import transfer
 from shardwright.planner.lower.updates import with_updates
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.legal import (
@@ -130,6 +131,57 @@ class Lowering:
             known={},
         )
 
+    def record(
+        self, leaves: Sequence[int], rests_on: tuple[object, ...], act: Callable[[], None]
+    ) -> Record:
+        """Lower operators, and note all that this did."""
+        builder, parameters = self.builder, self.parameters
+        mark, segments = self.mark(), len(builder.begun)
+        lasting, turned = len(builder.lasting), len(builder.turned)
+        uses, first_uses = len(parameters.uses), len(parameters.first_uses)
+        taken, cuts = len(parameters.taken), len(builder.cut_dim)
+        external, builder.external = builder.external, set()
+        act()
+        found, builder.external = frozenset(builder.external), external
+        builder.external |= found
+        return Record(
+            rests_on=rests_on,
+            lowered=self.lowered_since(mark),
+            blocks=tuple(stage.block for stage in self.stages),
+            opened=tuple(stage.opened() for stage in self.stages),
+            segments=tuple(builder.begun[segments:]),
+            leaves=tuple(stage.holdings(leaves) for stage in self.stages),
+            uses=since(parameters.uses, uses),
+            first_uses=since(parameters.first_uses, first_uses),
+            taken=since(parameters.taken, taken),
+            turned=tuple(builder.turned[turned:]),
+            external=found,
+            lasting=tuple(builder.lasting[lasting:]),
+            cuts=since(builder.cut_dim, cuts),
+        )
+
+    def repeat(self, record: Record) -> None:
+        """Do what a record says was done."""
+        builder, parameters = self.builder, self.parameters
+        for number, stage in enumerate(self.stages):
+            prologue, forward = record.lowered.entries[number]
+            stage.prologue += prologue
+            stage.forward += forward
+            stage.block = record.blocks[number]
+            stage.reopen(record.opened[number])
+            stage.resume(record.leaves[number])
+        builder.begun += record.segments
+        for index, segment in record.segments:
+            builder.segments[index] = segment
+        parameters.uses.update(record.uses)
+        parameters.first_uses.update(record.first_uses)
+        parameters.pending.update(record.lowered.pending)
+        parameters.taken.update(record.taken)
+        builder.turn(record.turned)
+        builder.external |= record.external
+        builder.lasting += record.lasting
+        builder.cut_dim.update(record.cuts)
+
     def lower_operators(self, start: int, stop: int, block: int) -> None:
         """Lower some operators of a block."""
         for index in range(start, stop):
@@ -200,7 +252,7 @@ class Lowering:
         copy = builder.add_value(
             tensor, stage.index, layout, "microbatch", "activation", gradient=gradient
         )
-        send, receive = builder.transfer(value, copy, "activation")
+        send, receive = transfer(builder, value, copy, "activation")
         home.forward.append(Entry(-1, [send], sends=(value, copy)))
         stage.forward.append(Entry(-1, [receive], receives=(value, copy)))
         return copy
@@ -220,7 +272,7 @@ class Lowering:
             more.append(blocks.forward(stage))
             if not is_early:
                 epilogues[stage] = self.epilogue(stage)
-        blocks.finish(self.finish)
+        blocks.finish(partial(finish, builder))
         several = builder.strategy.pipeline.num_microbatches > 1
         found: list[Phases] = []
         for stage in stages:
@@ -354,43 +406,6 @@ class Lowering:
             )
             for key, pairs in sorted(groups.items(), key=lambda group: group[0][0])
         ]
-
-    def finish(self, number: int) -> Finished:
-        """Return a segment with only the outputs that somebody reads."""
-        builder = self.builder
-        segment = builder.segments[number]
-        outputs = tuple([v for v in segment.outputs if v in builder.external])
-        return builder.once(
-            ("finish", number, outputs, segment.rematerialised, segment.unused_in_backward),
-            partial(self._finish, segment, outputs),
-        )
-
-    def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> Finished:
-        graph, values = self.builder.graph, self.builder.values
-        memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
-        kept, temporary = memory.bytes(outputs, segment.has_backward)
-        bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
-        told = {*segment.rematerialised, *segment.unused_in_backward}
-        idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
-        finished = replace(
-            segment,
-            outputs=outputs,
-            unused_in_backward=(*segment.unused_in_backward, *idle),
-            saved_bytes=kept,
-            temporary_bytes=temporary,
-            bare_bytes=bare,
-        )
-        if self.builder.splits_backward and segment.has_backward:
-            half = memory.split(outputs, self.builder.strategy.precision)
-            finished = replace(
-                finished,
-                deferred=half.calls,
-                deferred_values=half.values,
-                deferred_bytes=half.bytes,
-                split_temporary_bytes=half.temporary_bytes,
-            )
-        views = viewed_inputs(graph, finished, values)
-        return Finished(finished, memory.kept(outputs), views)
 
 
 def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:

@@ -45,13 +45,11 @@ class LastingBuilder(ProgramBuilder):
     ) -> None:
         self.remembered: dict[Hashable, Any] = {}
         self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
-        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
         # Of every maker, the values that it made, by all that they are; and how often one began.
         self._numbers: dict[Hashable, dict[Hashable, _Alike]] = {}
         self._known: dict[Hashable, _Alike] = {}
         self._turn = 0
         self.first_size = 0  # values of the first strategy
-        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
         self._segment_numbers: dict[Segment, int] = {}
         self._untold: dict[int, Value] = {}
         self._told: dict[tuple[int, int], Value] = {}
@@ -64,8 +62,6 @@ class LastingBuilder(ProgramBuilder):
         for number, value in self._untold.items():
             self.values[number] = value
         self._untold.clear()
-        self.turned.clear()
-        self.begun.clear()
         self.make_for(None)
         super().begin(strategy)
 
@@ -95,13 +91,10 @@ class LastingBuilder(ProgramBuilder):
         index = self._segment_numbers.get(segment, -1)
         if index < 0:
             index = self._segment_numbers[segment] = super().add_segment(segment)
-        self.segments[index] = segment
-        self.begun.append((index, segment))
+        else:
+            self.segments[index] = segment
+            self.begun.append((index, segment))
         return index
-
-    def segment_order(self) -> list[int]:
-        """Return the segments of this lowering in the order in which they were made."""
-        return [index for index, _ in self.begun]
 
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates, in this lowering."""

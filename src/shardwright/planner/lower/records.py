@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Segment
@@ -11,6 +13,8 @@ from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
 from shardwright.planner.lower.pieces import Lowered
 from shardwright.planner.lower.stage import Holdings, Opened
 
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 # A block that is known otherwise is lowered again so many operators at a time.
 PART = 5
 
@@ -99,3 +103,9 @@ def _surroundings(graph: OperatorGraph, ranges: Sequence[tuple[int, int]]) -> li
             )
         )
     return result
+
+
+def since(found: dict[Key, Item], size: int) -> dict[Key, Item]:
+    """Return what came to a dict after it had a size."""
+    last = list(islice(reversed(found.items()), len(found) - size))
+    return dict(reversed(last))
