@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict, TypeVar, Unpack
 
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.program import (
@@ -29,10 +29,9 @@ from shardwright.core.program import (
 )
 from shardwright.core.strategy import MIXED, Mesh, ParameterConfig, Strategy
 from shardwright.planner.cost.recomputation import needed_again
-from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
-from shardwright.planner.space.samples import Samples
 
 # Marks of a value, in ``ProgramBuilder.marks``.
 BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
@@ -78,16 +77,9 @@ class Finished:
 class ProgramBuilder:
     """Values, segments and messages of the Program being made, and the facts they are made from."""
 
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        strategy: Strategy,
-        samples: Samples,
-        iterations: Sequence[Iteration],
-    ) -> None:
-        self.graph = graph
-        self.samples = samples
-        self.iterations = iterations
+    def __init__(self, ground: Ground, strategy: Strategy) -> None:
+        self.ground = ground
+        self.graph, self.samples, self.iterations = ground.graph, ground.samples, ground.iterations
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
@@ -190,7 +182,7 @@ class ProgramBuilder:
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         halos = extra.get("halos", ())
         alias, resident = extra.get("alias", -1), extra.get("resident", False)
-        return self._append(
+        return self.append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
@@ -206,7 +198,8 @@ class ProgramBuilder:
             )
         )
 
-    def _append(self, value: Value) -> int:
+    def append(self, value: Value) -> int:
+        """Append a value and return its index."""
         index, own = len(self.values), value.alias < 0
         outside = value.role in ("input", "buffer") or value.resident
         size = math.prod(value.shape) * DTYPE_BYTES[value.dtype] if own and not outside else 0
@@ -223,6 +216,19 @@ class ProgramBuilder:
             + WIDE * (value.role == "gradient" and wide)
         )
         return index
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many values, segments and messages there are."""
+        return len(self.values), len(self.segments), len(self.messages)
+
+    def append_like(self, others: range, values: Sequence[Value], roots: Sequence[int]) -> None:
+        """Append values that are as large, and of such a role, as ``others`` are."""
+        first, stop = others.start, others.stop
+        self.values += values
+        self.sizes += self.sizes[first:stop]
+        self.marks += self.marks[first:stop]
+        self.roots.extend(roots)
+        self.meshes.extend([value.mesh for value in values])
 
     def make_for(self, maker: Hashable) -> None:
         """Say who asks for the values that follow; a builder that outlives one lowering finds those

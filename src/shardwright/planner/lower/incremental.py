@@ -20,13 +20,14 @@ from functools import partial
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.planner.lower.alike import Surroundings
 from shardwright.planner.lower.gradients import let_through
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
-from shardwright.planner.lower.records import Record, Records, Surroundings
+from shardwright.planner.lower.records import Record, Records
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.legal import check_pipeline
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
@@ -36,11 +37,13 @@ MOST_RECORDS = 6
 class IncrementalLowering:
     """Lowers strategies of one graph, each quickly where it resembles one of the last."""
 
-    def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
+    def __init__(
+        self, graph: OperatorGraph, samples: Samples, ground: Ground | None = None
+    ) -> None:
         self.graph = graph
         self.samples = samples
-        self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-        self._records = Records(graph)
+        self._ground = ground or Ground(graph, samples)
+        self._records = Records(self._ground)
         # Operators that may let partial gradients through, last first, and all that decides whether.
         self._free = [
             (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
@@ -82,7 +85,7 @@ class IncrementalLowering:
         if builder is None or builder.is_full or frame != self._frame:
             self._frame = frame
             self._records.forget()
-            builder = LastingBuilder(self.graph, strategy, self.samples, self._iterations)
+            builder = LastingBuilder(self._ground, strategy)
             self._builder = builder
         else:
             builder.begin(strategy)
@@ -97,7 +100,7 @@ class IncrementalLowering:
         for index in [i for i, (one, other) in enumerate(before) if one is not other]:
             config = strategy.configs[index]
             self._configs[index] = config
-            self._alone[index] = placements(self._iterations[index], config.dims)
+            self._alone[index] = placements(self._ground.iterations[index], config.dims)
             changed.add(index)
         placed = self._placed
         for index in changed:
@@ -190,16 +193,9 @@ class _Replay(Lowering):
             found.append(builder.cut_dim.get(tensor))
             found += [stage.state(tensor) for stage in stages]
         if parameters.often:
-            found += [self._readers(tensor) for tensor in around.parameters]
+            found += [parameters.is_often(parameters.kept[t]) for t in around.parameters]
         found += [self._shared(tensor) for tensor in around.shared]
         return tuple(found)
-
-    def _readers(self, tensor: int) -> object:
-        """Return what decides where and how often a parameter's gradient is summed up."""
-        graph, strategy = self.builder.graph, self.builder.strategy
-        if tensor not in self.parameters.often:
-            return None
-        return {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
 
     def _shared(self, tensor: int) -> object:
         kept, builder = self.parameters.kept[tensor], self.builder

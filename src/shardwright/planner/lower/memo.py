@@ -10,12 +10,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Segment, Value
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower.builder import Extra, Made, ProgramBuilder, Said
-from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.samples import Samples
+from shardwright.planner.lower.ground import Ground
 
 # Beyond so many remembered things, or so many times the values of the first strategy, everything is
 # forgotten and begins anew.
@@ -36,13 +34,7 @@ class LastingBuilder(ProgramBuilder):
     """A builder that outlives one lowering: equal values get equal numbers, equal things are made
     once."""
 
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        strategy: Strategy,
-        samples: Samples,
-        iterations: Sequence[Iteration],
-    ) -> None:
+    def __init__(self, ground: Ground, strategy: Strategy) -> None:
         self.remembered: dict[Hashable, Any] = {}
         self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
         # Of every maker, the values that it made, by all that they are; and how often one began.
@@ -55,7 +47,7 @@ class LastingBuilder(ProgramBuilder):
         self._told: dict[tuple[int, int], Value] = {}
         self._base: dict[tuple[int, int, int], int] = {}
         self.values: list[Value] = []
-        super().__init__(graph, strategy, samples, iterations)
+        super().__init__(ground, strategy)
 
     def begin(self, strategy: Strategy) -> None:
         """Take up the next strategy, on the same meshes."""
