@@ -39,22 +39,20 @@ def _moved(program: Program, item: int) -> dict[tuple[int, int], int]:
     """Return the bytes that go from one device to another."""
     message, meshes = program.messages[item], program.meshes
     here, there = meshes[message.mesh], meshes[message.destination]
-    values = [program.values[source] for source in message.sources]
-    ends = zip(values, [program.values[result] for result in message.results], strict=True)
+    values = list(map(program.values.__getitem__, message.sources))
+    layouts = [program.values[result].layout for result in message.results]
     moved: dict[tuple[int, int], int] = {}
-    if here.sizes == there.sizes and all(one.layout == other.layout for one, other in ends):
-        size = sum(
-            value.bytes for value in values
-        )  # every device sends its shard to the one at its place
-        pairs = zip(here.devices, there.devices, strict=True)
-        return {pair: size for pair in pairs if pair[0] != pair[1]}
-    for value, pieces in zip(values, program.pieces(item), strict=True):
-        width = DTYPE_BYTES[value.dtype]
-        for piece in pieces:
-            pair = (piece.source, piece.destination)
-            if piece.source != piece.destination:
+    if here.sizes == there.sizes and layouts == [value.layout for value in values]:
+        # Every device sends its shard to the one at its place.
+        size = sum([value.bytes for value in values])
+        moved = dict.fromkeys(zip(here.devices, there.devices, strict=True), size)
+    else:
+        for value, pieces in zip(values, program.pieces(item), strict=True):
+            width = DTYPE_BYTES[value.dtype]
+            for piece in pieces:
+                pair = (piece.source, piece.destination)
                 moved[pair] = moved.get(pair, 0) + piece.num_elements * width
-    return moved
+    return {pair: size for pair, size in moved.items() if pair[0] != pair[1]}
 
 
 def _alike(ports: NDArray[np.int64]) -> NDArray[np.int64]:

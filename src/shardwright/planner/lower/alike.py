@@ -75,33 +75,36 @@ def alike_blocks(
 
     ``writes``: operators that write a buffer, or depend on one that is written.
     """
-    counts = Counter(block.signature for block in graph.blocks)
+    counts = Counter(block.signature for block in graph.blocks if block.signature)
     kinds: dict[object, int] = {}
-    found: list[Alike | None] = []
+    found: list[Alike | None] = [None] * len(graph.blocks)
     for number, block in enumerate(graph.blocks):
-        if not block.signature or counts[block.signature] == 1:
-            found.append(None)
-            continue
-        tensors = [
-            tensor
-            for operator in graph.operators[block.start : block.stop]
-            for tensor in (*operator.inputs, *operator.outputs)
-        ]
-        place = {tensor: at for at, tensor in enumerate(dict.fromkeys(tensors))}
-        key = _described(graph, samples, around[number], writes, place)
-        found.append(
-            Alike(
-                kind=kinds.setdefault((block.signature, *key), len(kinds)),
+        if counts[block.signature] > 1:
+            place = _places(graph, around[number])
+            key = (block.signature, *_described(graph, samples, around[number], writes, place))
+            found[number] = Alike(
+                kind=kinds.setdefault(key, len(kinds)),
                 number=number,
                 around=around[number],
                 tensors=tuple(place),
-                sampleless=tuple(
-                    [i for i in range(block.start, block.stop) if samples.operator_dim[i] == ""]
-                ),
+                sampleless=_sampleless(samples, around[number]),
             )
-        )
     several = Counter(one.kind for one in found if one is not None)
     return [one if one is not None and several[one.kind] > 1 else None for one in found]
+
+
+def _sampleless(samples: Samples, around: Surroundings) -> tuple[int, ...]:
+    operators = range(around.start, around.stop)
+    return tuple([index for index in operators if samples.operator_dim[index] == ""])
+
+
+def _places(graph: OperatorGraph, around: Surroundings) -> dict[int, int]:
+    """Number what a block reads and makes."""
+    place: dict[int, int] = {}
+    for operator in graph.operators[around.start : around.stop]:
+        for tensor in (*operator.inputs, *operator.outputs):
+            place.setdefault(tensor, len(place))
+    return place
 
 
 def _described(

@@ -221,12 +221,11 @@ class ProgramBuilder:
         """Return how many values, segments and messages there are."""
         return len(self.values), len(self.segments), len(self.messages)
 
-    def append_like(self, others: range, values: Sequence[Value], roots: Sequence[int]) -> None:
+    def append_like(self, others: slice, values: Sequence[Value], roots: Sequence[int]) -> None:
         """Append values that are as large, and of such a role, as ``others`` are."""
-        first, stop = others.start, others.stop
         self.values += values
-        self.sizes += self.sizes[first:stop]
-        self.marks += self.marks[first:stop]
+        self.sizes += self.sizes[others]
+        self.marks += self.marks[others]
         self.roots.extend(roots)
         self.meshes.extend([value.mesh for value in values])
 
