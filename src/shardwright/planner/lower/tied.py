@@ -22,13 +22,18 @@ def move_tied(parameters: Parameters, stages: Sequence[Stage], exchange: list[li
     """
     builder = parameters.builder
     builder.make_for("moved parameters")
+    leaving: dict[int, int] = {}  # the value that each parameter at rest leaves its home from
     for use in list(parameters.uses.values()) if len(stages) > 1 else ():
         kept, value = parameters.kept[use.tensor], builder.values[use.value]
         if use.mesh == kept.mesh:
             continue
         if value.alias < 0:
-            origin, gather = builder.once(("whole", kept.rest), partial(_whole, builder, kept.rest))
-            ends = (origin, use.value)
+            gather: list[Step] = []
+            if kept.rest not in leaving:
+                leaving[kept.rest], gather = builder.once(
+                    ("whole", kept.rest), partial(_whole, builder, kept.rest)
+                )
+            ends = (leaving[kept.rest], use.value)
             send, receive = builder.once(
                 ("tied", *ends), partial(transfer, builder, *ends, "parameter")
             )
