@@ -332,7 +332,7 @@ class InstructionCosts:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
         if message.destination >= 0:
-            wire = transfer_cost(self.program, item, self.cluster, self.table)
+            wire = transfer_cost(self.program, item, self.cluster, self.table, self.wires)
             return total([wire, self.received()])
         mesh = self.program.meshes[message.mesh]
         groups = self._groups(message.mesh, mesh, message.axes)

@@ -12,8 +12,29 @@ from shardwright.core.program import Program
 from shardwright.planner.cost.collective import collective_seconds
 
 
-def transfer_cost(program: Program, item: int, cluster: Cluster, table: CostTable) -> Cost:
-    """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""
+def transfer_cost(
+    program: Program,
+    item: int,
+    cluster: Cluster,
+    table: CostTable,
+    known: dict[tuple[object, ...], Cost],
+) -> Cost:
+    """Price the slowest pair; pairs leaving one host share its uplink, others their devices.
+
+    ``known`` are prices of what travelled between the same meshes before; this one is added.
+    """
+    message, values = program.messages[item], program.values
+    sent = tuple(
+        [(one.shape, one.layout, one.dtype) for one in map(values.__getitem__, message.sources)]
+    )
+    arrives = tuple([values[result].layout for result in message.results])
+    key = (message.mesh, message.destination, sent, arrives)
+    if key not in known:
+        known[key] = _slowest(program, item, cluster, table)
+    return known[key]
+
+
+def _slowest(program: Program, item: int, cluster: Cluster, table: CostTable) -> Cost:
     moved = _moved(program, item)
     pairs = np.array(list(moved), dtype=np.int64).reshape(-1, 2)
     sizes = np.array(list(moved.values()), dtype=np.int64)

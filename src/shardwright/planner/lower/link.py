@@ -16,7 +16,7 @@ from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
 from shardwright.planner.lower.finish import finish
 from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
 from shardwright.planner.lower.pieces import Lowered
-from shardwright.planner.lower.records import Record
+from shardwright.planner.lower.records import Record, news
 from shardwright.planner.lower.stage import Entry, Held, Holdings, Stage
 from shardwright.planner.lower.standing import Lowers, Standing
 
@@ -284,7 +284,10 @@ class Linker:
                 like = other.block.number
                 break
         else:
-            found = lowering.record(block.around.leaves, rests_on, act)
+            leaves, stages = block.around.leaves, lowering.stages
+            held = [stage.holdings(leaves) for stage in stages]
+            found = lowering.record(leaves, rests_on, act)
+            found = replace(found, leaves=tuple(map(news, found.leaves, held)))
             standing.last, like = builder.counts(), block.number
             known.insert(0, (found, standing))
             del known[MOST_STANDINGS:]

@@ -27,7 +27,7 @@ from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.link import Linker
 from shardwright.planner.lower.parameters import Kept, Parameters
 from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, Share, joined
-from shardwright.planner.lower.records import Record, news, since
+from shardwright.planner.lower.records import Record, since
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.tied import move_tied
@@ -150,7 +150,6 @@ class Lowering:
         lasting, turned = len(builder.lasting), len(builder.turned)
         uses, first_uses = len(parameters.uses), len(parameters.first_uses)
         taken, cuts = len(parameters.taken), len(builder.cut_dim)
-        held = [stage.holdings(leaves) for stage in self.stages]
         external, builder.external = builder.external, set()
         act()
         found, builder.external = frozenset(builder.external), external
@@ -161,12 +160,7 @@ class Lowering:
             blocks=tuple(stage.block for stage in self.stages),
             opened=tuple(stage.opened() for stage in self.stages),
             segments=tuple(builder.begun[segments:]),
-            leaves=tuple(
-                [
-                    news(stage.holdings(leaves), had)
-                    for stage, had in zip(self.stages, held, strict=True)
-                ]
-            ),
+            leaves=tuple([stage.holdings(leaves) for stage in self.stages]),
             uses=since(parameters.uses, uses),
             first_uses=since(parameters.first_uses, first_uses),
             taken=since(parameters.taken, taken),
