@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.core.graph import OperatorGraph
+from shardwright.core.layout import FLAT
 from shardwright.core.program import Kind, Program
 from shardwright.core.strategy import GradientSync, ParameterConfig, Strategy, SyncEvery
 from shardwright.planner.lower import check, lower
@@ -127,3 +128,26 @@ def test_a_program_joined_from_pieces_is_the_program(build, seed) -> None:
         lowered += 1
         strategy = strategy if number % 4 == 3 else other
     assert lowered >= 4
+
+
+def test_flat_shards_are_gathered_once_for_all_meshes_that_read_them() -> None:
+    graph = tied()
+    strategy = seed_strategy(graph, Seed(data=2, stages=5, num_microbatches=2))
+    flat = ParameterConfig(rest=(FLAT,), optimizer=(FLAT,))
+    at = graph.parameters.index(next(t for t in graph.parameters if len(graph.consumers[t]) > 1))
+    parameters = (*strategy.parameters[:at], flat, *strategy.parameters[at + 1 :])
+    strategy = replace(strategy, parameters=parameters)
+    program = lower(graph, strategy)
+    gathers = [
+        item
+        for kind, item, microbatch in zip(
+            program.kind.tolist(), program.item.tolist(), program.microbatch.tolist(), strict=True
+        )
+        if kind == Kind.MESSAGE and microbatch < 0
+        and program.messages[item].primitive == "all_gather"
+    ]  # fmt: skip
+    sent = [one for one in program.messages if one.purpose == "parameter" and one.destination >= 0]
+    assert len(sent) == 2
+    assert len(gathers) == 1
+    again = IncrementalLowering(graph, find_samples(graph)).lower(strategy)
+    assert columns(again) == columns(program)

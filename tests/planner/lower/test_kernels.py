@@ -12,6 +12,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiler, Needed, Phases
 from shardwright.planner.lower.gradients import place
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.phases import PREVIOUS, Phase
 from shardwright.planner.lower.template import READ, Facts, Rows
@@ -88,10 +89,9 @@ def by_kernels(builder: ProgramBuilder, stages: list[Phases]) -> list[list[tuple
 
 
 def both(graph: OperatorGraph, strategy: Strategy) -> tuple[object, object]:
-    samples = find_samples(graph)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    placed = place(graph, strategy, samples, iterations)
-    lowering = Lowering(ProgramBuilder(graph, strategy, samples, iterations), placed)
+    ground = Ground(graph, find_samples(graph))
+    placed = place(graph, strategy, ground.samples, ground.iterations)
+    lowering = Lowering(ProgramBuilder(ground, strategy), placed)
     lowering.lower_blocks()
     stages, many = lowering.phases(), strategy.pipeline.num_microbatches
     facts = Facts.of(lowering.builder)

@@ -16,11 +16,12 @@ def peer_groups(
     On one CPU host all groups share the memory, so all of them count.
     """
     kept = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
-    grid = np.array(mesh.devices).reshape(mesh.sizes).transpose(*kept, *axes)
     length = int(np.prod([mesh.sizes[axis] for axis in axes], dtype=np.int64))
-    groups = grid.reshape(-1, length)
-    host_of = np.array([device.host for device in cluster.devices])
-    hosts = np.sort(host_of[groups], axis=1)
+    groups, hosts = (
+        np.array(listed).reshape(mesh.sizes).transpose(*kept, *axes).reshape(-1, length)
+        for listed in (mesh.devices, [cluster.devices[one].host for one in mesh.devices])
+    )
+    hosts = np.sort(hosts, axis=1)
     fresh = np.ones(hosts.shape, dtype=np.bool_)  # each host where it comes first in its group
     fresh[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
     num_hosts = fresh.sum(axis=1)

@@ -130,6 +130,7 @@ class InstructionCosts:
         self.width = 3 + NUM_COLUMNS * self.is_burdened
         self.rows, self.items = np.empty((FIRST_ROWS, self.width)), list[Segment | Message]()
         self.reads: dict[int, Reads] = {}
+        self._homes: dict[int, list[tuple[int, int]]] = {}
         self._frame: object = None
 
     def price(self, program: Program, masters: Mapping[int, int] | None = None) -> Prices:
@@ -142,6 +143,7 @@ class InstructionCosts:
             self._frame = frame
             self._meet(program.meshes, program.strategy.precision)
         self.program = program
+        self._homes.clear()
         self.masters = masters or {}
         return _prices(self, program)
 
@@ -330,7 +332,7 @@ class InstructionCosts:
         """Return the slowest group's time; merged items are also copied in and out."""
         message = self.program.messages[item]
         if message.destination >= 0:
-            wire = transfer_cost(self.program, item, self.cluster, self.table)
+            wire = transfer_cost(self.program, item, self.cluster, self.table, self.wires)
             return total([wire, self.received()])
         mesh = self.program.meshes[message.mesh]
         groups = self._groups(message.mesh, mesh, message.axes)
@@ -432,12 +434,12 @@ class InstructionCosts:
         """Return the trained parameters, by position and tensor, whose first use is on a mesh."""
         if len(self.program.meshes) == 1:
             return list(self.trained)
-        configs, consumers = self.program.strategy.configs, self.graph.consumers
-        return [
-            (position, tensor)
-            for position, tensor in self.trained
-            if mesh == min(configs[one].mesh for one in consumers[tensor])
-        ]
+        if not self._homes:
+            configs, consumers = self.program.strategy.configs, self.graph.consumers
+            for position, tensor in self.trained:
+                home = min([configs[one].mesh for one in consumers[tensor]])
+                self._homes.setdefault(home, []).append((position, tensor))
+        return self._homes.get(mesh, [])
 
     def _shard_bytes(self, tensor: int, layout: Layout, sizes: tuple[int, ...]) -> int:
         key = (tensor, layout, sizes)

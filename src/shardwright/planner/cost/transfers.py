@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
@@ -9,32 +12,71 @@ from shardwright.core.program import Program
 from shardwright.planner.cost.collective import collective_seconds
 
 
-def transfer_cost(program: Program, item: int, cluster: Cluster, table: CostTable) -> Cost:
-    """Price the slowest pair; pairs leaving one host share its uplink, others their devices."""
-    message, hosts = program.messages[item], cluster.devices
-    moved: dict[tuple[int, int], int] = {}
-    for source, pieces in zip(message.sources, program.pieces(item), strict=True):
-        width = DTYPE_BYTES[program.values[source].dtype]
-        for piece in pieces:
-            ends = (piece.source, piece.destination)
-            if piece.source != piece.destination:
-                moved[ends] = moved.get(ends, 0) + piece.num_elements * width
-    users: dict[tuple[str, int], int] = {}
-    ports: dict[tuple[int, int], tuple[tuple[str, int], ...]] = {}
-    for source, target in moved:
-        crosses = hosts[source].host != hosts[target].host
-        ends = (("from", source), ("to", target))
-        ports[source, target] = (("host", hosts[source].host),) if crosses else ends
-        for port in ports[source, target]:
-            users[port] = users.get(port, 0) + 1
-    seen: dict[tuple[int, int, bool], tuple[int, int]] = {}
-    for pair, size in moved.items():
-        share, crosses = max(users[port] for port in ports[pair]), len(ports[pair]) == 1
-        # Through one device's port pieces follow each other.
-        key = (share, size, crosses) if crosses else (1, size * share, crosses)
-        seen.setdefault(key, pair)
+def transfer_cost(
+    program: Program,
+    item: int,
+    cluster: Cluster,
+    table: CostTable,
+    known: dict[tuple[object, ...], Cost],
+) -> Cost:
+    """Price the slowest pair; pairs leaving one host share its uplink, others their devices.
+
+    ``known`` are prices of what travelled between the same meshes before; this one is added.
+    """
+    message, values = program.messages[item], program.values
+    sent = tuple(
+        [(one.shape, one.layout, one.dtype) for one in map(values.__getitem__, message.sources)]
+    )
+    arrives = tuple([values[result].layout for result in message.results])
+    key = (message.mesh, message.destination, sent, arrives)
+    if key not in known:
+        known[key] = _slowest(program, item, cluster, table)
+    return known[key]
+
+
+def _slowest(program: Program, item: int, cluster: Cluster, table: CostTable) -> Cost:
+    moved = _moved(program, item)
+    pairs = np.array(list(moved), dtype=np.int64).reshape(-1, 2)
+    sizes = np.array(list(moved.values()), dtype=np.int64)
+    hosts = np.array([[cluster.devices[one].host for one in pair] for pair in moved]).reshape(-1, 2)
+    crosses = hosts[:, 0] != hosts[:, 1]
+    inside = np.where(crosses[:, None], -1, pairs)  # through a device's port, not a host's
+    share = np.maximum(_alike(inside[:, 0]), _alike(inside[:, 1]))
+    share[crosses] = _alike(hosts[crosses, 0])
+    # Through one device's port pieces follow each other.
+    follow = np.where(crosses, 1, share)
+    kinds = np.stack([np.where(crosses, share, 1), sizes * follow, crosses], axis=1)
+    first = np.sort(np.unique(kinds, axis=0, return_index=True)[1]).tolist()
     costs = [
-        collective_seconds("transfer", size, pair, cluster, table, share)
-        for (share, size, _), pair in seen.items()
-    ]
+        collective_seconds(
+            "transfer", int(kinds[at, 1]), tuple(pairs[at].tolist()), cluster, table, int(kinds[at, 0])
+        )
+        for at in first
+    ]  # fmt: skip
     return max(costs, key=lambda cost: cost.seconds, default=Cost(seconds=0.0))
+
+
+def _moved(program: Program, item: int) -> dict[tuple[int, int], int]:
+    """Return the bytes that go from one device to another."""
+    message, meshes = program.messages[item], program.meshes
+    here, there = meshes[message.mesh], meshes[message.destination]
+    values = list(map(program.values.__getitem__, message.sources))
+    layouts = [program.values[result].layout for result in message.results]
+    moved: dict[tuple[int, int], int] = {}
+    if here.sizes == there.sizes and layouts == [value.layout for value in values]:
+        # Every device sends its shard to the one at its place.
+        size = sum([value.bytes for value in values])
+        moved = dict.fromkeys(zip(here.devices, there.devices, strict=True), size)
+    else:
+        for value, pieces in zip(values, program.pieces(item), strict=True):
+            width = DTYPE_BYTES[value.dtype]
+            for piece in pieces:
+                pair = (piece.source, piece.destination)
+                moved[pair] = moved.get(pair, 0) + piece.num_elements * width
+    return {pair: size for pair, size in moved.items() if pair[0] != pair[1]}
+
+
+def _alike(ports: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each port how often it is listed."""
+    _, place, counts = np.unique(ports, return_inverse=True, return_counts=True)
+    return counts[place]

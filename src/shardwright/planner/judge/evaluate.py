@@ -14,7 +14,7 @@ from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost import collective_seconds, dollars_per_step, price
+from shardwright.planner.cost import collective_seconds, dollars_per_step
 from shardwright.planner.cost.burden import is_measured, message_burden
 from shardwright.planner.cost.feed import input_costs
 from shardwright.planner.cost.groups import peer_groups
@@ -71,11 +71,14 @@ def evaluate(
 ) -> Evaluation:
     """Lower, price and simulate a strategy as it stands; of equal blocks only some are lowered.
 
-    Where that is not possible, ``evaluator`` does it, if given.
+    Where that is not possible, ``evaluator`` does it, if given, unless the graph is deep: of equal blocks
+    on several meshes lowering makes more than what is known of other strategies.
     """
     found = _priced_folded(context, strategy)
     if found is None:
-        return (evaluator or partial(run, context))(strategy, least_seconds)[2]
+        if evaluator is None or context.facts.folder.is_long:
+            evaluator = partial(run, context)
+        return evaluator(strategy, least_seconds)[2]
     return evaluate_program(context, *found, least_seconds)[1]
 
 
@@ -107,8 +110,8 @@ def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
 
 
 def _priced_whole(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
-    program = lower(context.graph, strategy, context.facts.samples)
-    return program, price(program, context.graph, context.cluster, context.table)
+    program = lower(context.graph, strategy, ground=context.facts.ground)
+    return program, InstructionCosts(context.graph, context.prices.shards).price(program)
 
 
 def _priced_folded(context: Context, strategy: Strategy) -> tuple[Program, Prices] | None:

@@ -46,7 +46,8 @@ class Incremental:
 
     @cached_property
     def _lowering(self) -> IncrementalLowering:
-        return IncrementalLowering(self.context.graph, self.context.facts.samples)
+        facts = self.context.facts
+        return IncrementalLowering(facts.graph, facts.samples, facts.ground)
 
     def evaluate(self, strategy: Strategy, least_seconds: float = float("nan")) -> Evaluation:
         """Return what ``evaluate`` returns: every field is equal."""

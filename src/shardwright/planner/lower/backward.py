@@ -12,6 +12,7 @@ from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry
+from shardwright.planner.lower.transfers import transfer
 from shardwright.planner.lower.wire import first_message, synchronise
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
@@ -167,7 +168,7 @@ def _reverse(builder: ProgramBuilder, entry: Entry, transfers: Transfers) -> lis
     if crossing not in transfers:
         here, there = (builder.values[value].gradient for value in crossing)
         transfers[crossing] = builder.once(
-            ("return", crossing), lambda: builder.transfer(there, here, "gradient")
+            ("return", crossing), lambda: transfer(builder, there, here, "gradient")
         )
     send, receive = transfers[crossing]
     return [receive] if entry.sends else [send]

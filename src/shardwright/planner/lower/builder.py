@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict, TypeVar, Unpack
 
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.halo import Halos, check_reach, extended_shape, most_moved
 from shardwright.core.layout import Layout, local_shape
 from shardwright.core.program import (
@@ -26,14 +26,12 @@ from shardwright.core.program import (
     Transform,
     Value,
     ValueRole,
-    value_pieces,
 )
 from shardwright.core.strategy import MIXED, Mesh, ParameterConfig, Strategy
 from shardwright.planner.cost.recomputation import needed_again
-from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.space.redistribute import Step as Reshard
 from shardwright.planner.space.redistribute import reshard_steps
-from shardwright.planner.space.samples import Samples
 
 # Marks of a value, in ``ProgramBuilder.marks``.
 BY_MICROBATCH, GRADIENT, ACTIVATION, GATHERED = 1, 2, 4, 8
@@ -79,16 +77,9 @@ class Finished:
 class ProgramBuilder:
     """Values, segments and messages of the Program being made, and the facts they are made from."""
 
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        strategy: Strategy,
-        samples: Samples,
-        iterations: Sequence[Iteration],
-    ) -> None:
-        self.graph = graph
-        self.samples = samples
-        self.iterations = iterations
+    def __init__(self, ground: Ground, strategy: Strategy) -> None:
+        self.ground = ground
+        self.graph, self.samples, self.iterations = ground.graph, ground.samples, ground.iterations
         self.values: list[Value] = []
         self.segments: list[Segment] = []
         self.messages: list[Message] = []
@@ -125,6 +116,8 @@ class ProgramBuilder:
         self.splits_backward = strategy.pipeline.splits_backward
         self.outputs: tuple[Output, ...] = ()
         self.external: set[int] = set()
+        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
+        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
         self.updates: list[tuple[int, ...]] = []  # what each update takes, where it says so
         # Outputs that a segment's backward needs, and inputs in whose storage outputs lie.
         self.saved, self.views = dict[int, frozenset[int]](), dict[int, int]()
@@ -189,7 +182,7 @@ class ProgramBuilder:
         shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         halos = extra.get("halos", ())
         alias, resident = extra.get("alias", -1), extra.get("resident", False)
-        return self._append(
+        return self.append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
@@ -205,7 +198,8 @@ class ProgramBuilder:
             )
         )
 
-    def _append(self, value: Value) -> int:
+    def append(self, value: Value) -> int:
+        """Append a value and return its index."""
         index, own = len(self.values), value.alias < 0
         outside = value.role in ("input", "buffer") or value.resident
         size = math.prod(value.shape) * DTYPE_BYTES[value.dtype] if own and not outside else 0
@@ -223,6 +217,18 @@ class ProgramBuilder:
         )
         return index
 
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many values, segments and messages there are."""
+        return len(self.values), len(self.segments), len(self.messages)
+
+    def append_like(self, others: slice, values: Sequence[Value], roots: Sequence[int]) -> None:
+        """Append values that are as large, and of such a role, as ``others`` are."""
+        self.values += values
+        self.sizes += self.sizes[others]
+        self.marks += self.marks[others]
+        self.roots.extend(roots)
+        self.meshes.extend([value.mesh for value in values])
+
     def make_for(self, maker: Hashable) -> None:
         """Say who asks for the values that follow; a builder that outlives one lowering finds those
         which it asked for before."""
@@ -235,11 +241,18 @@ class ProgramBuilder:
 
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates: its first use decides."""
-        self.values[value] = replace(self.values[value], gradient=gradient)
+        self.turn([(value, gradient)])
+
+    def turn(self, told: Sequence[tuple[int, int]]) -> None:
+        """Tell parameters at rest their gradients."""
+        for value, gradient in told:
+            self.values[value] = replace(self.values[value], gradient=gradient)
+        self.turned += told
 
     def add_segment(self, segment: Segment) -> int:
         """Append a segment and return its index."""
         self.segments.append(segment)
+        self.begun.append((len(self.segments) - 1, segment))
         return len(self.segments) - 1
 
     def take(self, index: int, finished: Finished) -> None:
@@ -287,7 +300,7 @@ class ProgramBuilder:
 
     def segment_order(self) -> list[int]:
         """Return the segments of this lowering in the order in which they were made."""
-        return list(range(len(self.segments)))
+        return [index for index, _ in self.begun]
 
     def reshard(self, source: int, target: Layout, dtype: str = "") -> tuple[Reshard, ...]:
         """Return the steps that bring a value to another layout, in its tensor's dtype or another."""
@@ -402,48 +415,3 @@ class ProgramBuilder:
             writes=message.results,
             last_only=last_only,
         )
-
-    def transfer(self, source: int, result: int, purpose: Purpose) -> tuple[Step, Step]:
-        """Append a transfer between meshes and return its send and receive steps."""
-        here, there = self.values[source].mesh, self.values[result].mesh
-        self.messages.append(
-            Message(
-                primitive="transfer",
-                mesh=here,
-                axes=(),
-                sources=(source,),
-                results=(result,),
-                dims=((-1, -1),),
-                bytes=self._most_moved(source, result),
-                purpose=purpose,
-                destination=there,
-            )
-        )
-        self.external.add(source)
-        item = len(self.messages) - 1
-        # Chunks of the same devices share their links.
-        ends = f"{self.links[here]}-{self.links[there]}"
-        send = Step(kind=Kind.SEND, item=item, resource=f"send:{ends}", reads=(source,))
-        # What arrives of a gradient is added to it: after all that was done to it here.
-        receive = Step(
-            kind=Kind.RECEIVE,
-            item=item,
-            resource=f"receive:{ends}",
-            reads=(result,) if purpose == "synchronise" else (),
-            writes=(result,),
-        )
-        return send, receive
-
-    def _most_moved(self, source: int, result: int) -> int:
-        """Bytes of the device that sends or receives most; what stays on its device is no traffic."""
-        one, other = self.values[source], self.values[result]
-        here, there = self.mesh(one.mesh), self.mesh(other.mesh)
-        if here.sizes == there.sizes and one.layout == other.layout:
-            # Every device sends its shard to the one at its place (``pieces_between``).
-            return 0 if here.devices == there.devices else self.value_bytes(source)
-        moved: dict[tuple[str, int], int] = {}
-        for piece in value_pieces(one, here, other, there):
-            if piece.source != piece.destination:
-                for end in (("out", piece.source), ("in", piece.destination)):
-                    moved[end] = moved.get(end, 0) + piece.num_elements
-        return max(moved.values(), default=0) * DTYPE_BYTES[one.dtype]

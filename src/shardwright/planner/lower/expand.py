@@ -49,8 +49,8 @@ def expand(folded: Folded, whole: Strategy) -> Expanded:
         raise Irregular  # an update between blocks is of neither
     short = folded.short
     check_pipeline(folded.strategy, short.samples)
-    placed = gradients.place(short.graph, folded.strategy, short.samples, short.iterations)
-    builder = ProgramBuilder(short.graph, folded.strategy, short.samples, short.iterations)
+    placed = gradients.place(short.graph, folded.strategy, short.samples, short.ground.iterations)
+    builder = ProgramBuilder(short.ground, folded.strategy)
     lowering = _Linking(builder, placed, folded)
     loss = lowering.lower_blocks()
     phases = lowering.phases()

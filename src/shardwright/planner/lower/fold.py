@@ -14,10 +14,9 @@ import numpy as np
 
 from shardwright.core.graph import Block, Operator, OperatorGraph, TensorSpec
 from shardwright.core.strategy import GradientSync, Strategy
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.outline import REACH, Ints, Outline, Stretch
-from shardwright.planner.space.iteration import Iteration
 from shardwright.planner.space.legal import check_pipeline
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
 # So many blocks of a run remain; the copied one is in the middle. Fewer than this share of all blocks
@@ -49,7 +48,7 @@ class Short:
 
     graph: OperatorGraph
     samples: Samples
-    iterations: tuple[Iteration, ...]
+    ground: Ground
     blocks: tuple[int, ...]
     home: Ints
     place: Ints
@@ -250,23 +249,22 @@ class _Shortening:
 
     def short(self) -> Short:
         """Return the graph and what is known of it."""
-        outline, graph = self.outline, self.outline.graph
+        outline = self.outline
         position = {block: place for place, block in enumerate(self.blocks)}
         old = (*self.outer, *self.made)
         short = self._graph()
         samples = outline.samples
+        samples = replace(
+            samples,
+            operator_dim=tuple([samples.operator_dim[i] for i in self.operators]),
+            tensor_dim=tuple([samples.tensor_dim[t] for t in old]),
+            state=tuple([samples.state[t] for t in old]),
+            prologue=frozenset([self.operator[i] for i in samples.prologue & self.operator.keys()]),
+        )
         return Short(
             graph=short,
-            samples=replace(
-                samples,
-                operator_dim=tuple([samples.operator_dim[i] for i in self.operators]),
-                tensor_dim=tuple([samples.tensor_dim[t] for t in old]),
-                state=tuple([samples.state[t] for t in old]),
-                prologue=frozenset(
-                    [self.operator[i] for i in samples.prologue & self.operator.keys()]
-                ),
-            ),
-            iterations=tuple([iterate(graph, index) for index in self.operators]),
+            samples=samples,
+            ground=Ground(short, samples),
             blocks=self.blocks,
             home=np.array([position.get(outline.home[t], -1) for t in old], dtype=np.int64),
             place=np.array([outline.place[t] for t in old], dtype=np.int64),

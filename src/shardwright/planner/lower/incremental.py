@@ -16,23 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from itertools import islice
-from typing import TypeVar
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
+from shardwright.planner.lower.alike import Surroundings
 from shardwright.planner.lower.gradients import let_through
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
-from shardwright.planner.lower.records import Record, Records, Surroundings
+from shardwright.planner.lower.records import Record, Records
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.legal import check_pipeline
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
-Key = TypeVar("Key")
-Item = TypeVar("Item")
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
 
@@ -40,11 +37,13 @@ MOST_RECORDS = 6
 class IncrementalLowering:
     """Lowers strategies of one graph, each quickly where it resembles one of the last."""
 
-    def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
+    def __init__(
+        self, graph: OperatorGraph, samples: Samples, ground: Ground | None = None
+    ) -> None:
         self.graph = graph
         self.samples = samples
-        self._iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-        self._records = Records(graph)
+        self._ground = ground or Ground(graph, samples)
+        self._records = Records(self._ground)
         # Operators that may let partial gradients through, last first, and all that decides whether.
         self._free = [
             (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
@@ -86,7 +85,7 @@ class IncrementalLowering:
         if builder is None or builder.is_full or frame != self._frame:
             self._frame = frame
             self._records.forget()
-            builder = LastingBuilder(self.graph, strategy, self.samples, self._iterations)
+            builder = LastingBuilder(self._ground, strategy)
             self._builder = builder
         else:
             builder.begin(strategy)
@@ -101,7 +100,7 @@ class IncrementalLowering:
         for index in [i for i, (one, other) in enumerate(before) if one is not other]:
             config = strategy.configs[index]
             self._configs[index] = config
-            self._alone[index] = placements(self._iterations[index], config.dims)
+            self._alone[index] = placements(self._ground.iterations[index], config.dims)
             changed.add(index)
         placed = self._placed
         for index in changed:
@@ -152,9 +151,9 @@ class _Replay(Lowering):
         for place, record in enumerate(known):
             if record.rests_on == rests_on:
                 known.insert(0, known.pop(place))
-                self._repeat(record)
+                self.repeat(record)
                 return
-        known.insert(0, self._record(around, rests_on, act))
+        known.insert(0, self.record(around.leaves, rests_on, act))
         del known[MOST_RECORDS:]
 
     def _lower_whole(self, number: int) -> None:
@@ -194,74 +193,11 @@ class _Replay(Lowering):
             found.append(builder.cut_dim.get(tensor))
             found += [stage.state(tensor) for stage in stages]
         if parameters.often:
-            found += [self._readers(tensor) for tensor in around.parameters]
+            found += [parameters.is_often(parameters.kept[t]) for t in around.parameters]
         found += [self._shared(tensor) for tensor in around.shared]
         return tuple(found)
-
-    def _readers(self, tensor: int) -> object:
-        """Return what decides where and how often a parameter's gradient is summed up."""
-        graph, strategy = self.builder.graph, self.builder.strategy
-        if tensor not in self.parameters.often:
-            return None
-        return {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
 
     def _shared(self, tensor: int) -> object:
         kept, builder = self.parameters.kept[tensor], self.builder
         uses = [pair for pair in self.parameters.uses.items() if pair[0][1] == tensor]
         return uses, kept.rest in self.parameters.taken, builder.values[kept.rest]
-
-    def _record(
-        self, around: Surroundings, rests_on: tuple[object, ...], act: Callable[[], None]
-    ) -> Record:
-        """Lower operators, and note all that this did."""
-        builder, parameters = self.builder, self.parameters
-        mark, segments = self.mark(), len(builder.begun)
-        lasting, turned = len(builder.lasting), len(builder.turned)
-        uses, first_uses = len(parameters.uses), len(parameters.first_uses)
-        taken, cuts = len(parameters.taken), len(builder.cut_dim)
-        external, builder.external = builder.external, set()
-        act()
-        found, builder.external = frozenset(builder.external), external
-        builder.external |= found
-        return Record(
-            rests_on=rests_on,
-            lowered=self.lowered_since(mark),
-            blocks=tuple(stage.block for stage in self.stages),
-            opened=tuple(stage.opened() for stage in self.stages),
-            segments=tuple(builder.begun[segments:]),
-            leaves=tuple(stage.holdings(around.leaves) for stage in self.stages),
-            uses=_since(parameters.uses, uses),
-            first_uses=_since(parameters.first_uses, first_uses),
-            taken=_since(parameters.taken, taken),
-            turned=tuple(builder.turned[turned:]),
-            external=found,
-            lasting=tuple(builder.lasting[lasting:]),
-            cuts=_since(builder.cut_dim, cuts),
-        )
-
-    def _repeat(self, record: Record) -> None:
-        builder, parameters = self.builder, self.parameters
-        for place, stage in enumerate(self.stages):
-            prologue, forward = record.lowered.entries[place]
-            stage.prologue += prologue
-            stage.forward += forward
-            stage.block = record.blocks[place]
-            stage.reopen(record.opened[place])
-            stage.resume(record.leaves[place])
-        builder.begun += record.segments
-        for index, segment in record.segments:
-            builder.segments[index] = segment
-        parameters.uses.update(record.uses)
-        parameters.first_uses.update(record.first_uses)
-        parameters.pending.update(record.lowered.pending)
-        parameters.taken.update(record.taken)
-        builder.turn(record.turned)
-        builder.external |= record.external
-        builder.lasting += record.lasting
-        builder.cut_dim.update(record.cuts)
-
-
-def _since(found: dict[Key, Item], size: int) -> dict[Key, Item]:
-    """Return what came to a dict after it had a size."""
-    last = list(islice(reversed(found.items()), len(found) - size))
-    return dict(reversed(last))

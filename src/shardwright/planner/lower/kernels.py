@@ -103,9 +103,7 @@ def look_over(
     steps = _steps(rows, touched, stops)
     count = len(rows)
     sizes = np.zeros((6, count), dtype=np.int64)
-    for step in range(count):
-        for row, column in enumerate((ALLOCATED, FREED, TEMPORARY)):
-            sizes[row, step] = rows[step, column]
+    sizes[:3] = rows[:, ALLOCATED : TEMPORARY + 1].T
     frees = np.empty((2, len(touched[0]) + 2 * len(values.bytes)), dtype=np.int64)
     ends = np.zeros((len(stops), 4), dtype=np.int64)
     written = _written_by(steps, values)
@@ -436,11 +434,8 @@ def _wait(steps: Steps, values: Facts, ends: Ints) -> Ints:
 
 @inner
 def _wider(needed: Ints) -> Ints:
-    count = needed.shape[1]
-    wider = np.empty((3, 2 * count), dtype=np.int64)
-    for column in range(count):
-        for row in range(3):
-            wider[row, column] = needed[row, column]
+    wider = np.empty((3, 2 * needed.shape[1]), dtype=np.int64)
+    wider[:, : needed.shape[1]] = needed
     return wider
 
 

@@ -8,8 +8,7 @@ out for all microbatches in the schedule's order.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
 from typing import Any
@@ -17,27 +16,28 @@ from typing import Any
 from shardwright.core.crossing import arrival
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
-from shardwright.core.program import Kind, Output, Program, Scope, Segment
+from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
-from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import Prefetched
-from shardwright.planner.lower.builder import Finished, ProgramBuilder, Step
+from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
 from shardwright.planner.lower.gradients import place
+from shardwright.planner.lower.ground import Ground
+from shardwright.planner.lower.link import Linker
 from shardwright.planner.lower.parameters import Kept, Parameters
 from shardwright.planner.lower.pieces import Blocks, Lowered, Piece, Share, joined
+from shardwright.planner.lower.records import Record, since
 from shardwright.planner.lower.stage import Entry, Stage
 from shardwright.planner.lower.template import Rows
 from shardwright.planner.lower.tied import move_tied
+from shardwright.planner.lower.transfers import transfer
 from shardwright.planner.lower.updates import with_updates
 from shardwright.planner.space.configs import Pair, Placements
 from shardwright.planner.space.legal import (
     check_strategy,
-    depend_on_parameters,
     meshes_of_operators,
 )
-from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples, State, find_samples
 
 # How much is lowered: per stage its entries, segments, gradients to be synchronised.
@@ -46,17 +46,21 @@ Mark = tuple[list[tuple[int, int]], int, int]
 Epilogue = tuple[list[Rows], tuple[list[int], list[list[Rows]]]]
 
 
-def lower(graph: OperatorGraph, strategy: Strategy, samples: Samples | None = None) -> Program:
+def lower(
+    graph: OperatorGraph,
+    strategy: Strategy,
+    samples: Samples | None = None,
+    ground: Ground | None = None,
+) -> Program:
     """Return the Program of one training step.
 
-    ``samples`` may be passed to save its analysis when many strategies of one graph are lowered.
-    Raises InputError where the strategy is not legal for the graph (``planner.space.legal``).
+    ``samples``, or all ``ground``, may be passed to save its analysis when many strategies of one graph
+    are lowered. Raises InputError where the strategy is not legal for the graph (``planner.space.legal``).
     """
-    samples = samples or find_samples(graph)
-    check_strategy(graph, strategy, samples)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
-    placed = place(graph, strategy, samples, iterations)
-    return Lowering(ProgramBuilder(graph, strategy, samples, iterations), placed).run()
+    ground = ground or Ground(graph, samples or find_samples(graph))
+    check_strategy(graph, strategy, ground.samples, ground.iterations)
+    placed = place(graph, strategy, ground.samples, ground.iterations)
+    return Lowering(ProgramBuilder(ground, strategy), placed).run()
 
 
 class Lowering:
@@ -70,15 +74,13 @@ class Lowering:
             Stage(builder, index, placed, self.parameters, self._fetch)
             for index in range(len(builder.strategy.meshes))
         ]
-        once, graph = builder.once, builder.graph
-        self.writes = once("writes", lambda: _writes_or_reads_written(graph))
-        self.trained = once("trained", lambda: depend_on_parameters(graph))
         meshes = (
             [config.mesh for config in builder.strategy.configs] if len(self.stages) > 1 else []
         )
-        self.where = once(("where", *meshes), self._meshes_of_operators)
+        self.where = builder.once(("where", *meshes), self._meshes_of_operators)
         self.exchange: list[list[Step]] = [[] for _ in self.stages]
         self.blocks: list[Lowered] = []
+        self.links = Linker(self)
 
     def run(self) -> Program:
         """Lower everything."""
@@ -101,12 +103,21 @@ class Lowering:
     # -- forward -------------------------------------------------------------------------------
 
     def lower_block(self, number: int) -> None:
+        """Lower the operators of one block forward, or do what was done for one that stands alike."""
+        block = self.builder.ground.alike[number]
+        if block is None:
+            mark = self.mark()
+            self.lower_anew(number)
+            self.blocks.append(self.lowered_since(mark))
+            return
+        self.blocks.append(self.links.lower(block, partial(self.lower_anew, number)).lowered)
+
+    def lower_anew(self, number: int) -> None:
         """Lower the operators of one block forward; its segments end with it."""
-        block, mark = self.builder.graph.blocks[number], self.mark()
+        block = self.builder.graph.blocks[number]
         self.builder.make_for(number)
         self.lower_operators(block.start, block.stop, number)
         self.close()
-        self.blocks.append(self.lowered_since(mark))
 
     def mark(self) -> Mark:
         """Return how much is lowered, for ``lowered_since``."""
@@ -130,6 +141,57 @@ class Lowering:
             known={},
         )
 
+    def record(
+        self, leaves: Sequence[int], rests_on: tuple[object, ...], act: Callable[[], None]
+    ) -> Record:
+        """Lower operators, and note all that this did."""
+        builder, parameters = self.builder, self.parameters
+        mark, segments = self.mark(), len(builder.begun)
+        lasting, turned = len(builder.lasting), len(builder.turned)
+        uses, first_uses = len(parameters.uses), len(parameters.first_uses)
+        taken, cuts = len(parameters.taken), len(builder.cut_dim)
+        external, builder.external = builder.external, set()
+        act()
+        found, builder.external = frozenset(builder.external), external
+        builder.external |= found
+        return Record(
+            rests_on=rests_on,
+            lowered=self.lowered_since(mark),
+            blocks=tuple(stage.block for stage in self.stages),
+            opened=tuple(stage.opened() for stage in self.stages),
+            segments=tuple(builder.begun[segments:]),
+            leaves=tuple([stage.holdings(leaves) for stage in self.stages]),
+            uses=since(parameters.uses, uses),
+            first_uses=since(parameters.first_uses, first_uses),
+            taken=since(parameters.taken, taken),
+            turned=tuple(builder.turned[turned:]),
+            external=found,
+            lasting=tuple(builder.lasting[lasting:]),
+            cuts=since(builder.cut_dim, cuts),
+        )
+
+    def repeat(self, record: Record) -> None:
+        """Do what a record says was done."""
+        builder, parameters = self.builder, self.parameters
+        for number, stage in enumerate(self.stages):
+            prologue, forward = record.lowered.entries[number]
+            stage.prologue += prologue
+            stage.forward += forward
+            stage.block = record.blocks[number]
+            stage.reopen(record.opened[number])
+            stage.resume(record.leaves[number])
+        builder.begun += record.segments
+        for index, segment in record.segments:
+            builder.segments[index] = segment
+        parameters.uses.update(record.uses)
+        parameters.first_uses.update(record.first_uses)
+        parameters.pending.update(record.lowered.pending)
+        parameters.taken.update(record.taken)
+        builder.turn(record.turned)
+        builder.external |= record.external
+        builder.lasting += record.lasting
+        builder.cut_dim.update(record.cuts)
+
     def lower_operators(self, start: int, stop: int, block: int) -> None:
         """Lower some operators of a block."""
         for index in range(start, stop):
@@ -144,7 +206,9 @@ class Lowering:
         self.builder.make_for(None)
 
     def _meshes_of_operators(self) -> list[set[int]]:
-        return meshes_of_operators(self.builder.graph, self.builder.strategy.configs, self.trained)
+        return meshes_of_operators(
+            self.builder.graph, self.builder.strategy.configs, self.builder.ground.trained
+        )
 
     def _scopes(self, index: int) -> tuple[Scope, ...]:
         graph, samples = self.builder.graph, self.builder.samples
@@ -160,7 +224,7 @@ class Lowering:
         is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
         if (
             is_free
-            and not self.writes[index]
+            and not self.builder.ground.writes[index]
             and not any(graph.tensors[tensor].needs_gradient for tensor in outputs)
         ):
             trained = any(
@@ -204,7 +268,7 @@ class Lowering:
         copy = builder.add_value(
             tensor, stage.index, layout, "microbatch", "activation", gradient=gradient
         )
-        send, receive = builder.transfer(value, copy, "activation")
+        send, receive = transfer(builder, value, copy, "activation")
         home.forward.append(Entry(-1, [send], sends=(value, copy)))
         stage.forward.append(Entry(-1, [receive], receives=(value, copy)))
         return copy
@@ -214,7 +278,7 @@ class Lowering:
     def phases(self) -> list[Phases]:
         """Return every stage's steps, with all segments finished."""
         builder, stages = self.builder, range(len(self.stages))
-        shared = builder.once("shared", self._shared_parameters)
+        shared = builder.ground.shared
         blocks = Blocks(builder, self.blocks, self.stages, self.parameters.pending, shared)
         for stage in reversed(stages):
             blocks.backward(stage)
@@ -224,7 +288,7 @@ class Lowering:
             more.append(blocks.forward(stage))
             if not is_early:
                 epilogues[stage] = self.epilogue(stage)
-        blocks.finish(self.finish)
+        blocks.finish(self.links.finish)
         several = builder.strategy.pipeline.num_microbatches > 1
         found: list[Phases] = []
         for stage in stages:
@@ -273,16 +337,6 @@ class Lowering:
     def widened(self, rows: Rows) -> Rows:
         """Return a step that touches the parameters of all blocks: these are all, here."""
         return rows
-
-    def _shared_parameters(self) -> frozenset[int]:
-        """Return the parameters that several blocks read."""
-        graph = self.builder.graph
-        starts = [block.start for block in graph.blocks]
-        ends = [(t, graph.consumers[t]) for t in graph.parameters if graph.consumers[t]]
-        return frozenset(
-            [t for t, readers in ends
-             if bisect_right(starts, min(readers)) < bisect_right(starts, max(readers))]
-        )  # fmt: skip
 
     def epilogue(self, stage: int) -> Epilogue:
         """Return the epilogue of a stage; ``kept`` parameters decide all of it."""
@@ -358,60 +412,3 @@ class Lowering:
             )
             for key, pairs in sorted(groups.items(), key=lambda group: group[0][0])
         ]
-
-    def finish(self, number: int) -> Finished:
-        """Return a segment with only the outputs that somebody reads."""
-        builder = self.builder
-        segment = builder.segments[number]
-        outputs = tuple([v for v in segment.outputs if v in builder.external])
-        return builder.once(
-            ("finish", number, outputs, segment.rematerialised, segment.unused_in_backward),
-            partial(self._finish, segment, outputs),
-        )
-
-    def _finish(self, segment: Segment, outputs: tuple[int, ...]) -> Finished:
-        graph, values = self.builder.graph, self.builder.values
-        memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
-        kept, temporary = memory.bytes(outputs, segment.has_backward)
-        bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
-        told = {*segment.rematerialised, *segment.unused_in_backward}
-        idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
-        finished = replace(
-            segment,
-            outputs=outputs,
-            unused_in_backward=(*segment.unused_in_backward, *idle),
-            saved_bytes=kept,
-            temporary_bytes=temporary,
-            bare_bytes=bare,
-        )
-        if self.builder.splits_backward and segment.has_backward:
-            half = memory.split(outputs, self.builder.strategy.precision)
-            finished = replace(
-                finished,
-                deferred=half.calls,
-                deferred_values=half.values,
-                deferred_bytes=half.bytes,
-                split_temporary_bytes=half.temporary_bytes,
-            )
-        views = viewed_inputs(graph, finished, values)
-        return Finished(finished, memory.kept(outputs), views)
-
-
-def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:
-    """Say which operators write a buffer or depend on one that is written.
-
-    They run in every microbatch: a counter counts calls of forward, as with gradient accumulation.
-    """
-    written = {
-        tensor
-        for operator in graph.operators
-        if not operator.outputs
-        for tensor in operator.inputs
-        if graph.tensors[tensor].role == "buffer"
-    }
-    result: list[bool] = []
-    for operator in graph.operators:
-        result.append(not operator.outputs or not written.isdisjoint(operator.inputs))
-        if result[-1]:
-            written.update(operator.outputs)
-    return result

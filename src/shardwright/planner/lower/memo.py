@@ -10,12 +10,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Segment, Value
 from shardwright.core.strategy import Strategy
 from shardwright.planner.lower.builder import Extra, Made, ProgramBuilder, Said
-from shardwright.planner.space.iteration import Iteration
-from shardwright.planner.space.samples import Samples
+from shardwright.planner.lower.ground import Ground
 
 # Beyond so many remembered things, or so many times the values of the first strategy, everything is
 # forgotten and begins anew.
@@ -36,36 +34,26 @@ class LastingBuilder(ProgramBuilder):
     """A builder that outlives one lowering: equal values get equal numbers, equal things are made
     once."""
 
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        strategy: Strategy,
-        samples: Samples,
-        iterations: Sequence[Iteration],
-    ) -> None:
+    def __init__(self, ground: Ground, strategy: Strategy) -> None:
         self.remembered: dict[Hashable, Any] = {}
         self.maker: Hashable = None  # whose values are being numbered; None: nobody's, all are new
-        self.turned: list[tuple[int, int]] = []  # parameters at rest told their gradients
         # Of every maker, the values that it made, by all that they are; and how often one began.
         self._numbers: dict[Hashable, dict[Hashable, _Alike]] = {}
         self._known: dict[Hashable, _Alike] = {}
         self._turn = 0
         self.first_size = 0  # values of the first strategy
-        self.begun: list[tuple[int, Segment]] = []  # segments as they are before they are finished
         self._segment_numbers: dict[Segment, int] = {}
         self._untold: dict[int, Value] = {}
         self._told: dict[tuple[int, int], Value] = {}
         self._base: dict[tuple[int, int, int], int] = {}
         self.values: list[Value] = []
-        super().__init__(graph, strategy, samples, iterations)
+        super().__init__(ground, strategy)
 
     def begin(self, strategy: Strategy) -> None:
         """Take up the next strategy, on the same meshes."""
         for number, value in self._untold.items():
             self.values[number] = value
         self._untold.clear()
-        self.turned.clear()
-        self.begun.clear()
         self.make_for(None)
         super().begin(strategy)
 
@@ -95,13 +83,10 @@ class LastingBuilder(ProgramBuilder):
         index = self._segment_numbers.get(segment, -1)
         if index < 0:
             index = self._segment_numbers[segment] = super().add_segment(segment)
-        self.segments[index] = segment
-        self.begun.append((index, segment))
+        else:
+            self.segments[index] = segment
+            self.begun.append((index, segment))
         return index
-
-    def segment_order(self) -> list[int]:
-        """Return the segments of this lowering in the order in which they were made."""
-        return [index for index, _ in self.begun]
 
     def set_gradient(self, value: int, gradient: int) -> None:
         """Tell a parameter at rest where its gradient accumulates, in this lowering."""

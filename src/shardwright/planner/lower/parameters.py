@@ -51,6 +51,7 @@ class Parameters:
         self.pending: dict[int, int] = {}  # gradient at use -> reduced gradient
         self.taken: dict[int, None] = {}  # values at rest which are some use's own
         strategy, known = builder.strategy, builder.last_kept
+        self.config_of = dict(zip(builder.graph.parameters, strategy.parameters, strict=True))
         self.often = set[int]()  # whose gradients are synchronised with every microbatch
         is_alone = len(strategy.meshes) == 1
         for tensor, config in zip(builder.graph.parameters, strategy.parameters, strict=True):
@@ -129,6 +130,13 @@ class Parameters:
             source = kept.rest if is_home else -1
         return Use(tensor, mesh, value, source)
 
+    def is_often(self, kept: Kept) -> bool:
+        """Whether a parameter's gradient is synchronised with every microbatch."""
+        configs, graph = self.builder.strategy.configs, self.builder.graph
+        if kept.tensor not in self.often:
+            return False
+        return {configs[reader].mesh for reader in graph.consumers[kept.tensor]} == {kept.mesh}
+
     def summed_abroad(self, use: Use) -> int:
         """Return the value that sums up a gradient made away from home, ready to be sent there.
 
@@ -162,11 +170,7 @@ class Parameters:
             return kept.reduced
         builder = self.builder
         # What other meshes add arrives once, after the last microbatch.
-        meshes = {
-            builder.strategy.configs[reader].mesh for reader in builder.graph.consumers[kept.tensor]
-        }
-        is_often = kept.tensor in self.often and meshes == {kept.mesh}
-        scope: Scope = "microbatch" if is_often else "step"
+        scope: Scope = "microbatch" if self.is_often(kept) else "step"
         wide = builder.sum_dtype if scope == "step" else None
         extra: Extra = {"dtype": wide} if wide else {}
         gradient = builder.add_value(kept.tensor, mesh, layout, scope, "gradient", **extra)

@@ -57,7 +57,7 @@ Holdings = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]  # see ``Stage.
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class Held:
     """The values of one tensor on this mesh, by gradient layout, and the one that was made first.
 
     It and its dicts are never changed, so that what a tensor had come to may be kept and compared.
@@ -67,6 +67,12 @@ class _Held:
     by_pair: dict[tuple[Layout, Layout], int]
     by_layout: dict[Layout, int]
 
+
+# What a mesh has come to hold of a tensor, for the step and for microbatches; of what enters likewise; with halos.
+Entering = dict[tuple[Layout, Halos], int]
+State = tuple[
+    Held | None, Held | None, Entering | None, Entering | None, dict[tuple[int, Halos], int] | None
+]
 
 # Brings an activation from another mesh: (tensor, layout, receiving stage) -> value here, or -1.
 Fetch = Callable[[int, Layout, "Stage"], int]
@@ -92,7 +98,7 @@ class Stage:
         self._visiting: dict[int, tuple[tuple[str, ...], Placements]] = {}
         self._parameters = parameters
         self._fetch = fetch
-        self._held: dict[tuple[int, Scope], _Held] = {}
+        self._held: dict[tuple[int, Scope], Held] = {}
         self._with_halos: dict[int, dict[tuple[int, Halos], int]] = {}
         self._entering: dict[tuple[int, Scope], dict[tuple[Layout, Halos], int]] = {}
         self._open: dict[Scope, _OpenSegment] = {}
@@ -349,14 +355,14 @@ class Stage:
     def _hold(
         self, tensor: int, scope: Scope, value: int, pair: Pair, *, is_origin: bool = False
     ) -> None:
-        held = self._held.get((tensor, scope), _Held(-1, {}, {}))
-        self._held[tensor, scope] = _Held(
+        held = self._held.get((tensor, scope), Held(-1, {}, {}))
+        self._held[tensor, scope] = Held(
             value if is_origin else held.origin,
             {**held.by_pair, (pair.value, pair.gradient): value},
             {pair.value: value, **held.by_layout},
         )
 
-    def state(self, tensor: int) -> tuple[object, ...]:
+    def state(self, tensor: int) -> State:
         """Return all that this mesh has come to hold of a tensor; equal states mean equal values."""
         return (
             self._held.get((tensor, "step")),
@@ -416,6 +422,10 @@ class Stage:
     def has(self, tensor: int, scope: Scope) -> bool:
         """Whether this mesh already made or fetched an activation."""
         return (tensor, scope) in self._held or (tensor, scope) in self._entering
+
+    def holds(self, tensor: int) -> bool:
+        """Whether this mesh needs nothing more to read an activation."""
+        return (tensor, "step") in self._held or (tensor, "microbatch") in self._held
 
     def _break_before(self, value: int) -> None:
         for scope, segment in tuple(self._open.items()):

@@ -9,6 +9,7 @@ from shardwright.core.layout import FLAT, unflattened
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Parameters
 from shardwright.planner.lower.stage import Entry, Stage
+from shardwright.planner.lower.transfers import transfer
 from shardwright.planner.lower.wire import other_dtype, synchronise
 
 
@@ -21,15 +22,20 @@ def move_tied(parameters: Parameters, stages: Sequence[Stage], exchange: list[li
     """
     builder = parameters.builder
     builder.make_for("moved parameters")
+    leaving: dict[int, int] = {}  # the value that each parameter at rest leaves its home from
     for use in list(parameters.uses.values()) if len(stages) > 1 else ():
         kept, value = parameters.kept[use.tensor], builder.values[use.value]
         if use.mesh == kept.mesh:
             continue
         if value.alias < 0:
-            origin, gather = builder.once(("whole", kept.rest), partial(_whole, builder, kept.rest))
-            ends = (origin, use.value)
+            gather: list[Step] = []
+            if kept.rest not in leaving:
+                leaving[kept.rest], gather = builder.once(
+                    ("whole", kept.rest), partial(_whole, builder, kept.rest)
+                )
+            ends = (leaving[kept.rest], use.value)
             send, receive = builder.once(
-                ("tied", *ends), partial(builder.transfer, *ends, "parameter")
+                ("tied", *ends), partial(transfer, builder, *ends, "parameter")
             )
             stages[kept.mesh].prologue.append(Entry(-1, [*gather, send]))
             stages[use.mesh].prologue.append(Entry(-1, [receive]))
@@ -40,7 +46,7 @@ def move_tied(parameters: Parameters, stages: Sequence[Stage], exchange: list[li
             )
             ends = (summed, arrived)
             send, receive = builder.once(
-                ("tied", *ends), partial(builder.transfer, *ends, "synchronise")
+                ("tied", *ends), partial(transfer, builder, *ends, "synchronise")
             )
             exchange[use.mesh].append(send)
             exchange[kept.mesh] += [receive, *cut]

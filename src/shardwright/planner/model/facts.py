@@ -10,6 +10,7 @@ from shardwright.core.halo import extended_shape
 from shardwright.core.layout import local_shape
 from shardwright.planner.cost.recomputation import needed_again, recomputed_operators
 from shardwright.planner.lower.fold import Folder
+from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.spread import Spreader
 from shardwright.planner.model.flows import Flow, find_flows, find_passing
 from shardwright.planner.model.saves import find_saves
@@ -95,6 +96,11 @@ class Facts:
     def passing(self) -> tuple[tuple[int, int, int], ...]:
         """The activations that pass from block to block, with the first and the last of these."""
         return find_passing(self.graph, self.ties)
+
+    @cached_property
+    def ground(self) -> Ground:
+        """What lowering asks about the graph."""
+        return Ground(self.graph, self.samples)
 
     @cached_property
     def folder(self) -> Folder:

@@ -23,15 +23,20 @@ from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.samples import Samples
 
 
-def check_strategy(graph: OperatorGraph, strategy: Strategy, samples: Samples) -> None:
+def check_strategy(
+    graph: OperatorGraph,
+    strategy: Strategy,
+    samples: Samples,
+    iterations: Sequence[Iteration] = (),
+) -> None:
     """Raise InputError, with rule, values and remedy, where a strategy cannot be meant for a graph.
 
-    Linear in operators; cheap beside lowering.
+    Linear in operators; cheap beside lowering. ``iterations`` of all operators may be passed.
     """
     check_alone(strategy)
     check_against(strategy, graph)
     check_pipeline(strategy, samples)
-    iterations = [iterate(graph, index) for index in range(len(graph.operators))]
+    iterations = iterations or [iterate(graph, index) for index in range(len(graph.operators))]
     _check_pieces(graph, strategy, samples, iterations)
     _check_splits(graph, strategy, samples, iterations)
     trained = depend_on_parameters(graph)

@@ -1,0 +1,48 @@
+"""Segments with what is known of them when all is lowered: what others read, what is saved and viewed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from shardwright.core.program import Segment
+from shardwright.planner.cost.memory import SegmentMemory, viewed_inputs
+from shardwright.planner.lower.builder import Finished, ProgramBuilder
+
+
+def finish(builder: ProgramBuilder, number: int) -> Finished:
+    """Return a segment with only the outputs that somebody reads."""
+    segment = builder.segments[number]
+    outputs = tuple([v for v in segment.outputs if v in builder.external])
+    return builder.once(
+        ("finish", number, outputs, segment.rematerialised, segment.unused_in_backward),
+        partial(_finish, builder, segment, outputs),
+    )
+
+
+def _finish(builder: ProgramBuilder, segment: Segment, outputs: tuple[int, ...]) -> Finished:
+    graph, values = builder.graph, builder.values
+    memory = SegmentMemory(graph, segment.calls, values, segment.inputs)
+    kept, temporary = memory.bytes(outputs, segment.has_backward)
+    bare = memory.bytes(outputs, False)[1][0] if segment.recomputed else 0
+    told = {*segment.rematerialised, *segment.unused_in_backward}
+    idle = [v for v in memory.idle_inputs() if v not in told] if segment.has_backward else []
+    finished = replace(
+        segment,
+        outputs=outputs,
+        unused_in_backward=(*segment.unused_in_backward, *idle),
+        saved_bytes=kept,
+        temporary_bytes=temporary,
+        bare_bytes=bare,
+    )
+    if builder.splits_backward and segment.has_backward:
+        half = memory.split(outputs, builder.strategy.precision)
+        finished = replace(
+            finished,
+            deferred=half.calls,
+            deferred_values=half.values,
+            deferred_bytes=half.bytes,
+            split_temporary_bytes=half.temporary_bytes,
+        )
+    views = viewed_inputs(graph, finished, values)
+    return Finished(finished, memory.kept(outputs), views)

@@ -1,0 +1,76 @@
+"""What lowering knows of a graph, whatever the strategy: asked for once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+
+from shardwright.core.graph import OperatorGraph
+from shardwright.planner.lower.alike import Alike, Surroundings, alike_blocks, surroundings
+from shardwright.planner.space.iteration import Iteration
+from shardwright.planner.space.legal import depend_on_parameters
+from shardwright.planner.space.rules import iterate
+from shardwright.planner.space.samples import Samples
+
+
+class Ground:
+    """A graph, and what lowering asks about it."""
+
+    def __init__(self, graph: OperatorGraph, samples: Samples) -> None:
+        self.graph, self.samples = graph, samples
+
+    @cached_property
+    def iterations(self) -> list[Iteration]:
+        """The iteration space of every operator."""
+        return [iterate(self.graph, index) for index in range(len(self.graph.operators))]
+
+    @cached_property
+    def writes(self) -> list[bool]:
+        """Which operators write a buffer or depend on one that is written."""
+        return _writes_or_reads_written(self.graph)
+
+    @cached_property
+    def trained(self) -> list[bool]:
+        """Whether what an operator makes depends on parameters."""
+        return depend_on_parameters(self.graph)
+
+    @cached_property
+    def alike(self) -> list[Alike | None]:
+        """Per block what makes it like others."""
+        return alike_blocks(self.graph, self.samples, self.blocks, self.writes)
+
+    @cached_property
+    def blocks(self) -> list[Surroundings]:
+        """What every block has to do with the others."""
+        return surroundings(self.graph, [(one.start, one.stop) for one in self.graph.blocks])
+
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        """The parameters that several blocks read."""
+        graph = self.graph
+        starts = [block.start for block in graph.blocks]
+        ends = [(t, graph.consumers[t]) for t in graph.parameters if graph.consumers[t]]
+        return frozenset(
+            [t for t, readers in ends
+             if bisect_right(starts, min(readers)) < bisect_right(starts, max(readers))]
+        )  # fmt: skip
+
+
+def _writes_or_reads_written(graph: OperatorGraph) -> list[bool]:
+    """Say which operators write a buffer or depend on one that is written.
+
+    They run in every microbatch: a counter counts calls of forward, as with gradient accumulation.
+    """
+    written = {
+        tensor
+        for operator in graph.operators
+        if not operator.outputs
+        for tensor in operator.inputs
+        if graph.tensors[tensor].role == "buffer"
+    }
+    result: list[bool] = []
+    for operator in graph.operators:
+        result.append(not operator.outputs or not written.isdisjoint(operator.inputs))
+        if result[-1]:
+            written.update(operator.outputs)
+    return result
