@@ -142,7 +142,7 @@ class MinIOCache:
         self.put(digest, data)
         return data
 
-    def get_range(
+    def read_range(
         self,
         key: str | bytes,
         length: int,

@@ -133,7 +133,7 @@ def random_strategy(graph: OperatorGraph, seed: int) -> Strategy:
         )
     ]
     parameters = tuple(
-        parameter_config(graph, tensor, configs, iterations, base.meshes[0], Seed())
+        parameter_config(graph, tensor, configs, base.meshes[0], Seed())
         for tensor in graph.parameters
     )
     return replace(base, configs=tuple(configs), parameters=parameters, label="random splits")

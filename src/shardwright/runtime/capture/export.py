@@ -226,7 +226,7 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
     loss = _check_loss(translator.variables.read(output), recorder)
     given = [entries.input(name).value for name in job.wrapper.names.values()]
-    loss = shared_out(recorder, loss, given, max(_rows(one) for one in given))
+    loss = shared_out(recorder, loss, given)
     outputs = {
         name: _computed(other, translator, recorder)
         for name, other in zip(job.wrapper.outputs, others, strict=True)
@@ -244,10 +244,6 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
         notes=(*notes, *translator.notes, *recorder.notes),
         batch_names=tuple(job.batch.tensors),
     )
-
-
-def _rows(value: Value) -> int:
-    return value.meta.shape[0] if value.meta.dim() else 0
 
 
 def _computed(output: Any, translator: Translator, recorder: Recorder) -> Value:

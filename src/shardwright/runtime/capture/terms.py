@@ -6,7 +6,7 @@ sample they are as large, and share out like the rest of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -29,8 +29,9 @@ SCALED = frozenset(
 DEEPEST = 200  # sums in sums; those of longer chains are left as they are
 
 
-def shared_out(recorder: Recorder, loss: Value, batch: Iterable[Value], rows: int) -> Value:
-    """Return the loss with every such term shared out among so many rows, the loss itself without any."""
+def shared_out(recorder: Recorder, loss: Value, batch: Sequence[Value]) -> Value:
+    """Return the loss with every such term shared out among the batch's rows, the loss itself without any."""
+    rows = max((one.meta.shape[0] for one in batch if one.meta.dim()), default=0)
     if rows < 2:
         return loss
     moving = _moving(recorder.records, batch)
