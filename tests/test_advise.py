@@ -259,6 +259,26 @@ def example_batch(batch_size=2):
 
 
 @pytest.mark.torch
+def test_the_simulator_stands_beside_what_was_measured(tmp_path):
+    """Its steps are those of the plans that `plan --mode curve` finds."""
+    (tmp_path / "net.py").write_text(MODEL)
+    where = ("-c", "1x4xH100", "-b", "65536")
+    planned = shardwright(
+        "plan", "net.py:build", *where, "--mode", "curve", "--json", folder=tmp_path
+    )
+    points = {one["devices"]: one["step_seconds"] for one in json.loads(planned.stdout)["curve"]}
+    found = advised(tmp_path, *DEVICES, "--model", "net.py:build", *where)
+    assert found["devices"] == 4  # of what was measured
+    assert dict(found["simulated"]) == pytest.approx(points)
+    least = min(points)
+    efficient = [k for k, t in points.items() if least * points[least] / (k * t) >= 0.8]
+    assert found["simulated_devices"] == max(efficient)
+    alone = advised(tmp_path, "devices", "--model", "net.py:build", *where)
+    assert not alone["measured"]
+    assert alone["compute_seconds"] > 0
+
+
+@pytest.mark.torch
 def test_every_setting_that_a_model_has_a_use_for_is_measured_or_refused(tmp_path):
     (tmp_path / "net.py").write_text(ATTENTION)
     found = advised(tmp_path, "settings", "net.py:build", "--turns", "2")
