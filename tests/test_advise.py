@@ -10,7 +10,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
+from shardwright.runtime.capture import load_model
+from shardwright.runtime.settings import possible_settings
+from shardwright.runtime.train import build_seeded
+from shardwright.verbs.advice.microbatch import MOST_TRIED, Size, largest
 from tests.command import shardwright
 from tests.docs.pages import ROOT
 
@@ -166,3 +171,140 @@ def test_bad_input_is_refused_in_one_line(words, says, tmp_path):
     assert done.stderr.startswith("error: ")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("bound", [99, 100.0, 150, 1234.5, 70_000])
+def test_the_largest_batch_is_found_on_any_rising_curve(power, bound):
+    asked: list[int] = []
+
+    def size(batch):
+        asked.append(batch)
+        return Size(batch, 99 + (batch - 1) ** power, 1.0)
+
+    tried = largest(size, bound, 2000)
+    best = max(one.batch for one in tried if one.bytes <= bound)
+    assert best == max(k for k in range(1, 2001) if 99 + (k - 1) ** power <= bound)
+    assert len(asked) <= MOST_TRIED
+
+
+MODEL = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
+
+def build():
+    return Net()
+
+def example_batch(batch_size=8):
+    return {"x": torch.zeros(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
+"""
+
+
+@pytest.mark.torch
+def test_a_device_takes_as_many_samples_as_its_memory_lets(tmp_path):
+    (tmp_path / "net.py").write_text(MODEL)
+    words = ("microbatch", "net.py:build", "-c", "1xH100", "--precision", "float32")
+    found = advised(tmp_path, *words, "--memory", "1 MiB")
+    tried = {batch: size for batch, size, _ in found["tried"]}
+    assert tried[found["batch"]] <= 2**20 < tried[found["batch"] + 1]
+    # What autograd keeps of a sample: x, both sides of relu at most, and the logits, in float32.
+    least, most = 4 * (16 + 32 + 8), 4 * (2 * 16 + 3 * 32 + 3 * 8)
+    parameters = 4 * 4 * (16 * 32 + 32 + 32 * 8 + 8)
+    assert (2**20 - 2 * parameters) / most < found["batch"] < 2**20 / least
+    refused = shardwright("advise", *words, "--memory", "1 kB", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "not even one sample" in refused.stderr
+
+
+ATTENTION = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = (one.unflatten(-1, (2, 8)).transpose(1, 2) for one in self.maps(x).chunk(3, -1))
+        return x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eyes, self.blocks = nn.Conv2d(3, 16, 2, 2), nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        x = self.eyes(x).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+def build():
+    return Net()
+
+def example_batch(batch_size=2):
+    return {"x": torch.ones(batch_size, 3, 8, 8)}
+"""
+
+
+@pytest.mark.torch
+def test_the_simulator_stands_beside_what_was_measured(tmp_path):
+    """Its steps are those of the plans that `plan --mode curve` finds."""
+    (tmp_path / "net.py").write_text(MODEL)
+    where = ("-c", "1x4xH100", "-b", "65536")
+    planned = shardwright(
+        "plan", "net.py:build", *where, "--mode", "curve", "--json", folder=tmp_path
+    )
+    points = {one["devices"]: one["step_seconds"] for one in json.loads(planned.stdout)["curve"]}
+    found = advised(tmp_path, *DEVICES, "--model", "net.py:build", *where)
+    assert found["devices"] == 4  # of what was measured
+    assert dict(found["simulated"]) == pytest.approx(points)
+    least = min(points)
+    efficient = [k for k, t in points.items() if least * points[least] / (k * t) >= 0.8]
+    assert found["simulated_devices"] == max(efficient)
+    alone = advised(tmp_path, "devices", "--model", "net.py:build", *where)
+    assert not alone["measured"]
+    assert alone["compute_seconds"] > 0
+
+
+@pytest.mark.torch
+def test_every_setting_that_a_model_has_a_use_for_is_measured_or_refused(tmp_path):
+    (tmp_path / "net.py").write_text(ATTENTION)
+    found = advised(tmp_path, "settings", "net.py:build", "--turns", "2")
+    names = {one["name"] for one in found["settings"]} | set(found["refused"])
+    attention = {"attention: flash", "attention: memory-efficient", "attention: math"}
+    assert names == {"plain", "channels-last", "recomputation"} | attention
+    assert {"plain", "attention: math"} <= {one["name"] for one in found["settings"]}
+    assert all(one["seconds"] > 0 <= one["spread_seconds"] for one in found["settings"])
+    (tmp_path / "other.py").write_text(MODEL)
+    found = advised(tmp_path, "settings", "other.py:build", "--turns", "1", "-b", "4")
+    assert [one["name"] for one in found["settings"]] == ["plain"]
+
+
+@pytest.mark.torch
+def test_settings_compute_the_plain_loss_and_leave_the_weights_as_they_are(tmp_path):
+    (tmp_path / "net.py").write_text(ATTENTION)
+    source = load_model(f"{tmp_path}/net.py:build")
+    module, batch = build_seeded(source).train(), source.example(2)
+    before = [p.detach().clone() for p in module.parameters()]
+    losses = {}
+    for setting in possible_settings(module, batch, compiles=False):
+        with contextlib.suppress(RuntimeError):
+            losses[setting.name] = setting.step(batch)
+    assert {"plain", "recomputation", "channels-last", "attention: math"} <= losses.keys()
+    for loss in losses.values():
+        torch.testing.assert_close(loss, losses["plain"])
+    for one, other in zip(module.parameters(), before, strict=True):
+        assert one.equal(other)
+        assert one.grad is None

@@ -100,6 +100,24 @@ def test_a_run_clips_to_the_plans_norm_and_reports_it(made: Path, tmp_path: Path
         assert says in " ".join(refused.stderr.split())
 
 
+def test_a_run_tells_the_noise_scale_of_its_gradients(made: Path, tmp_path: Path) -> None:
+    """Of one step, so that no average takes part: two halves of a batch of 8, by plain PyTorch."""
+    folder = Path(shutil.copytree(made, tmp_path / "copy"))
+    done = finish("run", "plan.json", "net.py:build", "-n", "1", "--noise-scale", folder=folder)
+    source = load_model(f"{folder}/net.py:build")
+    module, squares = build_seeded(source), list[float]()
+    batch = next(iter(source.batches(8)))
+    for rows in (slice(0, 4), slice(4, 8), slice(0, 8)):
+        module.zero_grad()
+        module(**{name: tensor[rows] for name, tensor in batch.items()}).backward()
+        squares.append(
+            sum(float(p.grad.square().sum()) for p in module.parameters() if p.grad is not None)
+        )
+    local, whole = (squares[0] + squares[1]) / 2, squares[2]
+    expected = (local - whole) / (1 / 4 - 1 / 8) / ((8 * whole - 4 * local) / 4)
+    assert done["noise_scale"] == pytest.approx(expected, rel=1e-4)
+
+
 def norms(folder: Path, steps: int) -> list[float]:
     """Return the gradient's norm of each of the first batches, by plain PyTorch."""
     source = load_model(f"{folder}/net.py:build")

@@ -29,13 +29,17 @@ from shardwright.verbs.advice import save_advice
 from shardwright.verbs.advice.algorithms import advise_algorithms
 from shardwright.verbs.advice.batch import advise_batch
 from shardwright.verbs.advice.devices import advise_devices
+from shardwright.verbs.advice.microbatch import advise_microbatch
 from shardwright.verbs.advice.requests import (
     AlgorithmRequest,
     BatchRequest,
     DeviceRequest,
+    MicrobatchRequest,
     ServerRequest,
+    SettingsRequest,
 )
 from shardwright.verbs.advice.servers import advise_servers
+from shardwright.verbs.advice.settings import advise_settings
 from shardwright.verbs.checks import doctor
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import document_of, model_of, picked
@@ -69,9 +73,9 @@ if TYPE_CHECKING:
     from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
-    "AlgorithmRequest", "BatchRequest", "DeviceRequest", "Job", "PipelineRequest", "Request", "ServerRequest",
-    "TraceRequest", "Trial", "Watch", "Wish", "advise_algorithms", "advise_batch", "advise_devices",
-    "advise_servers", "build", "capture",
+    "AlgorithmRequest", "BatchRequest", "DeviceRequest", "Job", "MicrobatchRequest", "PipelineRequest", "Request", "ServerRequest", "SettingsRequest",
+    "TraceRequest", "Trial", "Watch", "Wish", "advise_algorithms", "advise_batch", "advise_devices", "advise_microbatch",
+    "advise_servers", "advise_settings", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "predict_trace", "profile", "read_frontier",
     "read_origin", "reasons", "report", "run", "save_advice", "save_choice", "save_graph", "save_layers", "save_plan", "save_stalls", "save_trace",

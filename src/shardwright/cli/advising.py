@@ -7,12 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from shardwright.cli.app import app
-from shardwright.cli.options import MODEL_HELP, Cluster, Json, asking, terminal_for
+from shardwright.cli.options import MODEL_HELP, Cluster, Json, Model, asking, terminal_for
 from shardwright.verbs.advice.requests import (
     AlgorithmRequest,
     BatchRequest,
     DeviceRequest,
+    MicrobatchRequest,
     ServerRequest,
+    SettingsRequest,
 )
 
 advise = typer.Typer(
@@ -70,6 +72,25 @@ def devices(
 
 
 @advise.command()
+@asking(MicrobatchRequest)
+def microbatch(
+    model: Model,
+    *,
+    asked: dict[str, Any],
+    cluster: Cluster = "",
+    html: Html = "",
+    json: Json = False,
+) -> None:
+    """Say how many samples a device takes at once, by predicted memory."""
+    from shardwright import api, console
+
+    terminal = terminal_for(json)
+    with terminal.progress() as watch:
+        found = api.advise_microbatch(model, cluster, MicrobatchRequest(**asked), watch)
+    console.show_advice(terminal, found, api.save_advice(found, html))
+
+
+@advise.command()
 @asking(ServerRequest)
 def servers(*, asked: dict[str, Any], html: Html = "", json: Json = False) -> None:
     """Say how many parameter servers are enough, and whether an all-reduce is."""
@@ -87,3 +108,15 @@ def batch(*, asked: dict[str, Any], html: Html = "", json: Json = False) -> None
 
     found = api.advise_batch(BatchRequest(**asked))
     console.show_advice(terminal_for(json), found, api.save_advice(found, html))
+
+
+@advise.command()
+@asking(SettingsRequest)
+def settings(model: Model, *, asked: dict[str, Any], html: Html = "", json: Json = False) -> None:
+    """Measure attention back-ends, channels-last, recomputation here."""
+    from shardwright import api, console
+
+    terminal = terminal_for(json)
+    with terminal.progress() as watch:
+        found = api.advise_settings(model, SettingsRequest(**asked), watch)
+    console.show_advice(terminal, found, api.save_advice(found, html))

@@ -49,6 +49,7 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         if run.input_seconds > LEAST_WAIT * run.step_seconds:
             facts.append(f"{seconds_text(run.input_seconds)} more waiting for input")
         terminal.say(Text(", ".join(facts) + "."))
+    terminal.say(*map(Text, _noise_lines(run, job)))
     if not run.is_complete:
         terminal.say(Text("Stopped before the last step.", style="yellow"))
     terminal.emit(
@@ -61,6 +62,7 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         tokens_per_second=run.tokens_per_second,
         peak_bytes=run.peak_bytes,
         checkpoint=run.checkpoint or None,
+        noise_scale=run.noise_scale,
     )
     if run.checkpoint:
         terminal.next(f"the last checkpoint is {run.checkpoint}; `--resume` goes on from it")
@@ -68,6 +70,18 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         terminal.next(
             "`--checkpoint-dir DIR` keeps checkpoints; `shardwright compare` checks predictions"
         )
+
+
+def _noise_lines(run: TrainingRun, job: Job) -> tuple[str, ...]:
+    if not job.noise_scale:
+        return ()
+    if run.noise_scale is None:
+        return ("No gradient stood out of the noise: train longer for a noise scale.",)
+    scale = run.noise_scale
+    return (
+        f"Noise scale of the gradients: {count_text(scale)} samples; `shardwright advise batch --noise-scale "
+        f"{scale:.4g}` weighs batch sizes by it.",
+    )
 
 
 def show_comparison(terminal: Terminal, comparison: Comparison, trace: Path | None) -> None:

@@ -19,23 +19,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shardwright.core.noise import NoiseScale
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
-from shardwright.runtime import checkpoint, gather, inputs, stream, trace, weights
+from shardwright.runtime import checkpoint, gather, inputs, noise, stream, trace, weights
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.capture.assemble import with_modules_of
 from shardwright.runtime.endings import cause
-from shardwright.runtime.interpreter import Action, Compiled, Compiler, needed_forward
+from shardwright.runtime.interpreter import Action, Compiled, Compiler, compile_forward
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
 from shardwright.runtime.parameters import taken
 from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
-from shardwright.runtime.update import bound_of, check_optimizer, clip
+from shardwright.runtime.update import bound_of, check_optimizer, clip, owned_gradients
 from shardwright.runtime.world import TorchWorld, World
 
 # Captures and lowers the model for a batch of another size, by the same plan.
@@ -55,6 +56,7 @@ class RunOptions:
     rules where the plan is for float16, else none. ``timeout``: seconds a collective may take.
     ``world``: the ranks, ``torch.distributed`` where it is None. ``releases``: the module is the
     executor's to empty; its trained parameters go to the meta device once shards are cut.
+    ``noise_decay``: of the averages of the gradient noise scale (``Executor.noise``); None: it is not measured.
     """
 
     device: torch.device | str | None = None
@@ -65,6 +67,7 @@ class RunOptions:
     timeout: float = 60.0
     world: World | None = None
     releases: bool = False
+    noise_decay: float | None = None
 
 
 class Executor:
@@ -108,6 +111,7 @@ class Executor:
         check_optimizer(self.optimizer, self.machine, scales=self.scaler is not None)
         self.outputs: dict[str, Tensor] = {}
         self.gradient_norm: Tensor | None = None
+        self._meter = noise.meter_of(self.options.noise_decay)
         self._wanted: list[Output] = []
         self._skips: bool | None = None
         self._closed = False
@@ -115,6 +119,7 @@ class Executor:
         self._sizes: dict[int, Executor] = {}  # for batches of other sizes
         self._running = self
         self._compile()
+        noise.check(program, self._noise, self._meter)
         self._explain()
         self.world.watch(self._whereabouts)
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -125,7 +130,8 @@ class Executor:
         compiled = compiler.compile(self._mine(), self._lasting())
         self._inputs = inputs.compile_inputs(self.captured, self.program, self.machine.sites)
         self.loss = LossSum(self.machine)
-        self._training = told_early(compiled, compiler, self.loss)
+        self._noise = noise.watch(self.machine, self._meter)
+        self._training = self._noise.watched(told_early(compiled, compiler, self.loss))
         self._draws = compiler.draws
         self._evaluation: Compiled | None = None
 
@@ -140,8 +146,7 @@ class Executor:
         ]
 
     def _explain(self) -> None:
-        texts = {index: self.program.describe(index) for index in self._mine()}
-        self.status.explain(texts, self.stage)
+        self.status.explain({i: self.program.describe(i) for i in self._mine()}, self.stage)
 
     @property
     def steps(self) -> int:
@@ -157,6 +162,11 @@ class Executor:
     def is_asked_to_stop(self) -> bool:
         """The same without waiting for a device: on a GPU it comes true one step later."""
         return self.loss.heard
+
+    @property
+    def noise(self) -> NoiseScale | None:
+        """The gradient noise scale of all steps so far (``RunOptions.noise_decay``), equal on all ranks."""
+        return self._meter.estimate() if self._meter else None
 
     @property
     def stage(self) -> int:
@@ -205,11 +215,7 @@ class Executor:
             return self._through(other, lambda: other.evaluate(batch, outputs))
         self._wanted = results.choose(self.program, outputs)
         if self._evaluation is None:
-            compiler = Compiler(self.machine, self._special, training=False)
-            goal = self._lasting()
-            needed = needed_forward(compiler, range(self.program.num_instructions), goal)
-            mine = [i for i in needed if int(self.program.group[i]) in self.machine.sites]
-            self._evaluation = compiler.compile(mine, goal)
+            self._evaluation = compile_forward(self.machine, self._special, self._lasting())
         return self._run(self._evaluation, batch, self._walk)
 
     def _sized(self, batch: inputs.Batch | inputs.Shards) -> Executor | None:
@@ -277,6 +283,7 @@ class Executor:
                 if self.scaler and self._skips is not None:
                     self.scaler.advance(self._skips)
                 loss = self.loss.finish()
+                self._noise.finish()
                 self._collect_outputs()
                 return loss
         except (KeyboardInterrupt, RunError):
@@ -329,22 +336,15 @@ class Executor:
     # -- clipping and update -------------------------------------------------------------------
 
     def _special(self, index: int) -> Action:
-        program, store, values = self.program, self.machine.store, self.program.values
-        masters = taken(program, self.machine.parameters, index)
+        program, store = self.program, self.machine.store
         if program.kind[index] == Kind.CLIP:
             # Every gradient is complete before the first mesh's update: the first CLIP of a rank
             # serves all meshes it is on, so that all ranks meet in one sum.
             if program.group[index] != self.stage:
                 return lambda: None
-            sites = self.machine.sites
-            every = [
-                (
-                    store.slot(m.gradient, 0),
-                    results.counts(self.program, m.value, sites[values[m.value].mesh]),
-                )
-                for m in masters
-            ]
+            every = owned_gradients(self.machine)
             return lambda: self._clip(every)
+        masters = taken(program, self.machine.parameters, index)
         at = int(program.microbatch[index])
         pairs = [(master.parameter, store.slot(master.gradient, at)) for master in masters]
         last = program.strategy.pipeline.num_microbatches - 1
@@ -354,12 +354,12 @@ class Executor:
 
     def _before_update(self) -> None:
         self.loss.start()
+        self._noise.meet(self.scaler.scale if self.scaler else 1.0)
         if self.options.check_finite:
             self.loss.check(self.steps)
         if self.scaler and self._skips is None:
             # Here every gradient is complete, of all meshes that this rank is on.
-            store = self.machine.store
-            slots = [store.slot(master.gradient, 0) for master in self.machine.parameters.masters]
+            store, slots = self.machine.store, [slot for slot, _ in owned_gradients(self.machine)]
             found = self.scaler.unscale(store.data, store.owned, dict.fromkeys(slots), store.device)
             self._skips = bool(self.world.all_reduce(found).wait() > 0)
 

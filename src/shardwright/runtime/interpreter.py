@@ -396,6 +396,15 @@ def _keep_apart(data: list[Tensor | None], slots: Sequence[int], released: set[i
             data[slot] = held.clone(memory_format=torch.contiguous_format)
 
 
+def compile_forward(machine: Machine, special: Special, goal: frozenset[int]) -> Compiled:
+    """Compile what makes the slots in ``goal`` on this rank, for evaluation."""
+    compiler = Compiler(machine, special, training=False)
+    program = machine.program
+    needed = needed_forward(compiler, range(program.num_instructions), goal)
+    mine = [index for index in needed if int(program.group[index]) in machine.sites]
+    return compiler.compile(mine, goal)
+
+
 def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[int]) -> list[int]:
     """Return, in order, the instructions without which the slots in ``goal`` could not be made.
 

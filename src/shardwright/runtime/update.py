@@ -11,6 +11,7 @@ from shardwright.core.layout import is_split
 from shardwright.core.program import Program
 from shardwright.errors import InputError
 from shardwright.runtime.interpreter import Machine
+from shardwright.runtime.outputs import counts
 
 # Optimizers of torch that run the model in their step, and those that look at whole tensors.
 CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
@@ -67,6 +68,18 @@ def bound_of(program: Program, asked: float | None) -> float | None:
     if bound is not None and not bound > 0:
         raise InputError(f"max_norm must be more than 0, not {bound}; plan without clipping")
     return bound
+
+
+def owned_gradients(machine: Machine) -> list[tuple[int, bool]]:
+    """Return the slot of each gradient that a rank updates by, and whether it counts it in sums over the world."""
+    program, sites = machine.program, machine.sites
+    return [
+        (
+            machine.store.slot(one.gradient, 0),
+            counts(program, one.value, sites[program.values[one.value].mesh]),
+        )
+        for one in machine.parameters.masters
+    ]
 
 
 def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -> Tensor:

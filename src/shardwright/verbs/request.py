@@ -316,6 +316,9 @@ class Job:
         100, "", least=1, says="checkpoints must be at least one step apart"
     )
     resume: bool = option(False, "Go on from the last checkpoint.")
+    noise_scale: bool = option(
+        False, "Measure how noisy gradients are, for `advise batch` (data-parallel plans)."
+    )
     profiles: bool = False
 
     def __post_init__(self) -> None:

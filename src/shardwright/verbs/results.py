@@ -82,7 +82,8 @@ class TrainingRun:
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
     step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early.
     ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps.
-    ``notes``: what the ranks could not do as they should.
+    ``notes``: what the ranks could not do as they should. ``noise_scale``: of the gradients at the end, in samples;
+    None where it was not measured, or no gradient stood out of the noise.
     """
 
     losses: tuple[float, ...]
@@ -97,6 +98,7 @@ class TrainingRun:
     is_terminated: bool = False
     input_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    noise_scale: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

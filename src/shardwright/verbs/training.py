@@ -7,6 +7,7 @@ private folder: the plan, the job, and afterwards its results; nothing is left b
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from dataclasses import dataclass, replace
@@ -24,9 +25,12 @@ from shardwright.verbs.request import Job, Watch
 from shardwright.verbs.results import TrainingRun
 
 if TYPE_CHECKING:
-    from shardwright.runtime.train import LoopEnd
+    from shardwright.core.noise import NoiseScale
+    from shardwright.runtime.train import LoopEnd, Step
 
 WARM_STEPS = 2
+# Of the averages of the noise scale: some 100 steps.
+NOISE_DECAY = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,6 @@ def train_rank(task: Task) -> LoopEnd:
     from shardwright.runtime.executor import RunOptions
     from shardwright.runtime.train import (
         LoopOptions,
-        Step,
         build_sharded,
         named_optimizer,
         train,
@@ -120,6 +123,7 @@ def train_rank(task: Task) -> LoopEnd:
             max_norm=job.clip or None,
             check_finite=True,
             releases=True,
+            noise_decay=NOISE_DECAY if job.noise_scale else None,
         ),
     )
     batch_size = plan.global_batch
@@ -128,15 +132,7 @@ def train_rank(task: Task) -> LoopEnd:
 
     def tell(step: Step) -> bool:
         if events is not None:
-            event = {
-                "step": step.number,
-                "loss": step.loss,
-                "seconds": step.seconds,
-                "input_seconds": step.input_seconds,
-                "tokens": tokens,
-            }
-            if step.gradient_norm is not None:
-                event["gradient_norm"] = step.gradient_norm
+            event = _event(step, executor.noise) | {"tokens": tokens}
             events.write(json.dumps(event) + "\n")
             events.flush()
         return (folder / "stop").exists()
@@ -153,11 +149,31 @@ def train_rank(task: Task) -> LoopEnd:
     return replace(end, notes=(built.note,) if built.note else ())
 
 
+def _event(step: Step, noise: NoiseScale | None) -> dict[str, float]:
+    """Return what is told of a step, by name: numbers that there are."""
+    event: dict[str, float] = {
+        "step": step.number,
+        "loss": step.loss,
+        "seconds": step.seconds,
+        "input_seconds": step.input_seconds,
+    }
+    if step.gradient_norm is not None:
+        event["gradient_norm"] = step.gradient_norm
+    if noise is not None and math.isfinite(noise.scale):
+        event["noise_scale"] = noise.scale
+    return event
+
+
 def _tokens(example: dict[str, Any], batch_size: int) -> float:
     """Return how many tokens a global batch has; 0 where samples are not made of tokens."""
     first = next(iter(example.values()))
     is_text = first.dim() == 2 and not first.is_floating_point()
     return float(batch_size * first.shape[1]) if is_text else 0.0
+
+
+def _last(events: list[dict[str, float]], name: str) -> float | None:
+    """Return the last number of a name, None where there is none."""
+    return next((event[name] for event in reversed(events) if name in event), None)
 
 
 def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
@@ -181,5 +197,6 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
         is_terminated=end.is_terminated,
         input_seconds=statistics.fmean(waits[WARM_STEPS:] or waits or [0.0]),
         notes=end.notes,
+        noise_scale=_last(events, "noise_scale"),
     )
     return Outcome(run=run, timeline=timeline)

@@ -45,6 +45,7 @@ def advise_devices(
         answers=(
             _device_answer(most, request.efficiency, seconds),
             *_overhead_answers(overhead, request, points, seconds),
+            *_simulated_answer(simulated, request.efficiency),
         ),
         inputs=(
             ("simulated steps" if points is simulated else "measured steps",
@@ -65,6 +66,7 @@ def advise_devices(
             "limit": overhead.limit,
             "measured": measured,
             "simulated": simulated,
+            "simulated_devices": _simulated_most(simulated, request.efficiency),
         },
     )  # fmt: skip
 
@@ -90,6 +92,24 @@ def _simulated(
         f"{model} on {found.cluster.name}, the fastest plan for each number (`plan --mode curve`)"
     )
     return tuple(sorted(points.items())), source
+
+
+def _simulated_most(simulated: Sequence[tuple[int, float]], efficiency: float) -> int | None:
+    """Return the most simulated devices of an efficiency, that of the fewest being 1; None without any."""
+    if not simulated:
+        return None
+    first, least = simulated[0]
+    return max(k for k, seconds in simulated if first * least >= efficiency * k * seconds)
+
+
+def _simulated_answer(simulated: Sequence[tuple[int, float]], efficiency: float) -> tuple[str, ...]:
+    most = _simulated_most(simulated, efficiency)
+    if most is None:
+        return ()
+    return (
+        f"Simulated, each number with its fastest plan: {most:,} of {simulated[-1][0]:,} are the most with "
+        f"{efficiency:.0%}, against {simulated[0][0]}.",
+    )
 
 
 def _assumptions(points: Sequence[tuple[int, float]], request: DeviceRequest) -> tuple[str, ...]:
@@ -157,8 +177,9 @@ def _device_answer(most: int | None, efficiency: float, seconds: Callable[[int],
             f"Any number of devices keeps an efficiency of {efficiency:.0%}: no overhead was seen."
         )
     speedup = seconds(1) / seconds(most)
+    are = "1 device is" if most == 1 else f"{most:,} devices are"
     return (
-        f"{most:,} devices are the most with an efficiency of at least {efficiency:.0%}: "
+        f"{are} the most with an efficiency of at least {efficiency:.0%}: "
         f"{seconds_text(seconds(most))} a step, {speedup:.2f} times as fast as one."
     )
 

@@ -9,6 +9,7 @@ from shardwright.core.algorithms import Workspace
 from shardwright.errors import InputError
 from shardwright.files.units import Quantity, read_quantity
 from shardwright.verbs.options import check_options, option
+from shardwright.verbs.request import OPTIMIZER_STATES
 
 PAPER = "Zou et al., Distributed Training Large-Scale Deep Architectures (arXiv 1709.06622)"
 LARGEST_BATCH = 2**31
@@ -149,6 +150,43 @@ class ServerRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchRequest:
+    """What is trained, and within how much ``memory`` of a device (the cluster's own, if not given)."""
+
+    memory: str = option("", "Of a device; the cluster's own, if not given.")
+    seq: int | None = option(
+        None, "Tokens per sample, where that applies.", "-s", least=1, most=2**31
+    )
+    optimizer: str = option(
+        "adamw", "adamw, adam, sgd, or momentum.", one_of=tuple(OPTIMIZER_STATES)
+    )
+    precision: str = option("auto", "As `plan` takes it: auto, float32, bfloat16 ...")
+    recompute: bool = option(False, "Make every repeated block again in backward.")
+    most: int = option(2**20, "Samples to look at at most.", least=1, most=2**31)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsRequest:
+    """How settings are measured: at which batch, in how many turns, for how long at most."""
+
+    batch: int | None = option(
+        None, "Samples; the model's own, if not given.", "-b", least=1, most=LARGEST_BATCH
+    )
+    seq: int | None = option(
+        None, "Tokens per sample, where that applies.", "-s", least=1, most=2**31
+    )
+    turns: int = option(10, "Of every setting.", least=1, most=1000)
+    seconds: float = option(60.0, "After which no further turn is begun.", least=0.1, most=1e5)
+    compile: bool = option(False, "Also torch.compile, which takes a while.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
     """The ``noise_scale`` in samples, ``measured`` steps by batch and devices (``32:0.1s,64@2:0.11s``), and what is known
     of the training: ``least_steps`` with a batch without end, the price of a device, and the ``learning_rate`` that was good
@@ -168,7 +206,7 @@ class BatchRequest:
     )  # fmt: skip
     price: str = option("", "Of a device, such as '2 USD/h'.")
     optimizer: str = option("adamw", "adamw, adam, sgd, or momentum.",
-                            one_of=("adamw", "adam", "sgd", "momentum"))  # fmt: skip
+                            one_of=tuple(OPTIMIZER_STATES))  # fmt: skip
     learning_rate: float = option(
         0.0, "Good at the batch --tuned-at.", "--learning-rate", "--lr", least=0.0, most=1e6
     )
