@@ -142,7 +142,7 @@ class MinIOCache:
         self.put(digest, data)
         return data
 
-    def get_range(
+    def part_of(
         self,
         key: str | bytes,
         length: int,
@@ -238,7 +238,7 @@ class MinIOCache:
             yield False
             return
         try:
-            held = _locked(self._lock)
+            held = locked(self._lock)
             try:
                 if held:
                     self._recover()
@@ -341,7 +341,7 @@ def _joined(capacity: int, name: str, folder: Path, always: bool, place: str) ->
     return cache
 
 
-def _locked(file: int) -> bool:
+def locked(file: int) -> bool:
     """Lock a file, waiting for a while; return whether it is locked."""
     deadline, pause = time.monotonic() + _PATIENCE, 1e-4
     while True:
