@@ -1,5 +1,6 @@
 """Jobs that share what they prepare: each gets every sample once an epoch, whoever is killed meanwhile."""
 
+import fcntl
 import json
 import os
 import random
@@ -189,6 +190,26 @@ def test_a_job_that_is_stopped_is_put_aside_and_comes_back(tmp_path):
     assert drawn(epochs[0]) == {one["index"]: tuple(one["drawn"]) for one in found}
 
 
+def test_a_job_that_is_stopped_while_it_changes_what_all_share_holds_nobody_up(tmp_path):
+    """Here its lock is held for it."""
+    with SharedLoader(Told(tmp_path / "log"), sharing(tmp_path), batch_size=4) as loader:
+        epoch = iter(loader)
+        found = [next(epoch)]
+        (lock,) = tmp_path.glob("shardwright-*/turn")
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.warns(ShardwrightWarning, match="each prepares for itself"):
+                found += epoch
+            assert loader.alone > 0
+        epochs = [found, list(loader), list(loader)]
+        one, two, three = (
+            {sample["index"]: sample["drawn"] for batch in epoch for sample in batch}
+            for epoch in epochs
+        )
+        assert sorted(one) == sorted(two) == sorted(three) == list(range(SAMPLES))
+        assert all(one[key] != two[key] != three[key] for key in one)
+
+
 def test_who_comes_late_joins_at_the_next_epoch(tmp_path):
     how, log = sharing(tmp_path), tmp_path / "log"
     with SharedLoader(Told(log), how, batch_size=4) as loader:
@@ -211,6 +232,28 @@ def test_an_epoch_that_is_left_early_holds_nobody_up(tmp_path):
     with SharedLoader(Told(tmp_path / "log"), sharing(tmp_path), batch_size=4) as loader:
         for _ in range(3):
             next(iter(loader))
+        assert sorted(one["index"] for batch in loader for one in batch) == list(range(SAMPLES))
+        assert loader.alone == 0
+
+
+class Interrupted(Told):
+    """Ctrl-C comes while sample 7 is prepared for the first time."""
+
+    def __init__(self, log):
+        super().__init__(log)
+        self.left = 1
+
+    def __getitem__(self, index):
+        if index == 7 and self.left:
+            self.left -= 1
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+def test_a_chunk_whose_preparing_was_interrupted_is_taken_up_again(tmp_path):
+    with SharedLoader(Interrupted(tmp_path / "log"), sharing(tmp_path), batch_size=4) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
         assert sorted(one["index"] for batch in loader for one in batch) == list(range(SAMPLES))
         assert loader.alone == 0
 

@@ -14,7 +14,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,10 @@ def _token() -> int:
     if _process_token[0] != os.getpid():
         _process_token = (os.getpid(), secrets.randbits(63) | 1)
     return _process_token[1]
+
+
+class Stuck(RunError):
+    """A job is stopped while it changes what all share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,9 @@ class Board:
     def close(self) -> None:
         """Live no longer, and leave."""
         if self._life >= 0:
-            with self._changing():
+            with suppress(Stuck), self._changing():
                 self._bury(self._life)
-            os.close(self._held)
+            os.close(self._held)  # then it is dead to the others
             self._life = -1
         os.close(self._turn)
         self._home.close()
@@ -117,12 +121,12 @@ class Board:
             f"{MOST_JOBS} jobs share a staging area at most; use another name for the rest"
         )
 
-    def begin_epoch(self) -> int:
-        """Return the number of the first chunk of this job's next epoch."""
+    def begin_epoch(self, least: int) -> int:
+        """Return the number of the first chunk of this job's next epoch, ``least`` or later."""
         with self._changing():
             self._reap()
             cells = self._life_at(self._life)
-            reached = self._cells[_NEXT] if cells[_ASIDE] else cells[_WANTS]
+            reached = max(least, self._cells[_NEXT] if cells[_ASIDE] else cells[_WANTS])
             first = -(-reached // self._chunks) * self._chunks
             for slot in self._slots():
                 if slot[_CHUNK] < first:
@@ -148,9 +152,12 @@ class Board:
             return self._left_by_the_dead(wanted) or self._next(wanted)
 
     def _left_by_the_dead(self, wanted: list[int]) -> tuple[int, int] | None:
-        """Take over a chunk that is still wanted; free the slots of those that are not."""
+        """Take over a chunk that is still wanted; free the slots of those that are not.
+
+        Whoever takes has nothing in hand: what is its own was interrupted.
+        """
         for place, slot in enumerate(self._slots()):
-            if slot[_STATE] == _TAKEN and self._is_dead(slot[_WHO]):
+            if slot[_STATE] == _TAKEN and (slot[_WHO] == self._life or self._is_dead(slot[_WHO])):
                 if min(wanted) <= slot[_CHUNK]:
                     slot[_WHO] = self._life
                     self._cells[_NEXT] = max(self._cells[_NEXT], slot[_CHUNK] + 1)
@@ -233,7 +240,7 @@ class Board:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         if not locked(self._turn):
-            raise RunError(
+            raise Stuck(
                 f"whoever changes a staging area is done at once, but {self.path} stays locked: "
                 "a job is stopped just there; continue or end it"
             )

@@ -16,7 +16,7 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardwright.caching.board import JOB, WORKER, Board, Staged
+from shardwright.caching.board import JOB, WORKER, Board, Staged, Stuck
 from shardwright.caching.home import NO_SPACE
 from shardwright.caching.parcels import packed, unpacked
 from shardwright.errors import InputError, ShardwrightWarning
@@ -105,6 +105,7 @@ class SharedLoader:
         self._board = self._work.board()
         self._board.live(JOB)
         self.prepared = self.taken = self.alone = 0
+        self._next, self._is_stuck = 0, False
         context = multiprocessing.get_context("forkserver")
         self._workers: list[BaseProcess] = [
             context.Process(target=_prepare_for_ever, args=(self._work,), daemon=True)
@@ -129,15 +130,39 @@ class SharedLoader:
         return count // self._batch if self._drop else -(-count // self._batch)
 
     def __iter__(self) -> Iterator[Any]:
-        first = self._board.begin_epoch()
+        try:
+            first = self._board.begin_epoch(self._next)
+            self._is_stuck = False
+        except Stuck as error:
+            self._do_without(error)
+            first = self._next
+        self._next = first + self._work.chunks
         held: list[Any] = []
-        for chunk in range(first, first + self._work.chunks):
-            held += self._samples(chunk)
+        for chunk in range(first, self._next):
+            held += self._any_samples(chunk)
             while len(held) >= self._batch:
                 yield self._collate(held[: self._batch])
                 del held[: self._batch]
         if held and not self._drop:
             yield self._collate(held)
+
+    def _any_samples(self, chunk: int) -> list[Any]:
+        """Return the samples of a chunk, by whatever way there is."""
+        if not self._is_stuck:
+            try:
+                return self._samples(chunk)
+            except Stuck as error:
+                self._do_without(error)
+        self.alone += 1
+        return self._copied(chunk)
+
+    def _do_without(self, error: Stuck) -> None:
+        """Prepare alone until the next epoch."""
+        if not self._is_stuck:
+            warnings.warn(
+                f"{error}; until then each prepares for itself", ShardwrightWarning, stacklevel=4
+            )
+        self._is_stuck = True
 
     def _samples(self, chunk: int) -> list[Any]:
         """Return the samples of a chunk, when somebody has prepared it."""
@@ -183,10 +208,14 @@ class SharedLoader:
 
     def _by_itself(self, chunk: int) -> list[Any]:
         """Prepare a chunk for this job alone, as it would have been for all."""
-        found = unpacked(bytearray(b"".join(packed(self._work.samples(chunk)))))
+        found = self._copied(chunk)
         self._board.done(chunk)
         self.alone += 1
         return found
+
+    def _copied(self, chunk: int) -> list[Any]:
+        """Prepare a chunk, made of what it would be made of had another job prepared it."""
+        return unpacked(bytearray(b"".join(packed(self._work.samples(chunk)))))
 
     def _warn(self, whom: str) -> None:
         warnings.warn(
@@ -313,9 +342,10 @@ def _prepare_for_ever(work: _Work) -> None:
     board.live(WORKER)
     pause = _PAUSES[0]
     while True:
-        if work.prepare_one(board):
-            pause = _PAUSES[0]
-            continue
+        with suppress(Stuck):
+            if work.prepare_one(board):
+                pause = _PAUSES[0]
+                continue
         time.sleep(pause)
         pause = min(2 * pause, _PAUSES[1])
 
