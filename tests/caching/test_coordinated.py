@@ -17,8 +17,7 @@ from shardwright.caching import MinIOCache, SharedLoader, Sharing
 from shardwright.caching.parcels import packed, unpacked
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.jobs import SAMPLES, Told, die_on_line, prepared, sharing, train
-from tests.caching.test_minio import ALONE
-from tests.caching.workers import ended, start
+from tests.caching.workers import ALONE, can_mount, ended, start
 
 pytestmark = pytest.mark.torch
 
@@ -311,10 +310,7 @@ def test_random_numbers_of_the_job_itself_stay_its_own(tmp_path):
         assert draws() == expected
 
 
-@pytest.mark.skipif(
-    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0,
-    reason="mounting needs rights",
-)
+@pytest.mark.skipif(not can_mount(), reason="mounting needs rights")
 def test_where_memory_is_full_a_job_prepares_for_itself(tmp_path):
     script = """
 import os, warnings

@@ -15,6 +15,8 @@ import pytest
 from shardwright.caching import MinIOCache
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.workers import (
+    ALONE,
+    can_mount,
     content,
     die_filling,
     ended,
@@ -182,13 +184,7 @@ def test_where_shared_memory_is_too_small_a_file_is_mapped_and_says_so(tmp_path)
     assert folders(tmp_path) == []
 
 
-ALONE = ["unshare", "--mount", "--map-root-user"]  # file systems that nobody else sees
-
-
-@pytest.mark.skipif(
-    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0,
-    reason="mounting needs rights",
-)
+@pytest.mark.skipif(not can_mount(), reason="mounting needs rights")
 def test_where_memory_becomes_full_the_cache_stops_there(tmp_path):
     """Writing into a map of memory that is not there would end the process."""
     script = """
