@@ -235,6 +235,33 @@ def test_an_epoch_that_is_left_early_holds_nobody_up(tmp_path):
         assert loader.alone == 0
 
 
+def test_a_forked_child_that_ends_takes_nothing_from_its_parent(tmp_path):
+    script = tmp_path / "fork.py"
+    script.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from shardwright.caching import SharedLoader\n"
+        "from tests.caching.jobs import Told, sharing\n"
+        "if __name__ == '__main__':\n"
+        f"    folder = Path({str(tmp_path)!r})\n"
+        "    loader = SharedLoader(Told(folder / 'log'), sharing(folder), batch_size=4)\n"
+        "    epoch = iter(loader)\n"
+        "    found = [next(epoch)]\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        sys.exit()\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "    found += epoch\n"
+        "    assert sum(map(len, found)) == len(loader._work.dataset)\n"
+        "    assert loader.alone == 0\n"
+    )
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, script], env=environment, timeout=60, check=False)
+    assert done.returncode == 0
+    assert is_swept(tmp_path)
+
+
 class Interrupted(Told):
     """Ctrl-C comes while sample 7 is prepared for the first time."""
 

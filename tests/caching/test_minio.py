@@ -138,6 +138,27 @@ assert os.path.exists(cache._home.path)
     assert folders(tmp_path) == []
 
 
+def test_a_forked_child_that_outlives_the_cache_reads_on(tmp_path):
+    script = f"""
+import os, sys, time
+from shardwright.caching import MinIOCache
+cache = MinIOCache({CAPACITY}, folder={str(tmp_path)!r})
+cache.get("a", lambda: b"kept")
+ours, theirs = os.pipe()
+child = os.fork()
+if not child:
+    os.read(ours, 1)
+    assert cache.get("a", lambda: b"") == b"kept"
+    assert cache.get("b", lambda: b"read") == b"read"
+    os._exit(0)
+cache.close()
+os.write(theirs, b"x")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert folders(tmp_path) == []
+
+
 def test_views_outlive_the_cache(tmp_path):
     cache = MinIOCache(CAPACITY, folder=tmp_path)
     cache.get("a", lambda: b"stays")

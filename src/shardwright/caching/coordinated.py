@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import random
 import sys
 import time
@@ -111,7 +112,7 @@ class SharedLoader:
             context.Process(target=_prepare_for_ever, args=(self._work,), daemon=True)
             for _ in range(workers)
         ]
-        self._end = weakref.finalize(self, _end, self._board, self._workers)
+        self._end = weakref.finalize(self, _end, self._board, self._workers, os.getpid())
         for worker in self._workers:
             worker.start()
 
@@ -350,7 +351,9 @@ def _prepare_for_ever(work: _Work) -> None:
         pause = min(2 * pause, _PAUSES[1])
 
 
-def _end(board: Board, workers: list[BaseProcess]) -> None:
+def _end(board: Board, workers: list[BaseProcess], process: int) -> None:
+    if os.getpid() != process:  # a forked child
+        return
     started = [worker for worker in workers if worker.pid is not None]
     for worker in started:
         worker.kill()

@@ -223,17 +223,21 @@ class MinIOCache:
 
     def _enter_process(self) -> None:
         """Take a lock file of this process's own: a forked child has the lock that its parent has."""
-        self._process = os.getpid()
-        self._turn = threading.Lock()
         path = self._home.path / "lock"
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._process = os.getpid()
+        self._turn = threading.Lock()
         weakref.finalize(self, _close_of, self._lock, self._process)
 
     @contextmanager
     def _filling(self) -> Iterator[bool]:
         """Hold the cache's lock, which ends with its process; False where it was not to be had in time."""
         if os.getpid() != self._process:
-            self._enter_process()
+            try:
+                self._enter_process()
+            except FileNotFoundError:  # the parent, the last to share it, has closed it
+                yield False
+                return
         if not self._turn.acquire(timeout=_PATIENCE):
             yield False
             return
