@@ -15,6 +15,8 @@ import pytest
 from shardwright.caching import MinIOCache
 from shardwright.errors import InputError, ShardwrightWarning
 from tests.caching.workers import (
+    ALONE,
+    can_mount,
     content,
     die_filling,
     ended,
@@ -136,6 +138,27 @@ assert os.path.exists(cache._home.path)
     assert folders(tmp_path) == []
 
 
+def test_a_forked_child_that_outlives_the_cache_reads_on(tmp_path):
+    script = f"""
+import os, sys, time
+from shardwright.caching import MinIOCache
+cache = MinIOCache({CAPACITY}, folder={str(tmp_path)!r})
+cache.get("a", lambda: b"kept")
+ours, theirs = os.pipe()
+child = os.fork()
+if not child:
+    os.read(ours, 1)
+    assert cache.get("a", lambda: b"") == b"kept"
+    assert cache.get("b", lambda: b"read") == b"read"
+    os._exit(0)
+cache.close()
+os.write(theirs, b"x")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert folders(tmp_path) == []
+
+
 def test_views_outlive_the_cache(tmp_path):
     cache = MinIOCache(CAPACITY, folder=tmp_path)
     cache.get("a", lambda: b"stays")
@@ -182,13 +205,7 @@ def test_where_shared_memory_is_too_small_a_file_is_mapped_and_says_so(tmp_path)
     assert folders(tmp_path) == []
 
 
-ALONE = ["unshare", "--mount", "--map-root-user"]  # file systems that nobody else sees
-
-
-@pytest.mark.skipif(
-    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0,
-    reason="mounting needs rights",
-)
+@pytest.mark.skipif(not can_mount(), reason="mounting needs rights")
 def test_where_memory_becomes_full_the_cache_stops_there(tmp_path):
     """Writing into a map of memory that is not there would end the process."""
     script = """

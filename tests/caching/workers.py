@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +19,15 @@ from shardwright.caching import CacheServer, MinIOCache
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch.utils.data", "tests.caching.workers"])
 MOST_SECONDS = 60.0
+ALONE = ["unshare", "--mount", "--map-root-user"]  # with file systems that nobody else sees
+
+
+def can_mount() -> bool:
+    """Whether a process may have file systems of its own here."""
+    return (
+        bool(shutil.which(ALONE[0]))
+        and not subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode
+    )
 
 
 def content(key: int) -> bytes:

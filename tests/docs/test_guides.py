@@ -68,14 +68,16 @@ def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
         assert done.stdout.count("THREADS 0 STEPS 2") == 2
 
 
-def test_the_guide_on_caches_reads_every_file_once(tmp_path):
-    (tmp_path / "cached.py").write_text(snippet("guides/caching.md", "cached.py"))
-    done = subprocess.run(
-        [sys.executable, "cached.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("100 samples, 100 cached") == 2
+def test_the_guide_on_caches_reads_and_prepares_every_sample_once_an_epoch(tmp_path):
+    expected = {"cached.py": "100 samples, 100 cached\n", "shared.py": "100 samples\n"}
+    for script, line in expected.items():
+        (tmp_path / script).write_text(snippet("guides/caching.md", script))
+        done = subprocess.run(
+            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(line) == 2
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Cache(Protocol):
         """Return an item."""
         ...
 
-    def read_range(
+    def part_of(
         self,
         key: str | bytes,
         length: int,
@@ -174,7 +174,7 @@ class _Ranges:
     def _part(self, block: int, start: int, stop: int) -> bytes:
         """Return a range within one block."""
         first = block * self._block
-        return self._cache.read_range(
+        return self._cache.part_of(
             f"{self._key}\0{block}",
             min(self._block, self.size - first),
             (start - first, stop - first),

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwright.errors import InputError, RunError
-from shardwright.runtime.scratch import PREFIX, claim, join, leave, sweep
+from shardwright.runtime.scratch import PREFIX, SHARED_MEMORY, claim, join, leave, sweep
 
-SHARED_MEMORY = Path("/dev/shm")
 _PATIENCE = 30.0  # seconds to wait for somebody who is removing a folder of the same name
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -142,7 +142,7 @@ class MinIOCache:
         self.put(digest, data)
         return data
 
-    def read_range(
+    def part_of(
         self,
         key: str | bytes,
         length: int,
@@ -223,22 +223,26 @@ class MinIOCache:
 
     def _enter_process(self) -> None:
         """Take a lock file of this process's own: a forked child has the lock that its parent has."""
-        self._process = os.getpid()
-        self._turn = threading.Lock()
         path = self._home.path / "lock"
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._process = os.getpid()
+        self._turn = threading.Lock()
         weakref.finalize(self, _close_of, self._lock, self._process)
 
     @contextmanager
     def _filling(self) -> Iterator[bool]:
         """Hold the cache's lock, which ends with its process; False where it was not to be had in time."""
         if os.getpid() != self._process:
-            self._enter_process()
+            try:
+                self._enter_process()
+            except FileNotFoundError:  # the parent, the last to share it, has closed it
+                yield False
+                return
         if not self._turn.acquire(timeout=_PATIENCE):
             yield False
             return
         try:
-            held = _locked(self._lock)
+            held = locked(self._lock)
             try:
                 if held:
                     self._recover()
@@ -341,7 +345,7 @@ def _joined(capacity: int, name: str, folder: Path, always: bool, place: str) ->
     return cache
 
 
-def _locked(file: int) -> bool:
+def locked(file: int) -> bool:
     """Lock a file, waiting for a while; return whether it is locked."""
     deadline, pause = time.monotonic() + _PATIENCE, 1e-4
     while True:

@@ -82,7 +82,7 @@ class PartitionedCache:
             self._place(digest, found, room)
         return found
 
-    def read_range(
+    def part_of(
         self,
         key: str | bytes,
         length: int,

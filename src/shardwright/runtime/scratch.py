@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "shardwright-"
+SHARED_MEMORY = Path("/dev/shm")
 # multiprocessing keeps the fork server's socket in a folder of its own.
 _SWEPT = (f"{PREFIX}*", "pymp-*")
 _OWNER = ".shardwright-owner"
@@ -28,6 +29,7 @@ _OWNER = ".shardwright-owner"
 def scratch() -> Iterator[Path]:
     """Give a private folder that is removed afterwards, and remove what killed processes left."""
     sweep(Path(tempfile.gettempdir()), *_SWEPT)
+    sweep(SHARED_MEMORY, f"{PREFIX}*")
     drop_compiler_folder()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = claim(folder)
