@@ -88,22 +88,11 @@ def study(
         request=request,
     )
     costs, frontier, num_shards = _answered(question, captured, watch, solver)
-    note = "" if num_shards else _pace_note(question, captured, frontier, watch)
+    notes = () if num_shards else _pace_notes(question, captured, frontier, watch)
     entry = _entry(question, solver)
     if entry is not None and solver.last is not None:
-        from shardwright.verbs.measure import refine
-        from shardwright.verbs.trials import tried
-
-        missing = replace(request, measure="auto")  # each round measures what is new
-
-        def again() -> Survey:
-            nonlocal num_shards
-            num_shards += refine(captured, machine, missing, watch, solver)[2]
-            assert solver.last is not None  # solving made it
-            return solver.last
-
-        last, frontier = tried(solver.last, entry, again, watch)
-        costs = last.context.table
+        frontier, more = _after_trials(entry, question, captured, watch, solver)
+        costs, num_shards = solver.last.context.table, num_shards + more
     watch.tell("estimating uncertainty", 1.0)
     spreads = tuple(
         one.measured.spread_seconds if one.measured else spread_of(one, graph, machine, costs)
@@ -127,19 +116,44 @@ def study(
         plain=solver.last.plain if solver.last else (),
         num_measured=num_links + num_shards,
         is_complete=not watch.stop(),
-        notes=(note,) if note else (),
+        notes=notes,
     )
 
 
-def _pace_note(question: Question, captured: Captured, frontier: Frontier, watch: Watch) -> str:
+def _pace_notes(
+    question: Question, captured: Captured, frontier: Frontier, watch: Watch
+) -> tuple[str, ...]:
     """Say whether this machine is slower or faster than its records, where all of them were known."""
     if not question.is_local or question.request.measure == "never" or watch.stop():
-        return ""
+        return ()
     from shardwright.verbs.pace import pace_of
 
     chosen = (frontier.best.strategy,)
     found = pace_of(captured, chosen, question.cluster, question.request, watch)
-    return found.note if found else ""
+    return (found.note,) if found and found.note else ()
+
+
+def _after_trials(
+    entry: Entry, question: Question, captured: Captured, watch: Watch, solver: _Solver
+) -> tuple[Frontier, int]:
+    """Run the best plans and plan again; return the frontier and how much was measured besides. The
+    solver's last survey has the costs fitted to what ran."""
+    from shardwright.verbs.measure import refine
+    from shardwright.verbs.trials import tried
+
+    missing = replace(question.request, measure="auto")  # each round measures what is new
+    count = 0
+
+    def again() -> Survey:
+        nonlocal count
+        count += refine(captured, question.cluster, missing, watch, solver)[2]
+        assert solver.last is not None  # solving made it
+        return solver.last
+
+    assert solver.last is not None  # asked of what was searched
+    last, frontier = tried(solver.last, entry, again, watch)
+    solver.last = last
+    return frontier, count
 
 
 class _Solver:
