@@ -17,7 +17,6 @@ from pathlib import Path
 from shardwright.caching import CacheServer, MinIOCache
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.utils.data", "tests.caching.workers"])
 MOST_SECONDS = 60.0
 ALONE = ["unshare", "--mount", "--map-root-user"]  # with file systems that nobody else sees
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from dataclasses import dataclass
 from itertools import pairwise
@@ -140,6 +141,8 @@ def choose_buckets(
                 one.append(time_step(lambda way=way: _step(way, batch, loss), everyone, device))
     made = ways[0]._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
     seconds = [slowest_median(one[2:], everyone, device) for one in laps]
+    del ways
+    gc.collect()  # the copies, which hold on to themselves and to the process group
     return BucketChoice(
         plan=plan,
         seconds=seconds[0],
