@@ -262,7 +262,7 @@ def example_batch(batch_size=2):
 def test_the_simulator_stands_beside_what_was_measured(tmp_path):
     """Its steps are those of the plans that `plan --mode curve` finds."""
     (tmp_path / "net.py").write_text(MODEL)
-    where = ("-c", "1x4xH100", "-b", "65536")
+    where = ("-c", "1x2xH100", "-b", "65536")
     planned = shardwright(
         "plan", "net.py:build", *where, "--mode", "curve", "--json", folder=tmp_path
     )
