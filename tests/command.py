@@ -19,6 +19,26 @@ import pytest
 from shardwright.cli import main
 
 Done = subprocess.CompletedProcess[str]
+# A user's file with a small model.
+MODEL = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
+
+def build():
+    return Net()
+
+def example_batch(batch_size=8):
+    return {"x": torch.zeros(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
+"""
 
 
 def _variables(folder: Path) -> dict[str, str]:

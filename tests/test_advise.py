@@ -16,7 +16,7 @@ from shardwright.runtime.capture import load_model
 from shardwright.runtime.settings import possible_settings
 from shardwright.runtime.train import build_seeded
 from shardwright.verbs.advice.microbatch import MOST_TRIED, Size, largest
-from tests.command import shardwright
+from tests.command import MODEL, shardwright
 from tests.docs.pages import ROOT
 
 TABLE = """layer,algorithm,seconds,bytes,batch
@@ -186,27 +186,6 @@ def test_the_largest_batch_is_found_on_any_rising_curve(power, bound):
     best = max(one.batch for one in tried if one.bytes <= bound)
     assert best == max(k for k in range(1, 2001) if 99 + (k - 1) ** power <= bound)
     assert len(asked) <= MOST_TRIED
-
-
-MODEL = """
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
-
-def build():
-    return Net()
-
-def example_batch(batch_size=8):
-    return {"x": torch.zeros(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
-"""
 
 
 @pytest.mark.torch

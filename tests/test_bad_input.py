@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import fresh, shardwright
-from tests.test_cli import MODEL
+from tests.command import MODEL, fresh, shardwright
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 BAD = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.cli import app
-from tests.command import fresh, shardwright
+from tests.command import MODEL, fresh, shardwright
 
 pytestmark = pytest.mark.slow
 
@@ -33,25 +33,6 @@ COMMANDS = (
     "iopddl",
 )
 PROFILED = ("plan", "--profile", "graph.txt")
-MODEL = """
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
-
-def build():
-    return Net()
-
-def example_batch(batch_size=8):
-    return {"x": torch.zeros(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
-"""
 
 
 @pytest.fixture

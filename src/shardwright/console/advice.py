@@ -8,18 +8,13 @@ from rich.text import Text
 
 from shardwright.console.terminal import Terminal
 from shardwright.core.advice import Advice
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 
 
 def show_advice(terminal: Terminal, found: Advice, page: str) -> None:
     """Print an answer and what it rests on; ``page`` is where charts were written, if anywhere."""
     if found.rows:
-        table = plain_table(found.title)
-        for place, name in enumerate(found.columns):
-            table.add_column(name, justify="right" if place else "left", overflow="fold")
-        for row in found.rows:
-            table.add_row(*map(Text, row))
-        terminal.say(table)
+        terminal.say(filled_table(found.title, found.columns, found.rows))
     inputs = tuple(f"{name}: {value}" for name, value in found.inputs)
     terminal.say(
         Text("\n".join(found.answers)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.console.terminal import Terminal
@@ -17,21 +16,15 @@ from shardwright.report.stalls import (
     rate_rows,
     sentences,
 )
-from shardwright.report.tables import plain_table
+from shardwright.report.tables import filled_table
 
 
 def show_stalls(terminal: Terminal, found: Stalls, page: str) -> None:
     """Print where a step waits and what would help; ``page`` is where charts were written, if anywhere."""
-    phases = _table("A step, with its data out of memory", PHASE_COLUMNS)
-    for row in phase_rows(found):
-        phases.add_row(*map(Text, row))
-    rates = _table("Rates", ("of", "samples/s"))
-    for row in rate_rows(found):
-        rates.add_row(*map(Text, row))
-    knobs = _table("What would help (modelled)", KNOB_COLUMNS)
+    phases = filled_table("A step, with its data out of memory", PHASE_COLUMNS, phase_rows(found))
+    rates = filled_table("Rates", ("of", "samples/s"), rate_rows(found))
     rows = list(knob_rows(found))
-    for row in rows:
-        knobs.add_row(*map(Text, row))
+    knobs = filled_table("What would help (modelled)", KNOB_COLUMNS, rows, left=("change",))
     terminal.say(phases, rates, *([knobs] if rows else []), Text("\n".join(sentences(found))))
     terminal.emit(
         **asdict(found),
@@ -49,12 +42,3 @@ def show_stalls(terminal: Terminal, found: Stalls, page: str) -> None:
         terminal.next(f"open {page}")
     elif rows:
         terminal.next("`--html stalls.html` draws the what-if curves")
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = plain_table(title)
-    for place, name in enumerate(columns):
-        table.add_column(
-            name, justify="right" if place and name != "change" else "left", overflow="fold"
-        )
-    return table

@@ -7,8 +7,6 @@ import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.layertrace import Exchange, Iteration, LayerTrace, TracedLayer
 from shardwright.core.plan import Frontier, Plan
@@ -26,6 +24,7 @@ from shardwright.planner.cost.allreduce import (
     gtop_k_seconds,
     top_k_seconds,
 )
+from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.lower import lower
 from shardwright.verbs.evidence import document_of, evidence, picked
 from shardwright.verbs.request import TraceRequest
@@ -81,15 +80,13 @@ def _network(request: TraceRequest, counts: tuple[int, ...]) -> tuple[Points, Wi
 def _of(workers: int, request: TraceRequest, points: Points, wire: Wire | None) -> Network:
     select = selection(request.select)
     if wire is None:
-        sizes, seconds = (np.array(column) for column in zip(*points, strict=True))
-        slope = max(0.0, (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
+        measured = tuple((size, seconds, 0.0) for size, seconds in points)
 
-        def measured(size: float) -> float:
-            beyond = max(0.0, size - sizes[-1]) * slope
-            return float(np.interp(size, sizes, seconds) + beyond) if workers > 1 else 0.0
+        def dense(size: float) -> float:
+            return interpolate(measured, size).seconds if workers > 1 else 0.0
 
         return Network(
-            workers=workers, dense=measured, sparse={}, select=select, density=request.density
+            workers=workers, dense=dense, sparse={}, select=select, density=request.density
         )
     return Network(
         workers=workers,

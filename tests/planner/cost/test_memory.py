@@ -68,16 +68,9 @@ def losses_as_captured() -> Iterator[None]:
         F.cross_entropy = plain
 
 
-def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tuple[int, int]]:
-    """Price the whole graph as one segment on one device."""
-    values = [
-        Value(
-            tensor=index, mesh=0, layout=(), shape=spec.shape, dtype=spec.dtype,
-            scope="step", role="activation",
-        )
-        for index, spec in enumerate(graph.tensors)
-    ]  # fmt: skip
-    calls = [
+def calls_alone(graph: OperatorGraph) -> list[Call]:
+    """Return the calls of all operators on one device, every tensor a value of its number."""
+    return [
         Call(
             operator=index,
             operands=operator.inputs,
@@ -87,6 +80,18 @@ def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tup
         )
         for index, operator in enumerate(graph.operators)
     ]
+
+
+def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tuple[int, int]]:
+    """Price the whole graph as one segment on one device."""
+    values = [
+        Value(
+            tensor=index, mesh=0, layout=(), shape=spec.shape, dtype=spec.dtype,
+            scope="step", role="activation",
+        )
+        for index, spec in enumerate(graph.tensors)
+    ]  # fmt: skip
+    calls = calls_alone(graph)
     entries = tuple(i for i, spec in enumerate(graph.tensors) if spec.producer < 0)
     return segment_memory(graph, calls, values, entries, (graph.loss,), has_backward)
 

@@ -11,6 +11,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Value
 from shardwright.planner.cost.backward import split_peak
 from shardwright.runtime.capture import capture
+from tests.planner.cost.test_memory import calls_alone
 
 pytestmark = pytest.mark.torch
 
@@ -59,14 +60,8 @@ def _alone(graph: OperatorGraph, kinds: tuple[str, ...]) -> tuple[list[Call], li
         for index, spec in enumerate(graph.tensors)
     ]  # fmt: skip
     calls = [
-        Call(
-            operator=index,
-            operands=operator.inputs,
-            results=operator.outputs,
-            result_shapes=tuple(graph.tensors[out].shape for out in operator.outputs),
-            dims=(),
-        )
-        for index, operator in enumerate(graph.operators)
-        if any(f"aten.{kind}." in operator.kind for kind in kinds)
+        call
+        for call in calls_alone(graph)
+        if any(f"aten.{kind}." in graph.operators[call.operator].kind for kind in kinds)
     ]
     return calls, values
