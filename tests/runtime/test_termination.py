@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,10 @@ def linger(folder: str) -> None:
     time.sleep(1000)
 
 
+def own_rank(_: str) -> int:
+    return dist.get_rank()
+
+
 def is_alive(process: int) -> bool:
     """Whether a process runs; one that nobody has reaped does not."""
     try:
@@ -55,6 +60,13 @@ def wait_until(reached, seconds: float = 60.0) -> bool:
     while not reached() and time.monotonic() < deadline:
         time.sleep(0.05)
     return bool(reached())
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with so short a name that sockets fit into it: pytest's own may be too long."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def start_launcher(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
@@ -73,20 +85,20 @@ def start_launcher(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
 
 @pytest.mark.ranks
 def test_ranks_die_with_a_launcher_that_is_killed_and_the_next_start_sweeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher, ranks = start_launcher(tmp_path)
+    launcher, ranks = start_launcher(short)
     os.kill(ranks[1], signal.SIGSTOP)
     launcher.kill()
     launcher.wait()
     assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
     launcher.communicate()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    left = {path.name.partition("-")[0] for path in (tmp_path / "tmp").iterdir()}
+    monkeypatch.setattr(tempfile, "tempdir", str(short / "tmp"))
+    left = {path.name.partition("-")[0] for path in (short / "tmp").iterdir()}
     assert left >= {"shardwright", "pymp"}
     with scratch() as mine:
-        assert [path for path in (tmp_path / "tmp").iterdir() if path.is_dir()] == [mine]
-    assert list((tmp_path / "tmp").iterdir()) == []
+        assert [path for path in (short / "tmp").iterdir() if path.is_dir()] == [mine]
+    assert list((short / "tmp").iterdir()) == []
 
 
 @pytest.mark.ranks
@@ -129,15 +141,30 @@ def test_a_measuring_process_dies_with_its_parent_before_it_has_imported_anythin
 @pytest.mark.ranks
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_that_is_terminated_ends_its_ranks_and_leaves_nothing(
-    tmp_path: Path, number: int
+    short: Path, number: int
 ) -> None:
-    launcher, ranks = start_launcher(tmp_path)
+    launcher, ranks = start_launcher(short)
     launcher.send_signal(number)
     _, err = launcher.communicate(timeout=30)
     assert launcher.returncode == 128 + number
     assert err == ""
     assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((short / "tmp").iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_ranks_start_where_the_temporary_folder_has_too_long_a_name_for_sockets(
+    tmp_path: Path,
+) -> None:
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER.replace("linger", "own_rank"), str(tmp_path)],
+        cwd=ROOT, env=os.environ | {"TMPDIR": str(deep)}, stderr=subprocess.PIPE, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(deep.iterdir()) == []
 
 
 def test_only_folders_whose_owner_is_gone_are_swept(tmp_path: Path) -> None:

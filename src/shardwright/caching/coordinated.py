@@ -30,6 +30,7 @@ from shardwright.caching.home import NO_SPACE
 from shardwright.caching.parcels import packed, unpacked
 from shardwright.errors import InputError, ShardwrightWarning
 from shardwright.runtime.lifeline import die_with_launcher
+from shardwright.runtime.scratch import claim_multiprocessing
 
 _PAUSES = (5e-4, 0.01)  # seconds of the first and the longest sleep of who waits
 _REAP_SECONDS = 0.1  # between looks for the dead, while waiting
@@ -113,6 +114,8 @@ class SharedLoader:
             for _ in range(workers)
         ]
         self._end = weakref.finalize(self, _end, self._board, self._workers, os.getpid())
+        if workers:
+            claim_multiprocessing()
         for worker in self._workers:
             worker.start()
 

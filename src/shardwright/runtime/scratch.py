@@ -21,14 +21,17 @@ from pathlib import Path
 PREFIX = "shardwright-"
 SHARED_MEMORY = Path("/dev/shm")
 # multiprocessing keeps the fork server's socket in a folder of its own.
-_SWEPT = (f"{PREFIX}*", "pymp-*")
+_SOCKETS = "pymp-*"
+_SOCKET_NAME = len("/pymp-12345678/listener-12345678")
+_MOST_OF_A_SOCKET = 103  # bytes of a path in macOS' sockaddr_un; Linux' has 107
 _OWNER = ".shardwright-owner"
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
     """Give a private folder that is removed afterwards, and remove what killed processes left."""
-    sweep(Path(tempfile.gettempdir()), *_SWEPT)
+    sweep(Path(tempfile.gettempdir()), f"{PREFIX}*")
+    sweep(_home_of_sockets(), _SOCKETS)
     sweep(SHARED_MEMORY, f"{PREFIX}*")
     drop_compiler_folder()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -60,9 +63,21 @@ def claim(folder: Path, *, shared: bool = False) -> int:
 
 def claim_multiprocessing() -> None:
     """Claim the folder that multiprocessing keeps until this process ends, unless it is claimed."""
-    folder = Path(multiprocessing.util.get_temp_dir())
+    usual = tempfile.tempdir
+    tempfile.tempdir = str(_home_of_sockets())
+    try:
+        folder = Path(multiprocessing.util.get_temp_dir())
+    finally:
+        tempfile.tempdir = usual
     if not (folder / _OWNER).exists():
         claim(folder)
+
+
+def _home_of_sockets() -> Path:
+    """The folder of temporary files, or /tmp where that has too long a name for a socket in it."""
+    usual = tempfile.gettempdir()
+    fits = len(os.fsencode(usual)) + _SOCKET_NAME <= _MOST_OF_A_SOCKET
+    return Path(usual if fits else "/tmp")  # multiprocessing makes a private folder in it
 
 
 def join(folder: Path) -> int | None:
