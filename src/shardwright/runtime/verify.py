@@ -241,13 +241,16 @@ def gaps(ranks: Sequence[Trained], yardstick: Trained, captured: Captured) -> tu
             f"{', '.join(f'{loss:.3g}' for loss in yardstick.losses)}; "
             "check the model and its example batch"
         )
-    roles = {tensor.name: tensor.role for tensor in captured.graph.tensors}
+    roles = {
+        tensor.name: tensor.role
+        for tensor in captured.graph.tensors
+        if tensor.role in ("parameter", "buffer")
+    }
     expected = torch.tensor(yardstick.losses, dtype=torch.float64)
     worst = [_gap(torch.tensor(rank.losses, dtype=torch.float64), expected) for rank in ranks]
     found = [Gap(name="loss", role="loss", shape=(), difference=_largest(worst))]
     for name, tensor in yardstick.tensors.items():
-        role = roles.get(name, "")
-        if role in ("parameter", "buffer"):
+        if (role := roles.get(name)) is not None:
             difference = _gap(ranks[0].tensors[name], tensor)
             found.append(
                 Gap(name=name, role=role, shape=tuple(tensor.shape), difference=difference)

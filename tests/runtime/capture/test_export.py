@@ -307,6 +307,24 @@ def test_arguments_of_forward_may_have_any_names(names: tuple[str, ...]) -> None
     assert not any(op.kind.startswith("opaque") for op in captured.graph.operators)
 
 
+class SameNames(nn.Module):
+    """Its arguments are called what a parameter, a buffer and a plain tensor of its are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8, dtype=torch.float64))
+        self.register_buffer("shift", torch.randn(8, dtype=torch.float64))
+        self.mask = torch.randn(8, dtype=torch.float64)
+
+    def forward(self, scale: Tensor, shift: Tensor, mask: Tensor) -> Tensor:
+        return (scale * self.scale + shift * self.shift + mask * self.mask).square().mean()
+
+
+def test_arguments_may_be_called_what_something_of_the_module_is() -> None:
+    names = ("scale", "shift", "mask")
+    check(SameNames(), {name: torch.randn(4, 8, dtype=torch.float64) for name in names})
+
+
 class ByPosition(nn.Module):
     """Takes its batch by position only."""
 

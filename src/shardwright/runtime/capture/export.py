@@ -269,7 +269,8 @@ class _Entries:
     def __init__(self, job: _Job, recorder: Recorder) -> None:
         self.job = job
         self.recorder = recorder
-        self.entries: dict[str, tuple[Entry, Variable]] = {}
+        # A batch tensor may be called what something of the module's is.
+        self.entries: dict[tuple[bool, str], tuple[Entry, Variable]] = {}
         self.owners = tied_names(job.twin)
 
     def variable(self, spec: Any, program: Any) -> Any:
@@ -309,7 +310,8 @@ class _Entries:
         aliases: tuple[str, ...] = (),
         constant: Tensor | None = None,
     ) -> Variable:
-        if name not in self.entries:
+        key = (role == "input", name)
+        if key not in self.entries:
             value = self.recorder.enter(tensor)
             spec = TensorSpec(
                 name=name,
@@ -324,8 +326,8 @@ class _Entries:
                 buffer=value if role == "buffer" else None,
                 parameter=name if role == "parameter" else "",
             )
-            self.entries[name] = (Entry(value=value, spec=spec, constant=constant), variable)
-        return self.entries[name][1]
+            self.entries[key] = (Entry(value=value, spec=spec, constant=constant), variable)
+        return self.entries[key][1]
 
     def ordered(self) -> list[Entry]:
         """Return parameters and buffers in the module's order, then the batch, then constants."""
