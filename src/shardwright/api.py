@@ -99,7 +99,8 @@ def plan(asked: _Planned) -> Frontier:
     ``seed_plan`` names one strategy (``megatron``, ``summa``, ``tesseract``, ``cube``, ``spatial``, with a grid after
     a colon if wanted) or a parts file: then it is planned and nothing is searched. ``clip`` is the largest global
     norm of the gradients, held in the plan (0: not clipped). ``accumulation="own"`` adds gradients up in the
-    parameters' dtype; they travel in ``gradient_dtype`` (``error_feedback``: what that loses is added to the next).
+    parameters' dtype; they travel in ``gradient_dtype`` (``error_feedback``: what that loses is added to the next),
+    or as a ``compressor`` leaves them (``top-k`` a ``density`` of their elements).
     ``mode`` is what to look for: ``min-time``, ``min-devices``, ``min-money``, or ``curve`` (the fastest plan for
     each number of devices, as far as no other beats it), ``deadline`` the most that a step may take. ``seconds`` end
     the search with the best so far; ``method="mcmc"`` draws ``proposals`` at random instead of searching exactly, or

@@ -41,6 +41,8 @@ OMITTED = frozenset(
         ("Pipeline", "order"),
         ("GradientSync", "dtype"),
         ("GradientSync", "error_feedback"),
+        ("GradientSync", "compressor"),
+        ("GradientSync", "density"),
         ("Strategy", "updates"),
         ("Program", "transforms"),
         ("Program", "updates"),

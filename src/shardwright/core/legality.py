@@ -110,6 +110,31 @@ def check_alone(strategy: Strategy) -> None:
             f"loss whose scale stays as it is, but they travel in {sync.dtype} and the precision is "
             f"{strategy.precision}; name a dtype, and plan float16 without error feedback"
         )
+    _check_compression(strategy)
+
+
+def _check_compression(strategy: Strategy) -> None:
+    sync = strategy.gradient_sync
+    if not 0 < sync.density <= 1 or (sync.density < 1 and sync.compressor != "top-k"):
+        raise InputError(
+            "the density of top-k is the share of elements that it keeps, above 0 and at most 1, and 1 "
+            f"where nothing is selected, but it is {sync.density} and the compressor is "
+            f"{sync.compressor}; give one such as 0.01 with top-k, or none"
+        )
+    if sync.compressor == "none":
+        return
+    if sync.dtype != "parameter" or sync.error_feedback or strategy.precision == "float16":
+        raise InputError(
+            "a compressor says what travels, feeds back what that loses, and needs a loss whose scale "
+            f"stays as it is, but gradients travel in {sync.dtype}, error_feedback is "
+            f"{sync.error_feedback} and the precision is {strategy.precision}; leave out the dtype and "
+            "the feedback, and plan float16 without a compressor"
+        )
+    if strategy.updates == "microbatch":
+        raise InputError(
+            "compressed gradients are those of a step, but parameters are updated after every "
+            "microbatch; update by step, or leave out the compressor"
+        )
 
 
 def _may_update_often(strategy: Strategy) -> bool:

@@ -31,6 +31,7 @@ def digest_of(strategy: Strategy) -> str:
         *([] if is_own else ["on the wire"]),
         # Only where they say something: digests of older files stay true.
         *(["error feedback"] if sync.error_feedback else []),
+        *([sync.compressor, sync.density] if sync.compressor != "none" else []),
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
         *strategy.pipeline.order,
     )

@@ -30,7 +30,9 @@ from shardwright.core.strategy import Mesh, Strategy
 Scope = Literal["step", "microbatch"]
 ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master", "state"]
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
-TransformName = Literal["cast", "feedback"]
+TransformName = Literal[
+    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum"
+]
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -247,7 +249,10 @@ class Transform:
     * ``cast``: each value read, in the dtype of the one written;
     * ``feedback`` (error feedback: Seide et al., 2014; Karimireddy et al., 2019): it reads values and then
       as many residuals, and writes the sums of each pair in the dtype of what is written, and as
-      residuals what that lost.
+      residuals what that lost;
+    * ``top-k``, ``int8``, ``1-bit`` (``core.compression``): likewise, but what they write are bytes;
+    * ``top-k sum``, ``int8 sum``, ``1-bit sum``: the sum of what so many ``ranks`` made so, of values of
+      a ``dtype``; it reads their bytes one behind the other.
     """
 
     name: TransformName

@@ -7,7 +7,7 @@ kinds of strategy but what certain choices add up to.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shardwright.core.layout import Layout
@@ -19,6 +19,7 @@ Recomputation = Literal["none", "attention", "selective", "blocks"]
 Accumulation = Literal["float32", "own"]
 Updates = Literal["step", "ready", "microbatch"]
 WireDtype = Literal["parameter", "float32", "bfloat16", "float16"]
+Compressor = Literal["none", "top-k", "int8", "1-bit"]
 # Precisions whose masters, optimizer states and reduced gradients are float32.
 MIXED = frozenset({"bfloat16", "float16", "fp8", "fp8-row"})
 REAL = frozenset({"float64", "float32", "bfloat16", "float16"})
@@ -127,12 +128,33 @@ class GradientSync:
     and are summed in between devices, ``parameter`` for each parameter's own; they add up over
     microbatches, and reach the optimizer, in the dtypes that they have without it. ``error_feedback``:
     what a device's gradient loses where it is rounded for the wire is added to the next that it sends.
+
+    ``compressor``: sums over devices are taken of what is left of each device's gradient: its elements
+    of largest magnitude (``top-k``, a ``density`` of them), 255 levels (``int8``), or its signs
+    (``1-bit``); what that loses is added to the next. Gradients that are scattered (ZeRO), cross to
+    another mesh, or have few elements are sent whole. See ``planner.lower.compress``.
     """
 
     method: str = "wfbp"
     buckets: tuple[tuple[int, ...], ...] = ()
     dtype: WireDtype = "parameter"
     error_feedback: bool = field(default=False, repr=False)  # see ``digest_of``
+    compressor: Compressor = field(default="none", repr=False)
+    density: float = field(default=1.0, repr=False)
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether what gradients lose on their way is kept, and added to the next."""
+        return self.error_feedback or self.compressor != "none"
+
+    @property
+    def wire(self) -> str:
+        """What gradients travel in: a dtype, or what compresses them."""
+        return self.dtype if self.compressor == "none" else self.compressor
+
+    def carrying(self, other: GradientSync) -> GradientSync:
+        """Return this with what travels together, and why, of another."""
+        return replace(self, method=other.method, buckets=other.buckets)
 
     @property
     def is_merged(self) -> bool:

@@ -108,7 +108,7 @@ def _facts(one: Plan, other: Plan) -> list[tuple[str, str, str]]:
     def row(what: str, write: Callable[[Plan], object]) -> tuple[str, str, str]:
         return what, str(write(one)), str(write(other))
 
-    travel = row("gradients travel in", lambda plan: plan.strategy.gradient_sync.dtype)
+    travel = row("gradients travel in", lambda plan: plan.strategy.gradient_sync.wire)
     return [
         row("devices", lambda plan: len(plan.strategy.devices)),
         row("stages", lambda plan: " + ".join(_mesh(mesh) for mesh in plan.strategy.meshes)),

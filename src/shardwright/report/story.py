@@ -121,9 +121,12 @@ def work_of(program: Program) -> np.ndarray:
 
 def wire_text(strategy: Strategy) -> str:
     """Say in what gradients travel, "" where that is in their parameters' own dtype."""
-    dtype = strategy.gradient_sync.dtype
-    feedback = ", with error feedback" if strategy.gradient_sync.error_feedback else ""
-    return "" if dtype == "parameter" else f"gradients in {dtype} on the wire{feedback}"
+    sync = strategy.gradient_sync
+    feedback = ", with error feedback" if sync.feeds_back else ""
+    if sync.compressor != "none":
+        kept = f", {sync.density:.3g} of the elements" if sync.compressor == "top-k" else ""
+        return f"gradients compressed where they are summed ({sync.compressor}{kept}{feedback})"
+    return "" if sync.dtype == "parameter" else f"gradients in {sync.dtype} on the wire{feedback}"
 
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:

@@ -95,8 +95,8 @@ def unpacked(message: Tensor, dtype: torch.dtype) -> Sparse:
 def quantised(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Round to 255 levels of the largest magnitude: int8 codes, and the size of a level (one element)."""
     scale = (flat.abs().amax() / 127).view(1)
-    codes = torch.where(scale == 0, torch.zeros_like(flat), flat / scale)
-    return codes.nan_to_num(0).round().to(torch.int8), scale
+    codes = flat / torch.where(scale == 0, torch.ones_like(scale), scale)
+    return codes.nan_to_num_(0).round_().to(torch.int8), scale
 
 
 def signs(flat: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,7 @@ def watch(machine: Machine, meter: NoiseMeter | None) -> NoiseWatch:
     first = _first_messages(program)
     whole = sum(len(program.messages[item].sources) for item in first)
     is_whole = whole == len(machine.parameters.masters)
-    changes = program.updates or program.strategy.gradient_sync.error_feedback
+    changes = program.updates or program.strategy.gradient_sync.feeds_back
     batch = _global_batch(program)
     if meter is None or not batch or not is_whole or changes:
         return NoiseWatch(machine, NoiseMeter(1.0), frozenset(), 0)

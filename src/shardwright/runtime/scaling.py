@@ -96,7 +96,7 @@ def scaler_of(program: Program, rules: Scaling | None, num_meshes: int) -> LossS
     known before the first.
     """
     scales = program.strategy.precision == "float16" or rules is not None
-    if scales and program.strategy.gradient_sync.error_feedback:
+    if scales and program.strategy.gradient_sync.feeds_back:
         raise InputError(
             "residuals of error feedback are in the units of the loss, whose scale would change; leave "
             "out scaling, or plan without error feedback"

@@ -31,8 +31,14 @@ class Shelf:
         """Return where the trials of a survey's model lie."""
         # What was tried before there were further ways of training keeps its place.
         said = repr(survey.context.training)
-        for later in (", gradient_dtype='parameter'", ", error_feedback=False"):
-            said = said.replace(later, "")
+        later = (
+            "gradient_dtype='parameter'",
+            "error_feedback=False",
+            "compressor='none'",
+            "density=1.0",
+        )
+        for unsaid in later:
+            said = said.replace(f", {unsaid}", "")
         training = hashlib.sha256(said.encode()).hexdigest()[:8]
         return Shelf(survey.context.graph.fingerprint, f"{optimizer}|{training}", environment)
 

@@ -15,7 +15,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import divisors
 from shardwright.core.plan import Plan
 from shardwright.core.program import Program
-from shardwright.core.strategy import Precision, Strategy
+from shardwright.core.strategy import GradientSync, Precision, Strategy
 from shardwright.errors import InputError
 from shardwright.files.planfile import Origin
 from shardwright.planner.lower import lower
@@ -186,7 +186,7 @@ def _tasks(plan: Plan, origin: Origin, trial: Trial, samples: Samples) -> list[T
     # What travels is rounded as little as everything else.
     exact = replace(
         plan.strategy,
-        gradient_sync=replace(plan.strategy.gradient_sync, dtype="parameter", error_feedback=False),
+        gradient_sync=GradientSync().carrying(plan.strategy.gradient_sync),
     )
     sizes = [
         size
@@ -303,7 +303,7 @@ def _notes(plan: Plan, task: Task, dropouts: int, exact: bool) -> tuple[str, ...
         notes.append(f"the global batch is {size} instead of {full}: the smallest it divides into")
     asked, used = plan.strategy.precision, task.precision
     notes.append(used + (f" instead of {asked}" if asked != used else "") + "; SGD with momentum")
-    if (wire := plan.strategy.gradient_sync.dtype) != "parameter":
+    if (wire := plan.strategy.gradient_sync.wire) != "parameter":
         notes.append(f"gradients travel in {used} instead of {wire}")
     if dropouts:
         notes.append(f"dropout is off (rates set to 0: {dropouts})")

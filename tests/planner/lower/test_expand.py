@@ -161,6 +161,9 @@ def test_what_is_unrolled_is_the_program_and_its_prices(model, seed) -> None:
         feeds_back = seed.num_microbatches > 1
         sync = replace(strategy.gradient_sync, dtype="bfloat16", error_feedback=feeds_back)
         strategy = replace(strategy, gradient_sync=sync)
+    elif seed.num_microbatches > 1:  # in packs
+        sync = replace(strategy.gradient_sync, compressor="top-k", density=0.1)
+        strategy = replace(strategy, gradient_sync=sync)
     legal = strategy
     same = 0
     for turn in range(5):

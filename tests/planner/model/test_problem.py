@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from shardwright.core.compression import WHOLE_BELOW
 from shardwright.core.costs import CostTable
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Mesh
@@ -130,10 +131,22 @@ def test_what_error_feedback_keeps_takes_memory() -> None:
     assert kept[1] - kept[0] == sum(graph.tensors[tensor].bytes for tensor in graph.parameters)
 
 
+def test_what_compressed_gradients_owe_takes_memory_where_they_are_summed() -> None:
+    graph = mlp(width=64)
+    without, packed = Training(), Training(compressor="int8")
+    kept = [kept_by_ranks(one, width=64) for one in (without, packed)]
+    sizes = [graph.tensors[tensor].bytes for tensor in graph.parameters]
+    assert kept[1] - kept[0] == sum(size for size in sizes if size >= 4 * WHOLE_BELOW) > 0
+
+
 def kept_of_feedback(error_feedback: bool) -> float:
     """Return the bytes that plain data parallelism keeps on a device, gradients sent in bfloat16."""
-    training = Training(gradient_dtype="bfloat16", error_feedback=error_feedback)
-    context = Context.of(mlp(), cluster(1, 2), CostTable(), training)
+    return kept_by_ranks(Training(gradient_dtype="bfloat16", error_feedback=error_feedback))
+
+
+def kept_by_ranks(training: Training, **sizes: int) -> float:
+    """Return the bytes that plain data parallelism keeps on a device."""
+    context = Context.of(mlp(**sizes), cluster(1, 2), CostTable(), training)
     problem = Problem.of(context, Mesh(axes=("data",), sizes=(2,), devices=(0, 1)), 1)
     first = (0,) * len(problem.sizes)
     return float(problem.per_block(first)[KEPT].sum())

@@ -117,6 +117,28 @@ def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_tru
         )
 
 
+def test_plans_with_compressed_gradients_are_found_under_a_bound_that_is_true() -> None:
+    graph, where = large(), cluster(2, 1, **SLOW)
+    training = Training(compressor="1-bit")
+    found = search(graph, where, CostTable(), training=training, limits=FEW)
+    context = Context.of(graph, where, CostTable(), training)
+    for strategy in [strategy for named in named_strategies(context) for strategy in named]:
+        packed = simulated(graph, replace(found.best, strategy=strategy), where)[0]
+        assert found.best.predicted.step_seconds <= packed * (1 + 1e-9)
+        if strategy.label.startswith("data parallel x 2, summed"):
+            bare = replace(
+                strategy, gradient_sync=replace(strategy.gradient_sync, compressor="none")
+            )
+            assert packed < simulated(graph, replace(found.best, strategy=bare), where)[0]
+    for plan in found.plans:
+        assert plan.strategy.gradient_sync.compressor == "1-bit"
+        assert plan.bound is not None
+        assert plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
+        assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
+            simulated(graph, plan, where)
+        )
+
+
 def test_the_bound_lies_below_every_simulated_plan() -> None:
     for frontier in (answered(mlp), answered(large)):
         for plan in frontier.plans:

@@ -50,6 +50,7 @@ class Extra(TypedDict, total=False):
     alias: int
     resident: bool
     halos: Halos
+    shape: tuple[int, ...]  # where that does not follow from the layout
 
 
 @dataclass(slots=True)
@@ -179,15 +180,17 @@ class ProgramBuilder:
         spec = self.graph.tensors[tensor]
         is_fixed = spec.role in ("parameter", "buffer", "constant")
         size_scope: Scope = "step" if is_fixed else scope
-        shape = local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes)
         halos = extra.get("halos", ())
+        shape = extra.get("shape") or extended_shape(
+            local_shape(self.whole_shape(tensor, size_scope), layout, self.mesh(mesh).sizes), halos
+        )
         alias, resident = extra.get("alias", -1), extra.get("resident", False)
         return self.append(
             Value(
                 tensor=tensor,
                 mesh=mesh,
                 layout=layout,
-                shape=extended_shape(shape, halos) if halos else shape,
+                shape=shape,
                 dtype=extra.get("dtype") or spec.dtype,
                 scope=scope,
                 role=role,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 
 from shardwright.core.graph import OperatorGraph
@@ -75,8 +76,7 @@ class IncrementalLowering:
         types = (
             strategy.precision,
             strategy.accumulation,
-            strategy.gradient_sync.dtype,
-            strategy.gradient_sync.error_feedback,
+            replace(strategy.gradient_sync, method="", buckets=()),
             strategy.updates,
         )
         frame = (strategy.meshes, strategy.pipeline, types, strategy.batch_norm)

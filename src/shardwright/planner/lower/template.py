@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import BACKWARD_KINDS, SEGMENT_KINDS, Kind, Message
 from shardwright.planner.lower.builder import WIDE, ProgramBuilder, Step
+from shardwright.planner.lower.compress import compressing_bytes
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -161,7 +162,9 @@ def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
     if kind is Kind.TRANSFORM and builder.transforms[step.item].name == "feedback":
         # What was rounded is widened again, one tensor at a time, to be taken off its residual.
         return 0, 0, max(builder.value_bytes(value) for value in step.reads)
-    if kind in (Kind.CLIP, Kind.TRANSFORM):
+    if kind is Kind.TRANSFORM:
+        return 0, 0, compressing_bytes(builder, builder.transforms[step.item])
+    if kind is Kind.CLIP:
         return 0, 0, 0
     segment = builder.segments[step.item]
     forward, backward = segment.temporary_bytes

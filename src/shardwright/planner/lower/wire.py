@@ -13,6 +13,12 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Kind, Scope, Transform
 from shardwright.core.strategy import wire_dtype
 from shardwright.planner.lower.builder import ProgramBuilder, Step
+from shardwright.planner.lower.compress import (
+    compressed,
+    compressible,
+    residual_of,
+    transform_step,
+)
 
 Pair = tuple[int, int]
 
@@ -33,6 +39,10 @@ def synchronise(
 
     As ``ProgramBuilder.chain`` does; casts come first and last.
     """
+    smaller, pairs = compressible(builder, pairs)
+    if smaller:
+        rest = synchronise(builder, pairs, last_only=last_only) if pairs else []
+        return [*compressed(builder, smaller, last_only), *rest]
     wire = max(other_dtype(builder, source) for source, _ in pairs)  # "" or one and the same
     source, result = (builder.values[end] for end in pairs[0])
     moves = any(step.primitive != "slice" for step in builder.reshard(pairs[0][0], result.layout))
@@ -71,15 +81,11 @@ def _in_dtype(builder: ProgramBuilder, value: int, dtype: str, scope: Scope) -> 
 
 
 def _cast(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> Step:
-    """Append a cast of each (source, result) pair, or error feedback where it rounds, and return its step.
-
-    The step does not say that it touches residuals: these are there all the time, and what does runs in
-    the order of its mesh's computation.
-    """
+    """Append a cast of each (source, result) pair, or error feedback where it rounds, and return its step."""
     sources, results = (tuple([pair[end] for pair in pairs]) for end in (0, 1))
     widths = [DTYPE_BYTES[builder.values[pair].dtype] for pair in pairs[0]]
     rounds = builder.strategy.gradient_sync.error_feedback and widths[0] > widths[1]
-    residuals = tuple([_residual(builder, source) for source in sources]) if rounds else ()
+    residuals = tuple([residual_of(builder, source) for source in sources]) if rounds else ()
     transform = Transform(
         name="feedback" if rounds else "cast",
         mesh=builder.values[sources[0]].mesh,
@@ -87,24 +93,4 @@ def _cast(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> St
         writes=(*results, *residuals),
         purpose="synchronise",
     )
-    builder.transforms.append(transform)
-    builder.external.update(sources)
-    return Step(
-        kind=Kind.TRANSFORM,
-        item=len(builder.transforms) - 1,
-        resource=f"compute:{transform.mesh}",
-        reads=sources,
-        writes=results,
-        last_only=last_only,
-    )
-
-
-def _residual(builder: ProgramBuilder, gradient: int) -> int:
-    """Return the residual of a parameter's gradients of one layout: whatever bucket they travel in."""
-    one = builder.values[gradient]
-    key = (one.tensor, one.mesh, one.layout, one.dtype)
-    if key not in builder.residuals:
-        builder.residuals[key] = builder.add_value(
-            *key[:3], "step", "state", dtype=one.dtype, resident=True
-        )
-    return builder.residuals[key]
+    return transform_step(builder, transform, sources, results, last_only)

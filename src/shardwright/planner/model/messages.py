@@ -82,6 +82,10 @@ class MessageCosts:
             self.message(step.primitive, axes, step.bytes * MANY) / MANY for step, axes in steps
         )
 
+    def packed(self, axes: tuple[int, ...], num_bytes: int) -> float:
+        """Price a compressed gradient's share of a message that gathers many over some axes."""
+        return self.message("all_gather", axes, num_bytes * MANY) / MANY
+
     def held(self, shape: Shape, dtype: str, source: Layout, target: Layout) -> float:
         """Return the computing thread's own seconds of a change of layout."""
         steps = _steps(shape, dtype, source, target, self.mesh.sizes)

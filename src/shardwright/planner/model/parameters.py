@@ -10,11 +10,13 @@ and not for what the last block reads, which is kept at level 3 as well, its bac
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.compression import is_compressed, packed_bytes, wide_dtype
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
 from shardwright.core.strategy import ParameterConfig, wire_dtype
@@ -29,6 +31,7 @@ from shardwright.planner.model.terms import (
     Term,
 )
 from shardwright.planner.space.configs import Pair
+from shardwright.planner.space.redistribute import reshard_steps
 from shardwright.planner.space.rest import shard_further
 
 if TYPE_CHECKING:
@@ -161,12 +164,17 @@ def _columns(
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
         return column
+    packed = _packed(decisions, spec, pair, kept, total)
+    if packed is not None:
+        sync = packed.message_seconds
+        column[ONCE] += packed.seconds
+        column[KEPT] += packed.owed_bytes
     column[GATHER if level >= 2 else SYNC] += sync
     column[GATHER] += gathers * gather
     way = (pair.gradient, kept.optimizer)
     wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
     often, held = (EACH, TRANSIENT) if level >= 2 else (ONCE, KEPT)
-    column[often] += wires.lost(spec.shape, wire, *way)
+    column[often] += 0.0 if packed is not None else wires.lost(spec.shape, wire, *way)
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     feeds_back = context.training.error_feedback
     if PARTIAL in pair.gradient and (wire != spec.dtype or feeds_back):
@@ -210,6 +218,40 @@ def sync_seconds(
     if kept.sync == "step" or decisions.num_microbatches == 1:
         return decisions.wires.merged(*way)
     return decisions.wires.reshard(*way)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What a compressed gradient takes: its share of a message, computation, and what is kept of it."""
+
+    message_seconds: float
+    seconds: float
+    owed_bytes: int
+
+
+def _packed(
+    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
+) -> _Packed | None:
+    """Return what a gradient takes that is compressed, None where it is not (``lower.compress``)."""
+    training, sizes = decisions.context.training, decisions.mesh.sizes
+    sync = training.sync
+    often = kept.sync == "microbatch" and decisions.num_microbatches > 1
+    if often or sync.compressor == "none" or PARTIAL not in pair.gradient:
+        return None
+    elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
+    steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, kept.optimizer, sizes)
+    is_sum = [step.primitive for step in steps] == ["all_reduce"]
+    if not is_sum or not is_compressed(sync, total, elements):
+        return None
+    prices, dtype, axes = decisions.context.prices, wide_dtype(total), steps[0].axes
+    ranks = math.prod(sizes[axis] for axis in axes)
+    size = packed_bytes(sync.compressor, sync.density, elements, dtype)
+    return _Packed(
+        message_seconds=decisions.wires.packed(axes, ranks * size),
+        seconds=prices.pack_seconds(sync.compressor, elements, dtype)
+        + ranks * prices.pack_seconds(f"{sync.compressor} sum", elements, dtype),
+        owed_bytes=elements * DTYPE_BYTES[dtype],
+    )
 
 
 def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:

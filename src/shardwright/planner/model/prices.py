@@ -7,10 +7,12 @@ from functools import cached_property
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
+from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.strategy import MIXED, Mesh
 from shardwright.planner.cost import ShardPrices
 from shardwright.planner.cost.burden import message_burden
 from shardwright.planner.cost.compute import memory_seconds
+from shardwright.planner.cost.transforms import pack_cost
 from shardwright.planner.cost.update import update_seconds
 from shardwright.planner.model.facts import Facts, Shapes
 from shardwright.planner.model.messages import MessageCosts
@@ -121,6 +123,10 @@ class Prices:
     def touch_seconds(self, num_bytes: float) -> float:
         """Return the seconds of so many bytes, read and written together, through the memory."""
         return memory_seconds(num_bytes, self._rates.kind)
+
+    def pack_seconds(self, name: str, elements: int, dtype: str) -> float:
+        """Return the seconds of compressing so many elements, or of adding those of a rank."""
+        return pack_cost(name, elements, DTYPE_BYTES[dtype], self._rates.kind).seconds
 
     def starting(self, num_devices: int) -> float:
         """About the seconds of starting a message over so many devices: what merging two saves."""

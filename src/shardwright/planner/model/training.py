@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.core.strategy import Accumulation, Precision, Recomputation, WireDtype
+from shardwright.core.strategy import (
+    Accumulation,
+    Compressor,
+    GradientSync,
+    Precision,
+    Recomputation,
+    WireDtype,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,5 +29,17 @@ class Training:
     accumulation: Accumulation = "float32"
     gradient_dtype: WireDtype = "parameter"
     error_feedback: bool = False
+    compressor: Compressor = "none"
+    density: float = 1.0
     batch_norm: Literal["local", "synchronised"] = "local"
     recompute: Recomputation | Literal["auto"] = "auto"
+
+    @property
+    def sync(self) -> GradientSync:
+        """How gradients travel, whichever travel together."""
+        return GradientSync(
+            dtype=self.gradient_dtype,
+            error_feedback=self.error_feedback,
+            compressor=self.compressor,
+            density=self.density,
+        )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.schedules import SCHEDULES, ScheduleName, in_flight
-from shardwright.core.strategy import GradientSync, OperatorConfig, Pipeline, Strategy
+from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.domains import takes_at_least
@@ -421,9 +421,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
-        gradient_sync=GradientSync(
-            dtype=training.gradient_dtype, error_feedback=training.error_feedback
-        ),
+        gradient_sync=training.sync,
         label=describe(problem, arrangement, candidate.assignments),
     )
     return in_modes(problem.context, strategy, problem.chosen_modes(candidate.assignments))

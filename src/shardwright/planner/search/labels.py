@@ -60,7 +60,12 @@ def _zero_words(levels: set[int]) -> Iterator[str]:
 
 def with_dtype(label: str, training: Training, num_devices: int) -> str:
     """Return a label that says in what gradients travel between devices, where somebody asked."""
-    if training.gradient_dtype == "parameter" or num_devices == 1:
+    if num_devices == 1:
+        return label
+    if training.compressor != "none":
+        share = f" of {training.density:g}" if training.compressor == "top-k" else ""
+        return f"{label}, summed gradients in {training.compressor}{share}"
+    if training.gradient_dtype == "parameter":
         return label
     feedback = " with error feedback" if training.error_feedback else ""
     return f"{label}, gradients in {training.gradient_dtype}{feedback}"

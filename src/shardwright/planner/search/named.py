@@ -256,11 +256,7 @@ def _trained(context: Context, made: Strategy) -> Strategy:
         clips=training.clips,
         max_norm=training.max_norm,
         accumulation=training.accumulation,
-        gradient_sync=replace(
-            made.gradient_sync,
-            dtype=training.gradient_dtype,
-            error_feedback=training.error_feedback,
-        ),
+        gradient_sync=training.sync.carrying(made.gradient_sync),
         label=with_dtype(made.label, training, len(made.devices)),
     )
 

@@ -83,8 +83,7 @@ class Survey:
                 seed = Seed(data=context.num_devices, num_microbatches=count)
                 strategy = as_strategy(context, seed)
                 if not context.facts.folder.is_long:
-                    asked, buckets = strategy.gradient_sync, capped_sync(context.graph)
-                    sync = replace(buckets, dtype=asked.dtype, error_feedback=asked.error_feedback)
+                    sync = strategy.gradient_sync.carrying(capped_sync(context.graph))
                     strategy = replace(strategy, gradient_sync=sync)
                 plan = self.plan(strategy)
             except ValueError:

@@ -264,12 +264,11 @@ def _check_loss(loss: Value, recorder: Recorder) -> Value:
 
 
 class _Entries:
-    """Everything that enters the graph from outside, tied tensors once."""
+    """Everything that enters from outside, tied tensors once. A batch may use names of the module's."""
 
     def __init__(self, job: _Job, recorder: Recorder) -> None:
         self.job = job
         self.recorder = recorder
-        # A batch tensor may be called what something of the module's is.
         self.entries: dict[tuple[bool, str], tuple[Entry, Variable]] = {}
         self.owners = tied_names(job.twin)
 
@@ -299,8 +298,7 @@ class _Entries:
     def _constant(self, path: str, lifted: Tensor) -> Variable:
         original = _attribute(self.job.module, path)
         tensor = original if isinstance(original, Tensor) else lifted
-        variable = self._enter(path, tensor, "constant", constant=tensor.detach())
-        return variable
+        return self._enter(path, tensor, "constant", constant=tensor.detach())
 
     def _enter(
         self,

@@ -1,0 +1,39 @@
+"""How many bytes are left of a gradient that is compressed for the wire."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.core.strategy import REAL, Compressor, GradientSync
+
+# Smaller gradients (norms, biases) travel whole: starting to select costs more than sending them does.
+WHOLE_BELOW = 1024
+INDEX_BYTES = 4
+Packing = Literal["top-k", "int8", "1-bit"]
+
+
+def kept_elements(density: float, elements: int) -> int:
+    """Return how many elements top-k keeps."""
+    return max(1, round(density * elements))
+
+
+def packed_bytes(compressor: Compressor, density: float, elements: int, dtype: str) -> int:
+    """Return the bytes that a device sends of so many elements: values of a dtype with 32-bit indices; a
+    byte each and the size of a level; or a bit each and two means."""
+    width = DTYPE_BYTES[dtype]
+    if compressor == "top-k":
+        return kept_elements(density, elements) * (width + INDEX_BYTES)
+    if compressor == "int8":
+        return elements + width
+    return -(-elements // 8) + 2 * width
+
+
+def wide_dtype(dtype: str) -> str:
+    """Return the dtype in which gradients of a dtype are compressed and what that loses is kept."""
+    return "float32" if DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"] else dtype
+
+
+def is_compressed(sync: GradientSync, dtype: str, elements: int) -> bool:
+    """Whether a device's gradient of a dtype and so many elements is compressed before it is summed."""
+    return sync.compressor != "none" and dtype in REAL and elements >= WHOLE_BELOW
