@@ -198,7 +198,7 @@ def test_words_are_read_as_they_are_meant() -> None:
 def test_software_is_what_the_framework_runs_on() -> None:
     for framework, date, compiled, profile in (
         ("Megatron-LM", "2021-04", "", "megatron"), ("Megatron-LM", "2024-05", "", "megatron-core"),
-        ("NeMo/Megatron-Core", "2023-11", "", "megatron-core"), ("InternEvo", "2024", "", "megatron"),
+        ("NeMo/Megatron-Core", "2023-11", "", "megatron-core"), ("InternEvo", "2024", "", "internevo"),
         ("Megatron-Core, no gradient-accumulation fusion", "2026", "", "megatron"),
         ("torchtitan", "2024-12", "yes", "compiled"), ("torchtitan", "2024-12", "no", "eager"),
         ("torchtitan + async TP", "2024-12", "yes", "compiled-async"),

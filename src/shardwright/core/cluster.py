@@ -17,7 +17,9 @@ from typing import Literal
 Source = Literal["measured", "published", "modelled"]
 
 # What runs on GPUs, by name; ``planner.cost.software`` has the constants of each.
-SOFTWARE = ("eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core")
+SOFTWARE = (
+    "eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core", "internevo",
+)  # fmt: skip
 
 MOST_SLOWDOWN = 100.0  # of computation and messages that run at once
 

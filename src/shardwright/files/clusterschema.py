@@ -118,7 +118,13 @@ class ClusterTable(_Table):
     name: Name = "cluster"
     overlap_slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN, strict=False)] = 1.0
     software: Literal[
-        "eager-2023", "eager", "compiled", "compiled-async", "megatron", "megatron-core"
+        "eager-2023",
+        "eager",
+        "compiled",
+        "compiled-async",
+        "megatron",
+        "megatron-core",
+        "internevo",
     ] = "eager"
     input_rate: Annotated[float, Field(strict=False), AfterValidator(_checked_rate)] = 0.0
     copy_bandwidth: Bandwidth | None = None

@@ -9,7 +9,7 @@ name = "my-cluster"
 # By how much computation and communication stretch while both run on one device (1 = not at all).
 # overlap_slowdown = 1.1
 # Which kernels GPUs run: "eager" (PyTorch as it is), "compiled" (torch.compile), "megatron" (fused
-# kernels of Megatron-LM), "compiled-async" and "megatron-core" (tensor-parallel messages beneath
+# kernels of Megatron-LM), "internevo" (the same, every parameter sent by itself), "compiled-async" and "megatron-core" (tensor-parallel messages beneath
 # products) or "eager-2023".
 # software = "compiled"
 

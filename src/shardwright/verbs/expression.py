@@ -144,14 +144,19 @@ def _runs_ahead(run: PublishedRun, software: str, seed: Seed, assumed: list[str]
 def profile_of(run: PublishedRun) -> str:
     """Return the cluster's software profile (``core.cluster.SOFTWARE``) of a run."""
     made, name = software_of(run), run.framework.lower()
+    if "internevo" in name:
+        return "internevo"
     if made == "megatron":
-        is_core = any(word in name for word in CORE) or (
-            "megatron-lm" in name and run.software_date >= CORE_SINCE
-        )
-        return "megatron-core" if is_core and UNFUSED not in name else made
+        return "megatron-core" if _is_core(run) else made
     if made == "compiled":
         return "compiled-async" if "async" in name else made
     return "eager-2023" if run.software_date < EAGER_SINCE else made
+
+
+def _is_core(run: PublishedRun) -> bool:
+    """Whether a run is of Megatron-Core with its kernels, or of what is built on it."""
+    is_later = _names(run, ("megatron-lm",)) and run.software_date >= CORE_SINCE
+    return (is_later or _names(run, CORE)) and not _names(run, (UNFUSED,))
 
 
 def _precision(run: PublishedRun, assumed: list[str]) -> str:

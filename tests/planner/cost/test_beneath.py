@@ -12,7 +12,7 @@ from shardwright.core.costs import Cost, CostTable
 from shardwright.core.decoder import Decoder
 from shardwright.core.program import Kind, Program
 from shardwright.files.clusterfile import parse_cluster
-from shardwright.planner.cost import operator_cost, price
+from shardwright.planner.cost import collective_seconds, operator_cost, price
 from shardwright.planner.cost.beneath import exposed
 from shardwright.planner.cost.compute import Rates
 from shardwright.planner.lower import lower
@@ -115,3 +115,16 @@ def test_a_product_adds_to_the_gradients_of_earlier_microbatches() -> None:
     num_bytes = (2 + 4 + 4) * SHAPE.num_parameters
     assert added["megatron"] == pytest.approx(num_bytes / (0.7 * 3.35e12), rel=0.02)
     assert added["megatron-core"] == 0
+
+
+def test_what_has_an_owner_is_sent_apart_from_all_others() -> None:
+    """Parameters and gradients of ZeRO: as many messages as tensors, each with its own latency."""
+    cluster, group = parse_cluster("2x4xA100"), tuple(range(8))
+    program, apart = priced(Seed(data=8, zero=1), cluster, "internevo")
+    several = [number for number, one in enumerate(program.messages) if len(one.sources) > 1]
+    assert {program.messages[n].purpose for n in several} == {"parameter", "synchronise"}
+    for number in several:
+        one = program.messages[number]
+        count = len(one.sources)
+        each = collective_seconds(one.primitive, one.bytes / count, group, cluster, CostTable())
+        assert apart[number] == pytest.approx(count * each.seconds)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from importlib import resources
 
 import pytest
 from hypothesis import given
@@ -179,3 +181,52 @@ def test_eight_a100_all_reduce_is_within_a_quarter_of_the_published_measurement(
     for mebibytes, seconds in published.items():
         cost = collective_seconds("all_reduce", mebibytes * 2**20, tuple(range(8)), node, NOTHING)
         assert cost.seconds == pytest.approx(seconds, rel=0.25), mebibytes
+
+
+def measured_shares(name: str) -> dict[tuple[float, int], float]:
+    """Return what SimAI's measurements reach of the nominal bandwidth, by MiB and hosts of eight."""
+    return {
+        (
+            float(row["condition"].split()[0]),
+            int(row["condition"].split()[2].split("Node")[0]),
+        ): float(row["value"])
+        for row in hardware_rows()
+        if row["name"] == name
+    }
+
+
+def hardware_rows() -> list[dict[str, str]]:
+    text = resources.files("shardwright.files").joinpath("hardware.csv").read_text("utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def test_a_ring_over_many_hosts_waits_for_every_device_as_measured():
+    """Of 8 x 400 Gbit/s a host. Nothing was fitted to these."""
+    shares = measured_shares("SimAI nic_ratio")
+    for hosts in (8, 16, 32, 64, 128):
+        cluster, group = parse_cluster(f"{hosts}x8xH100"), tuple(range(8 * hosts))
+        for mebibytes in (32, 128, 512, 2048, 8192):
+            size = mebibytes * 2**20
+            seconds = collective_seconds("all_gather", size, group, cluster, NOTHING).seconds
+            reached = size * (len(group) - 1) / len(group) / seconds / 400e9
+            assert reached == pytest.approx(shares[mebibytes, hosts], rel=0.4), (hosts, mebibytes)
+
+
+def test_devices_without_a_switch_reach_the_links_between_themselves_only():
+    measured = {
+        int(row["condition"][0]): float(row["value"]) * 1e9
+        for row in hardware_rows()
+        if row["name"] == "V100 node" and "512 MiB" in row["condition"]
+    }
+    size = 2**29
+    for count, rate in measured.items():
+        group = tuple(range(count))
+        seconds = collective_seconds("all_reduce", size, group, RINGS, NOTHING).seconds
+        assert 2 * (count - 1) / count * size / seconds == pytest.approx(rate, rel=0.05), count
+    of_four, of_sixteen = (
+        collective_seconds("all_reduce", size, (0, 1), parse_cluster(text), NOTHING).seconds
+        for text in ("4xV100", "16xV100")
+    )
+    pair = 2 * 25e9  # two of six links, in hosts of four
+    assert 0.85 < size / of_four / pair < 0.95
+    assert of_sixteen < of_four / 2

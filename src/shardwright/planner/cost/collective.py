@@ -3,8 +3,8 @@
 Within a host of known GPUs NCCL's measured times are read (``kernels``), in-switch reduction with
 them. Measured points are interpolated on straight lines between neighbours and continued with the last
 slope. The model knows ring, double binary tree and hierarchical (within hosts, between hosts) forms
-and takes the fastest, as NCCL's tuner would. A host's uplink is shared by all groups crossing it at
-once. Constants from ``files/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
+and takes the fastest that the back-end has, as NCCL's tuner would. A host's uplink is shared by all
+groups crossing it at once. Constants from ``files/hardware.csv``: all-reduce on eight A100 over NVSwitch fits ``40 us + 2
 us per hop + bytes at 0.75 of the link`` with 6 % mean error above 1 MiB; on four InfiniBand hosts
 0.92 of the wire is reached. The model is wrong on oversubscribed fabrics.
 
@@ -31,6 +31,13 @@ ISSUE_SECONDS = 3e-5
 INTRA_EFFICIENCY = 0.75
 INTER_EFFICIENCY = 0.9
 COPY_EFFICIENCY = 0.7
+# Devices that are wired to each other, without a switch, in hosts of up to so many (DGX-2, of 16, has one):
+# a group has the links between its own devices only. Of four, each pair has a third of a device's links, of
+# which 0.9 is reached; of eight, a cube mesh, groups of 2 to 8 reach so much of all a device's links
+# (files/hardware.csv, "V100 node", 512 MiB).
+WIRED, PAIRS = {"V100": 8}, 4
+PAIR_EFFICIENCY = 0.9
+CUBE_MESH = (0.15, 0.30, 0.57, 0.25, 0.30, 0.58, 0.89)
 MODEL_SPREAD = 0.25
 
 
@@ -163,6 +170,13 @@ class _Group:
     near: float
     far_latency: float
     wide: float
+    is_nccl: bool = False
+
+    @property
+    def ring_latency(self) -> float:
+        """Seconds of one way round: a hop to every host but one and, within each, to every other device."""
+        inside = self.size - self.hosts
+        return inside * 2 * self.near_latency + (self.hosts - 1) * self.far_latency
 
 
 def _reached(link: Link, efficiency: float) -> float:
@@ -185,7 +199,8 @@ def _find_group(cluster: Cluster, devices: tuple[int, ...], concurrent: int) -> 
     near = [cluster.devices[device].link for device in devices]
     backend = cluster.kind_of(devices[0]).backend
     shared = concurrent if backend == "cpu" or len(members) > 1 else 1
-    near_bandwidth = min(_reached(link, INTRA_EFFICIENCY) for link in near)
+    share = _intra_efficiency(cluster, devices[0], max(members.values()))
+    near_bandwidth = min(_reached(link, share) for link in near)
     far_latency, wide = _uplinks(cluster, tuple(members)) if len(members) > 1 else (0.0, math.inf)
     return _Group(
         label=link_label(cluster, devices),
@@ -197,7 +212,18 @@ def _find_group(cluster: Cluster, devices: tuple[int, ...], concurrent: int) -> 
         near=near_bandwidth / (shared if backend == "cpu" else 1),
         far_latency=far_latency,
         wide=wide / shared,
+        is_nccl=backend == "cuda",
     )
+
+
+def _intra_efficiency(cluster: Cluster, device: int, size: int) -> float:
+    """Return the share of a device's nominal links within its host that a group of so many there reaches."""
+    name, host = cluster.kind_of(device).name, cluster.devices[device].host
+    most = next((count for part, count in WIRED.items() if part in name), 0)
+    count = sum(one.host == host for one in cluster.devices)
+    if not 1 < size <= count <= most:
+        return INTRA_EFFICIENCY
+    return PAIR_EFFICIENCY * (size - 1) / (count - 1) if count <= PAIRS else CUBE_MESH[size - 2]
 
 
 def _uplinks(cluster: Cluster, hosts: tuple[int, ...]) -> tuple[float, float]:
@@ -242,7 +268,8 @@ def _modelled(primitive: str, size: float, group: _Group) -> float:
         return group.launch + _all_to_all(size, group)
     rounds = 2 if primitive == "all_reduce" else 1
     forms = [_ring(size, group, rounds)]
-    if group.hosts > 1 and group.per_host > 1:
+    # NCCL gathers and scatters in rings only.
+    if group.hosts > 1 and group.per_host > 1 and not group.is_nccl:
         forms.append(_hierarchical(size, group, rounds))
     if primitive == "all_reduce":
         forms.append(_double_tree(size, group))
@@ -252,8 +279,8 @@ def _modelled(primitive: str, size: float, group: _Group) -> float:
 def _ring(size: float, group: _Group, rounds: int) -> float:
     """``rounds`` x (N-1) hops, each moving size/N; hops between hosts are the slow ones."""
     hops = rounds * (group.size - 1)
-    hop = max(group.near_latency * 2, group.far_latency)
-    return hops * hop + hops / group.size * size / min(group.near, group.wide)
+    moved = hops / group.size * size / min(group.near, group.wide)
+    return rounds * group.ring_latency + moved
 
 
 def _double_tree(size: float, group: _Group) -> float:

@@ -32,7 +32,7 @@ from shardwright.planner.cost.compute import Rates, has_backward, memory_seconds
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.shards import ShardPrices
 from shardwright.planner.cost.totals import SOURCES, halves, started, total
-from shardwright.planner.cost.transfers import transfer_cost
+from shardwright.planner.cost.transfers import halo_bytes, transfer_cost
 from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import update_all, updates_by_mesh
 
@@ -367,7 +367,8 @@ class InstructionCosts:
     def _copied(self, message: Message) -> Cost:
         """Price copying merged items into and out of their buffer."""
         device = self.program.meshes[message.mesh].devices[:1]
-        size = 2 * message.bytes if len(message.sources) > 1 else 0
+        count = self.rates[message.mesh][0].software.num_messages(message)
+        size = 2 * message.bytes if len(message.sources) > count else 0
         return collective_seconds("copy", size, device, self.cluster, self.table)
 
     def _burden(self, message: Message) -> Burden:
@@ -382,17 +383,16 @@ class InstructionCosts:
 
     def _within(self, message: Message, devices: tuple[int, ...], concurrent: int) -> Cost:
         """Price a message in one group of devices; many are alike."""
-        size = 0
-        if message.primitive in {"halo", "halo_sum"}:
-            ends = (*message.sources, *message.results)
-            size = max(self.program.values[value].bytes for value in ends)
-        key = (message.primitive, message.bytes, size, devices, concurrent)
+        size = halo_bytes(self.program, message)
+        count = self.rates[message.mesh][0].software.num_messages(message)
+        key = (message.primitive, message.bytes, size, devices, concurrent, count)
         if key not in self.wires:
             args = (devices, self.cluster, self.table, concurrent)
             if size:
                 self.wires[key] = halo_seconds(message.bytes, size, *args)
             else:
-                self.wires[key] = collective_seconds(message.primitive, message.bytes, *args)
+                each = collective_seconds(message.primitive, message.bytes / count, *args)
+                self.wires[key] = total([each] * count) if count > 1 else each
         return self.wires[key]
 
     def _groups(

@@ -10,6 +10,7 @@ backward products have other layouts, and collectives run beside them.
 ``compiled-async`` sends what tensor parallelism must beneath the products beside it. ``megatron``:
 Megatron-LM and its kin: fused norms, rotary embedding and activations, host time hidden.
 ``megatron-core``: the same over Transformer Engine (Megatron-Core, NeMo), of 2023 on.
+``internevo``: kernels of ``megatron``; every parameter and gradient is sent by itself.
 
 Fitted by ``benchmarks/gpu_fit.py`` to published runs, leaving out one source at a time; docs/concepts/cost.md
 holds the residuals. Half-widths are their spread.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from shardwright.core.program import Message
 from shardwright.planner.cost.rounding import Rounding
 
 # The share of the peak that products reach in a running step however well they fit, by a part of the
@@ -52,6 +54,8 @@ class Software:
     that makes it. With ``overlaps_products`` what a product reads is gathered, and what it makes
     scattered, piece by piece while it runs. With ``balances_attention`` devices that share a sequence
     have an early and a late part of it each (Megatron's and torchtitan's context parallelism).
+    With ``owns_whole`` ZeRO gives each parameter to one device, which sends it, and is sent its
+    gradient, apart from all others; else those of a layer travel together.
     ``spread`` is a half-width as a share.
     """
 
@@ -68,7 +72,13 @@ class Software:
     adds_in_products: bool = False
     overlaps_products: bool = False
     balances_attention: bool = False
+    owns_whole: bool = False
     spread: float = 0.15
+
+    def num_messages(self, message: Message) -> int:
+        """Return as how many messages the tensors of one are sent."""
+        is_apart = self.owns_whole and message.purpose in ("parameter", "synchronise")
+        return len(message.sources) if is_apart else 1
 
     def attention_share(self, device: str) -> float:
         """Return what forward attention keeps of its rate alone on a device (its name)."""
@@ -99,4 +109,5 @@ PROFILES = {
     "compiled-async": replace(_COMPILED, overlaps_products=True),
     "megatron": _MEGATRON,
     "megatron-core": replace(_MEGATRON, adds_in_products=True, overlaps_products=True),
+    "internevo": replace(_MEGATRON, owns_whole=True),
 }

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
-from shardwright.core.program import Program
+from shardwright.core.program import Message, Program
 from shardwright.planner.cost.collective import collective_seconds
 
 
@@ -54,6 +54,13 @@ def _slowest(program: Program, item: int, cluster: Cluster, table: CostTable) ->
         for at in first
     ]  # fmt: skip
     return max(costs, key=lambda cost: cost.seconds, default=Cost(seconds=0.0))
+
+
+def halo_bytes(program: Program, message: Message) -> int:
+    """Return the bytes of the shard that halos are joined to or cut from, 0 where none are sent."""
+    if message.primitive not in {"halo", "halo_sum"}:
+        return 0
+    return max(program.values[value].bytes for value in (*message.sources, *message.results))
 
 
 def _moved(program: Program, item: int) -> dict[tuple[int, int], int]:
