@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from shardwright.core.costs import Record
 from shardwright.errors import ShardwrightWarning, StoreError
-from shardwright.store import Store, default_path
+from shardwright.store import BUSY_SECONDS, MOST_SECONDS, Store, default_path
 
 
 def record(key: str, seconds: float = 1.0, environment: str = "here") -> Record:
@@ -82,6 +84,30 @@ def test_a_damaged_store_is_refused(tmp_path: Path):
     with pytest.raises(StoreError, match="damaged"), Store(path) as store:
         store.find(None, "here")
     assert path.read_bytes() == whole
+
+
+def test_no_record_of_a_damaged_store_is_read_with_the_seconds_of_another(tmp_path: Path):
+    path, draw, refused = tmp_path / "s.sqlite", Random(0), 0
+    seconds = {f"k{i}": math.sqrt(i + 2) for i in range(200)}
+    with Store(path) as store:
+        store.put([record(key, of) for key, of in seconds.items()])
+    whole, known = path.read_bytes(), set(seconds.values())
+    for turn in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice((1, 2, 10, 100))):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            with Store(path) as store:
+                found = store.find(None, "here")
+        except StoreError:
+            refused += 1
+            continue
+        # A number that was hurt itself is none of these.
+        assert not [r for r in found if r.seconds in known and seconds.get(r.key) != r.seconds], (
+            turn
+        )
+    assert refused > 20
 
 
 def test_a_truncated_store_is_refused(tmp_path: Path):
@@ -232,6 +258,7 @@ def test_views_and_triggers_are_refused_when_a_store_is_opened(tmp_path: Path, s
 
 
 def test_an_operation_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch):
+    assert MOST_SECONDS + BUSY_SECONDS <= 10
     monkeypatch.setattr("shardwright.store.MOST_SECONDS", 0.2)
     path = tmp_path / "s"
     with Store(path) as store:

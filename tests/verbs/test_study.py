@@ -10,7 +10,7 @@ import pytest
 from shardwright import api
 from shardwright.core.costs import Record
 from shardwright.core.graph import OperatorGraph
-from shardwright.errors import NoPlan
+from shardwright.errors import NoPlan, StoreError
 from shardwright.store import Store
 from shardwright.verbs import measure
 from shardwright.verbs.narrate import plain_strategies, shards, tell
@@ -95,3 +95,13 @@ def test_a_batch_of_many_samples_is_not_cut_into_millions() -> None:
     study = api.study(module, "1x4xA100", api.Request(global_batch=2**31), batch=batch)
     counts = [plan.strategy.pipeline.num_microbatches for plan in study.frontier.plans]
     assert max(counts) <= 4096
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-300, 1e30])
+def test_a_rate_that_no_machine_has_is_refused_with_where_it_was_recorded(
+    rate: float, tmp_path: Path
+) -> None:
+    module, batch = mlp()
+    note({"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": rate})
+    with pytest.raises(StoreError, match=r"records\.sqlite: memory_bandwidth.*move the file away"):
+        api.study(module, "local", api.Request(measure="never"), batch=batch)

@@ -80,7 +80,9 @@ class Compression:
         ):  # fmt: skip
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r:.40}")
+                raise InputError(
+                    f"{name} must be one of {', '.join(known)}, not {value!r:.40}; choose one"
+                )
 
     def _check_numbers(self) -> None:
         for value in (self.density, *self.warm_up, *self.densities.values()):

@@ -183,6 +183,6 @@ def _value(text: str, wanted: type | UnionType, where: str) -> str | int | float
     if not 0 < number <= LARGEST or (is_count and number != int(number)):
         what = "a whole number of at least 1" if is_count else "a number above 0"
         raise InputError(
-            f"{where}: must be {what}, or blank where it was not published, not {text[:40]!r}"
+            f"{where}: must be {what}, or blank where it was not published, not {text[:40]!r}; correct it"
         )
     return int(number) if is_count else number

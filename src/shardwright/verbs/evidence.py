@@ -31,7 +31,9 @@ def picked(frontier: Frontier, pick: int | None) -> Plan:
     if pick is None:
         return frontier.best
     if not 0 <= pick < len(frontier.plans):
-        raise InputError(f"the frontier has plans 0 to {len(frontier.plans) - 1}, not {pick}")
+        raise InputError(
+            f"the frontier has plans 0 to {len(frontier.plans) - 1}, not {pick}; pick one of these"
+        )
     return frontier.plans[pick]
 
 

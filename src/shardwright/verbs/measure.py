@@ -16,8 +16,10 @@ from shardwright.core.costs import CostTable, Record, operator_key
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Frontier, Plan
 from shardwright.core.strategy import Strategy
+from shardwright.errors import StoreError
 from shardwright.planner.cost import build_costs
 from shardwright.runtime.profile import (
+    RATES,
     Probe,
     Setting,
     detect,
@@ -27,13 +29,15 @@ from shardwright.runtime.profile import (
     measure_operators,
     num_local_devices,
 )
-from shardwright.store import Store
+from shardwright.store import Store, default_path
 from shardwright.verbs.narrate import Shard, plain_strategies, shards
 from shardwright.verbs.request import Request, Watch
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
 
+# Rates of any machine, flop or bytes a second: others were not measured, or the file is damaged.
+SLOWEST, FASTEST = 1e6, 1e18
 ROUNDS = 3
 PLANS = 8
 OPERATOR_SECONDS = 40.0
@@ -64,10 +68,16 @@ def costs_of(plan: Plan) -> CostTable:
 def local_cluster(watch: Watch) -> Cluster:
     """Describe this machine, the same way every time: what is not known is measured and kept."""
     known = known_costs().overhead_map
-    if "peak_flops" not in known or "memory_bandwidth" not in known:
+    if any(name not in known for name in RATES):
         watch.tell("measuring this machine's rates", 0.0)
         _keep(measure_machine(num_local_devices()))
         known = known_costs().overhead_map
+    for name in RATES:
+        if not SLOWEST <= known[name] <= FASTEST:
+            raise StoreError(
+                f"{default_path()}: {name} of this machine must lie between {SLOWEST:g} and {FASTEST:g} a "
+                f"second, but was recorded as {known[name]:g}; move the file away to measure anew"
+            )
     return detect(known)
 
 

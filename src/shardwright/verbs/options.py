@@ -34,7 +34,7 @@ class Option:
     one_of: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
     least: float | None = None
     most: float = math.inf
-    says: str = "the {name} must be between {least} and {most}, not {value}"
+    says: str = "the {name} must be between {least} and {most}, not {value}; choose it within these"
 
 
 def option(default: Any, help: str = "", *flags: str, **about: Any) -> Any:
@@ -71,7 +71,9 @@ def check_options(values: Any) -> None:
 def check_word(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise InputError unless a word is a known one."""
     if value not in known:
-        raise InputError(f"{name} must be one of {', '.join(known)}, not {value[:40]!r}")
+        raise InputError(
+            f"{name} must be one of {', '.join(known)}, not {value[:40]!r}; choose one"
+        )
 
 
 def takes(arguments: Callable[P, A]) -> Callable[[Callable[[A], R]], Callable[P, R]]:

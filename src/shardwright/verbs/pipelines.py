@@ -164,7 +164,9 @@ def draw_plan(plan: PipelinePlan, where: str) -> str:
     if where == "text":
         return lanes_text(plan.timeline)
     if not where.endswith(".svg"):
-        raise InputError(f"--draw takes text or a file that ends in .svg, not {where[:80]!r}")
+        raise InputError(
+            f"--draw takes text or a file that ends in .svg, not {where[:80]!r}; name one of these"
+        )
     try:
         Path(where).write_text(lanes_svg(plan.timeline), "utf-8")
     except OSError as error:

@@ -137,7 +137,7 @@ class Request:
         "--try",
         least=0,
         most=64,
-        says="between 0 and {most} plans can be tried (--try), not {value}",
+        says="between 0 and {most} plans can be tried (--try), not {value}; choose within these",
     )
     costs: str = option("", "A plan file that `tune` wrote on this cluster.")
     seed: int = option(0, "Recorded in the plan.")
@@ -179,7 +179,7 @@ class Request:
         self._check_method()
         if self.spacing is not None and not 0.001 <= self.spacing <= 1:
             raise InputError(
-                f"the frontier's spacing must be between 0.001 and 1, not {self.spacing}"
+                f"the frontier's spacing must be between 0.001 and 1, not {self.spacing}; choose it within these"
             )
 
     def _check_compression(self) -> None:
@@ -423,5 +423,5 @@ def _positive(name: str, value: str | float | None, quantity: Quantity) -> float
     except InputError as error:
         raise InputError(f"the {name} {error}") from error
     if not (size > 0 and math.isfinite(size)):
-        raise InputError(f"the {name} must be positive, not {value}")
+        raise InputError(f"the {name} must be positive, not {value}; give more, or leave it out")
     return size

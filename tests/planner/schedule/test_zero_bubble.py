@@ -266,3 +266,18 @@ def test_orders_with_a_split_backward_are_complete(name, p, m):
     lines = pipeline_order(name, p, m)
     check_order(lines, tuple((k,) for k in range(p)), m)
     assert max(held(lines).values()) <= m
+
+
+def test_a_few_plays_spread_over_all_policies_find_nearly_what_all_do(monkeypatch):
+    """The order of a large pipeline is searched in bounded work: 12 plays instead of 104."""
+    rng = random.Random(1)
+    stages = [
+        StageTimes(forward=1 + rng.random() * 0.3, backward=1 + rng.random() * 0.3, weight=0.9)
+        for _ in range(8)
+    ]
+    room = Room(limits=[16.0] * 8, kept=[1.0] * 8, left=[0.5] * 8)
+    spans = []
+    for plays in (1000, 12, 1):
+        monkeypatch.setattr("shardwright.planner.schedule.searched.MOST_PLAYED", plays * 3 * 8 * 40)
+        spans.append(replay(search_order(stages, 40, room), stages).span)
+    assert spans[0] <= spans[1] <= spans[0] * 1.005 < spans[2]

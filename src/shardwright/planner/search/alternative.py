@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeGuard
 
+from shardwright.core.legality import MOST_DEVICES, MOST_MICROBATCHES
 from shardwright.core.plan import Plan
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
@@ -44,15 +45,27 @@ class Wish:
 
     def __post_init__(self) -> None:
         degrees = (self.data, self.tensor, self.stages, self.microbatches)
-        if min(filter(_is_given, degrees), default=1) < 1:
-            raise InputError("degrees and microbatches must be positive")
+        for name, given in zip(("dp", "tp", "pp"), degrees, strict=False):
+            _check_count(name, given, MOST_DEVICES)
+        _check_count("microbatches", self.microbatches, MOST_MICROBATCHES)
         if self.zero is not None and not 0 <= self.zero <= 3:
-            raise InputError(f"ZeRO has the stages 0 to 3, not {self.zero}")
+            raise InputError(f"ZeRO has the stages 0 to 3, not {self.zero}; choose one of these")
         others = any(map(_is_given, (*degrees, self.zero, self.recompute)))
         if self.seed_plan and others:
-            raise InputError("name either a seed plan or degrees, not both")
+            raise InputError(
+                "an alternative is a seed plan or degrees, but both were named; leave one out"
+            )
         if not self.seed_plan and not others:
-            raise InputError("name an alternative, such as --tp 8 or --seed-plan cube")
+            raise InputError(
+                "nothing was named to compare with; name an alternative, such as --tp 8 or --seed-plan cube"
+            )
+
+
+def _check_count(name: str, given: int | None, most: int) -> None:
+    if given is not None and not 1 <= given <= most:
+        raise InputError(
+            f"{name} must be between 1 and {most:,}, not {given}; choose it within these"
+        )
 
 
 def _is_given(value: int | None) -> TypeGuard[int]:

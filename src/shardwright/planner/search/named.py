@@ -94,7 +94,7 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
     name, _, sizes = wanted.partition(":")
     if name not in SEED_PLANS:
         known = ", ".join(f"{known}[:{form}]" for known, form in SEED_PLANS.items())
-        raise InputError(f"a seed plan must be one of {known}, not {wanted[:40]!r}")
+        raise InputError(f"a seed plan must be one of {known}, not {wanted[:40]!r}; choose one")
     if name.startswith("spatial") and not _has_images(context):
         raise InputError(
             f"{name} splits the height of images (samples x channels x height x width), but none of "
@@ -311,7 +311,7 @@ def _read_sizes(name: str, text: str) -> tuple[int, ...]:
     ):
         shown = "x".join("2" * len(form.split("x")))
         raise InputError(
-            f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}"
+            f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}; write so"
         )
     return tuple(map(int, parts))
 

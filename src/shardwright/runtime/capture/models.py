@@ -68,7 +68,9 @@ def load_object(spec: str, what: str) -> Any:
     ``what``, where there is none."""
     place, _, attribute = spec.rpartition(":")
     if not place or not attribute:
-        raise InputError(f"a {what} is named file.py:name or package.module:name, not {spec!r}")
+        raise InputError(
+            f"a {what} is named file.py:name or package.module:name, not {spec!r}; write so"
+        )
     source = _import(place, f"{what} {spec!r}")
     if not hasattr(source, attribute):
         raise InputError(_unknown(f"{what} {spec!r}", place, source, attribute))

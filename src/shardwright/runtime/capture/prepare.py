@@ -151,7 +151,7 @@ def floating(precision: str | None) -> torch.dtype | None:
     dtype = getattr(torch, precision, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise CaptureError(
-            f"precision must name a floating dtype such as bfloat16, not {precision!r}"
+            f"precision must name a floating dtype such as bfloat16, not {precision!r}; name one"
         )
     return dtype
 

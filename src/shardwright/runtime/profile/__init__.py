@@ -6,6 +6,7 @@ decided elsewhere.
 
 from shardwright.runtime.profile.collectives import Probe, measure_collectives
 from shardwright.runtime.profile.machine import (
+    RATES,
     detect,
     local_backend,
     local_environment,
@@ -15,6 +16,6 @@ from shardwright.runtime.profile.machine import (
 from shardwright.runtime.profile.operators import Setting, measure_operators
 
 __all__ = [
-    "Probe", "Setting", "detect", "local_backend", "local_environment", "measure_collectives",
+    "RATES", "Probe", "Setting", "detect", "local_backend", "local_environment", "measure_collectives",
     "measure_machine", "measure_operators", "num_local_devices",
 ]  # fmt: skip
