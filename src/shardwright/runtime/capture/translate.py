@@ -189,7 +189,10 @@ class Translator:
                     return aten.to.dtype, [args[0], dtype or args[0].meta.dtype], {}
                 # A view of what was contiguous only because of a copy we dropped must not fail.
                 lenient = aten.reshape.default if target in _STRICT else target
-                shape = list(lenient(*metas, **named).shape)
+                made = lenient(*metas, **named)
+                if made is metas[0]:  # flatten of one dim: what it is given, with its gradient
+                    return aten.to.dtype, [args[0], made.dtype], {}
+                shape = list(made.shape)
             return aten.reshape.default, [args[0], shape], {}
         if target is aten.t.default and args[0].meta.dim() == 2:
             return aten.transpose.int, [args[0], 0, 1], {}
@@ -251,6 +254,7 @@ class Translator:
         if not name.endswith("_") or not isinstance(variable, Variable):
             raise Unsupported(f"the operator {target}, which writes one of its arguments")
         if name == "detach_":
+            variable.value = self.recorder.emit(aten.detach.default, self.variables.read(variable))
             return variable
         if torch.Tag.inplace_view in target.tags:
             raise Unsupported(f"the operator {target}, which changes what its argument looks at")
