@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,7 @@ from shardwright.runtime.capture.assemble import (
     live_records,
 )
 from shardwright.runtime.capture.checks import unchecked_values
+from shardwright.runtime.capture.copying import owner_of
 from shardwright.runtime.capture.functions import custom_gradients
 from shardwright.runtime.capture.fused import seen_as, take_apart
 from shardwright.runtime.capture.gradients import check_hooks
@@ -296,6 +297,8 @@ class _Entries:
         return self._enter(aliases[0], tensor, role, aliases[1:])
 
     def _constant(self, path: str, lifted: Tensor) -> Variable:
+        if name := owner_of(lifted, self.job.twin, self.job.module):
+            return self.owned(name)
         original = _attribute(self.job.module, path)
         tensor = original if isinstance(original, Tensor) else lifted
         return self._enter(path, tensor, "constant", constant=tensor.detach())
@@ -332,15 +335,13 @@ class _Entries:
         for name in self.job.batch.tensors:
             self.input(name)
         rank = {"parameter": 0, "buffer": 1, "input": 2, "constant": 3}
-        entries = [entry for entry, _ in self.entries.values()]
-        return sorted(entries, key=lambda entry: rank[entry.spec.role])
+        return sorted(
+            (one for one, _ in self.entries.values()), key=lambda one: rank[one.spec.role]
+        )
 
 
 def _attribute(module: nn.Module, path: str) -> Any:
-    value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value
+    return reduce(lambda value, part: getattr(value, part, None), path.split("."), module)
 
 
 def _known_dtype(name: str, dtype: torch.dtype) -> str:
@@ -403,10 +404,10 @@ def _capture_whole(job: _Job, notes: tuple[str, ...]) -> Captured:
         dtype = find_loss(seen.output).dtype
         work = seen.sites[""].flops[0], seen.sites[""].rows
     call = call_whole(job.wrapper, [PREFIX + name for name in names], job.named, seen, work)
-    batch = [entries.input(name).value for name in batch_names]
-    state = [entries.owned(name).value for name in names]
+    batch = [entries.input(name) for name in batch_names]
+    values = [one.value for one in (*batch, *map(entries.owned, names))]
     meta = torch.empty((), dtype=dtype, device="meta", requires_grad=True)
-    loss = recorder.append(call, [[*batch, *state]], {}, meta)
+    loss = recorder.append(call, [values], {}, meta)
     return assemble(
         name=job.name,
         module=job.module,

@@ -7,6 +7,8 @@ operator that writes a buffer returns nothing and is never dead.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -175,12 +177,29 @@ def assign(buffer: Tensor, value: Tensor) -> None:
     buffer.data.copy_(value)
 
 
+def straight(input: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` with the gradient of ``input``: what a write leaves of a tensor whose history
+    does not know of it."""
+    # Not by ``apply`` itself, in the place of which capture puts its own.
+    return super(torch.autograd.Function, _Straight).apply(input, value)  # type: ignore[no-any-return, misc]
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
 # Name of each function's operator kind.
 KINDS = {
     function: f"shardwright.{function.__name__}"
     for function in (
         linear_blocks, cross_entropy_sum, token_cross_entropy_sum, vocabulary_logsumexp,
         vocabulary_cross_entropy_sum, nll_sum, count_targets, count_rows, update_running,
-        increment, assign, as_complex, place_slice, ctc_losses, embedding_bags,
+        increment, assign, as_complex, place_slice, ctc_losses, embedding_bags, straight,
     )
 }  # fmt: skip

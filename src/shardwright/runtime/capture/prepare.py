@@ -4,7 +4,6 @@ under which export sees what an eager run would do."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import io
 import logging
@@ -24,6 +23,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import transformer
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.ctc import traceable_ctc
 from shardwright.runtime.capture.keeping import untouched_numbers
 from shardwright.runtime.capture.record import Unsupported
@@ -209,7 +209,7 @@ def fake_copy(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None
             if value.device.type != "cpu" or not value.is_leaf:
                 memo[id(value)] = fake(mode, value, None if value.is_leaf else dtype)
     try:
-        return copy.deepcopy(module, memo)
+        return copy_module(module, memo)
     except Exception as error:
         raise CaptureError(
             f"a module must be copyable to be captured, but copying {type(module).__name__} failed: "
@@ -247,7 +247,7 @@ def real_twin(module: nn.Module) -> nn.Module:
     (``torch.nn.utils.weight_norm``), which PyTorch does not copy, every forward makes again."""
     made = [value for child in module.modules() for value in vars(child).values()]
     results = [one for one in made if isinstance(one, Tensor) and not one.is_leaf]
-    return copy.deepcopy(module, {id(one): one.detach().clone() for one in results})
+    return copy_module(module, {id(one): one.detach().clone() for one in results})
 
 
 # -- conditions under which export sees what an eager run would do -------------------------------------

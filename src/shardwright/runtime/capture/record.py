@@ -185,8 +185,8 @@ class Recorder:
             same = next((value for value in inputs if _is_same(value.meta, result)), None)
             if (
                 same is not None
-            ):  # with its gradient, whether or not gradients are switched off here
-                return same
+            ):  # with its gradient only if it is that very tensor, not a view of it
+                return same if same.meta is result else self.cut(same)
         bound = map_values(bound, self.cut)
         named = {name: map_values(value, self.cut) for name, value in named.items()}
         return self.append(target, bound, named, result)

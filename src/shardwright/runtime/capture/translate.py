@@ -1,7 +1,7 @@
 """Translate an exported graph into records of pure operators.
 
-Walks ``torch.export``'s training IR once. Writes become new values, no-ops vanish, no-grad regions
-are inlined with their inputs detached, losses that take a mean are taken apart into sum and count,
+Walks ``torch.export``'s training IR once. Writes become new values, no-ops vanish, what is read in
+no-grad regions is detached, losses that take a mean are taken apart into sum and count,
 and many spellings of one thing (view, flatten, to) become one operator.
 """
 
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from shardwright.runtime.capture import operators
 from shardwright.runtime.capture.alone import MADE_ALONE, made_alone
+from shardwright.runtime.capture.autocast import Region, entered
 from shardwright.runtime.capture.bags import BAGS, summed
 from shardwright.runtime.capture.decompose import Decompositions
 from shardwright.runtime.capture.heads import MERGING, apart, there_and_back
@@ -41,6 +43,11 @@ from shardwright.runtime.capture.spellings import (
 )
 from shardwright.runtime.capture.variables import Variable, Variables
 
+_BORDERS = (
+    torch._C._set_grad_enabled,
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+)
 _STRICT = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
@@ -52,6 +59,7 @@ class Translator:
         self.variables = Variables(recorder)
         self.prefix = prefix
         self.notes: dict[str, None] = {}
+        self.regions: list[Region | None] = []
         self.decompositions = Decompositions(recorder, self.notes, synchronised)
 
     def walk(self, module: fx.GraphModule, entries: list[Any]) -> Any:
@@ -93,31 +101,43 @@ class Translator:
     def _call(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem:
             return args[0][args[1]]
-        if target is torch._C._set_grad_enabled:
-            torch.set_grad_enabled(args[0])
-            return None
+        if target in _BORDERS:
+            return self._cross(target, args)
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._higher_order(target, args, kwargs)
+            raise Unsupported(f"the higher-order operator {target.name()}")
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported(f"the call {target}")
         if str(target) in SKIPPED:
             return None
         if target is aten.broadcast_tensors.default:
             return self._broadcast(args[0])
+        args, kwargs = self._cast_for(target, args, kwargs)
         if target.namespace == "aten" and target._schema.is_mutable:
             return self._write(target, args, kwargs)
         return self._pure(target, args, kwargs)
 
-    def _higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target.name() == "wrap_with_set_grad_enabled":
-            with torch.set_grad_enabled(args[0]):
-                return self.walk(args[1], list(args[2:]))
-        if target.name() == "wrap_with_autocast":
-            _device, _dtype, is_enabled, _cache, region, *inputs = args
-            if not is_enabled:
-                return self.walk(region, inputs)
-            raise Unsupported("a torch.autocast region inside forward")
-        raise Unsupported(f"the higher-order operator {target.name()}")
+    def _cross(self, target: Any, args: Any) -> None:
+        """Begin or end a region of another grad mode, or of autocast."""
+        if target is torch._C._set_grad_enabled:
+            torch.set_grad_enabled(args[0])
+        elif target is torch.amp.autocast_mode._enter_autocast:
+            self.regions.append(entered(self.recorder, self.regions, *args))
+        else:
+            self.regions.pop()
+
+    def _cast_for(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return arguments as autocast casts them where it is on."""
+        region = self.regions[-1] if self.regions else None
+        if region is None:
+            return args, kwargs
+        given = pytree.tree_map_only(Variable, self.variables.read, (list(args), kwargs))
+        casts = region.casts_of(target, *given)
+
+        def change(variable: Variable) -> Variable:
+            made = casts.get(self.variables.read(variable))
+            return variable if made is None else Variable(made)
+
+        return pytree.tree_map_only(Variable, change, (args, kwargs))
 
     def _broadcast(self, tensors: list[Any]) -> list[Any]:
         """Expand each tensor to the common shape on its own, so that none depends on another."""
@@ -189,7 +209,10 @@ class Translator:
                     return aten.to.dtype, [args[0], dtype or args[0].meta.dtype], {}
                 # A view of what was contiguous only because of a copy we dropped must not fail.
                 lenient = aten.reshape.default if target in _STRICT else target
-                shape = list(lenient(*metas, **named).shape)
+                made = lenient(*metas, **named)
+                if made is metas[0]:  # flatten of one dim: what it is given, with its gradient
+                    return aten.to.dtype, [args[0], made.dtype], {}
+                shape = list(made.shape)
             return aten.reshape.default, [args[0], shape], {}
         if target is aten.t.default and args[0].meta.dim() == 2:
             return aten.transpose.int, [args[0], 0, 1], {}
@@ -251,6 +274,7 @@ class Translator:
         if not name.endswith("_") or not isinstance(variable, Variable):
             raise Unsupported(f"the operator {target}, which writes one of its arguments")
         if name == "detach_":
+            variable.value = self.recorder.emit(aten.detach.default, self.variables.read(variable))
             return variable
         if torch.Tag.inplace_view in target.tags:
             raise Unsupported(f"the operator {target}, which changes what its argument looks at")

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.runtime.capture.operators import assign, place_slice
+import torch
+
+from shardwright.runtime.capture.operators import assign, place_slice, straight
 from shardwright.runtime.capture.record import Recorder, Unsupported, Value, aten
 
 View = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
@@ -59,9 +61,15 @@ class Variables:
         variable.version = root.version
         return variable.value
 
-    def write(self, variable: Variable, value: Value) -> None:
-        """Give a variable, and everything that shares its memory, a new value."""
+    def write(self, variable: Variable, value: Value, cut_off: bool = False) -> None:
+        """Give a variable, and everything that shares its memory, a new value.
+
+        What is written without gradients, or through a view that is cut off from them, is no part
+        of a tensor's history: its gradient stays that of what stood there.
+        """
         parent = variable.parent
+        if not torch.is_grad_enabled() or cut_off:
+            value = self._with_history(variable, value)
         if parent is None:
             if variable.parameter:
                 raise Unsupported(f"a write to the parameter {variable.parameter}")
@@ -71,8 +79,16 @@ class Variables:
             variable.version += 1
             return
         whole = self._put_back(variable, self.read(parent), value)
-        self.write(parent, whole)
+        is_detached = variable.view is not None and variable.view[0] is aten.detach.default
+        self.write(parent, whole, cut_off or is_detached)
         variable.value, variable.version = value, variable.root.version
+
+    def _with_history(self, variable: Variable, value: Value) -> Value:
+        before = self.read(variable)
+        if not before.meta.requires_grad or variable.parameter:
+            return value
+        with torch.enable_grad():
+            return self.recorder.emit(straight, before, value)
 
     def _put_back(self, variable: Variable, whole: Value, part: Value) -> Value:
         """Return ``whole`` with the elements which the view shows replaced by ``part``."""

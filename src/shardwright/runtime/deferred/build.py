@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import InputError
+from shardwright.runtime.capture.copying import copy_module
 from shardwright.runtime.capture.source import remember_maker
 from shardwright.runtime.deferred.recorder import Recorder
 from shardwright.runtime.deferred.replay import GENERATOR, Replay, Undeferrable
@@ -124,7 +124,7 @@ def copy_deferred(module: nn.Module) -> nn.Module:
         id(one): nn.Parameter(one.detach().to("meta"), requires_grad=one.requires_grad)
         for one in module.parameters()
     }
-    copied = copy.deepcopy(module, memo=dict(metas))
+    copied = copy_module(module, dict(metas))
     _deferred[copied] = Borrowed(module)
     return copied
 
@@ -161,7 +161,7 @@ def _settled(make: Callable[[], nn.Module]) -> nn.Module:
     if len(set(storages)) < len(storages):
         raise Undeferrable("parameters share memory without being one")
     with _Settling(recorder, {id(p) for p in parameters.values()}, set(storages)):
-        module = copy.deepcopy(module)
+        module = copy_module(module, {})
     recorder.replay.forget()
     if recorder.failure:
         raise Undeferrable(recorder.failure)

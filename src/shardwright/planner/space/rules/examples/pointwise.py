@@ -56,6 +56,7 @@ EXAMPLES = {
         call(F(2, 4, 6), F(6)),
         call(F(4, 6), F(4, 1)),
     ),
+    "shardwright.straight": (call(F(4, 6), F(4, 6)),),
     **every("max.other min.other", call(F(4, 6), F(6))),
     **every("clip.Tensor", call(F(4, 6), F(4, 1), F(6))),
     **every("divide.Tensor_mode", call(F(4, 6), F(4, 6), rounding_mode="trunc")),
