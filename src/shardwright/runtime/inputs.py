@@ -123,9 +123,9 @@ def needed(cuts: Sequence[Cut], captured: Captured) -> Needed:
     if len(firsts) > 1 or any(one[0] == 0 for cut in cuts for one in cut.beyond):
         return Needed(size, None)
     spans = [_along_first(one, size) for one in cuts]
-    rows = sorted({row for start, count in spans for row in range(start, start + count)})
+    rows = sorted(set[int]().union(*spans))
     narrowed = [
-        _at(one, rows.index(start), count) for one, (start, count) in zip(cuts, spans, strict=True)
+        _at(one, rows.index(span.start), len(span)) for one, span in zip(cuts, spans, strict=True)
     ]
     return Needed(size, tuple(rows), tuple(narrowed))
 
@@ -135,9 +135,10 @@ def _at(one: Cut, start: int, count: int) -> Cut:
     return replace(one, ranges=((0, start, count), *(kept for kept in one.ranges if kept[0])))
 
 
-def _along_first(one: Cut, size: int) -> tuple[int, int]:
-    """Return where a cut begins along the first dim, and how much of it there is."""
-    return next(((start, count) for dim, start, count in one.ranges if dim == 0), (0, size))
+def _along_first(one: Cut, size: int) -> range:
+    """Return the rows of the whole tensor that a cut takes."""
+    spans = (range(start, start + count) for dim, start, count in one.ranges if dim == 0)
+    return next(spans, range(size))
 
 
 @dataclass(frozen=True, slots=True)
