@@ -83,6 +83,37 @@ def test_a_resumed_run_continues_bit_for_bit(planned: Path) -> None:
     assert first["losses"] + rest["losses"] == whole["losses"]  # type: ignore[operator]
 
 
+DATA = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+x = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(x, x[:, :8].argmax(1))
+
+def loader():
+    return DataLoader(data, batch_size=8, shuffle=True, num_workers=1)
+
+def stream():
+    yield from loader()
+"""
+
+
+def test_a_run_trains_on_a_loader_epoch_after_epoch_and_resumes_within_one(planned: Path) -> None:
+    (planned / "data.py").write_text(DATA)
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--loader", "data.py:loader")
+    whole = finish(*words, "-n", "12", folder=planned)
+    first = finish(*words, "-n", "7", "--checkpoint-dir", "ck", folder=planned)
+    rest = finish(*words, "-n", "12", "--checkpoint-dir", "ck", "--resume", folder=planned)
+    assert first["losses"] + rest["losses"] == whole["losses"]  # type: ignore[operator]
+    assert 0 <= rest["input_share"] <= 1  # type: ignore[operator]
+    other = finish(*words[:-1], "data.py:stream", "-n", "6", folder=planned)
+    assert len(other["losses"]) == 6  # type: ignore[arg-type]
+    asked = shardwright(*words[:-1], "data.py:nothing", "-n", "6", folder=planned)
+    assert asked.returncode == 2, asked.stderr
+    assert "has no function 'nothing'; it defines loader, stream" in " ".join(asked.stderr.split())
+
+
 def test_a_run_clips_to_the_plans_norm_and_reports_it(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "copy"))
     finish(

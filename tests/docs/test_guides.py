@@ -68,6 +68,23 @@ def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
         assert done.stdout.count("THREADS 0 STEPS 2") == 2
 
 
+def test_the_guides_script_for_data_sets_ends_at_its_last_epoch_also_when_it_is_started_again(
+    workplace,
+):
+    (workplace / "epochs.py").write_text(
+        snippet("guides/train.md", "epochs.py")
+        + "print('ENDED AT', executor.steps, executor.epochs)"
+    )
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "epochs.py"],
+            cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("ENDED AT 4 2") == 2
+
+
 def test_the_guide_on_caches_reads_and_prepares_every_sample_once_an_epoch(tmp_path):
     expected = {"cached.py": "100 samples, 100 cached\n", "shared.py": "100 samples\n"}
     for script, line in expected.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -26,6 +27,10 @@ def add_ranks() -> float:
     total = torch.tensor(float(dist.get_rank()))
     dist.all_reduce(total)
     return float(total)
+
+
+def start_method() -> str:
+    return multiprocessing.get_start_method()
 
 
 def raise_on_one() -> None:
@@ -53,6 +58,12 @@ def die_mid_step(victim: int) -> None:
 
 def sleep_for_ever() -> None:
     time.sleep(1000)
+
+
+@pytest.mark.ranks
+def test_a_ranks_own_processes_start_as_the_launchers_do() -> None:
+    """Workers of its loaders, above all: those of a fork server would import torch anew."""
+    assert launch(start_method, 1, timeout=60) == [multiprocessing.get_start_method()]
 
 
 @pytest.mark.ranks

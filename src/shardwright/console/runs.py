@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from shardwright.console.plans import plan_summary
-from shardwright.console.terminal import Terminal
+from shardwright.console.terminal import LEAST_WAIT, Terminal
 from shardwright.report.comparison import comparison_notes
 from shardwright.report.tables import filled_table
 from shardwright.report.text import (
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )
     from shardwright.verbs.tuning import Tuning
 
-LEAST_WAIT = 0.02  # of a step: less is no news
 MOST_ROWS = 20  # of a table of tensors; --json has all
 
 
@@ -46,8 +45,9 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         ]
         if run.tokens_per_second:
             facts.append(f"{count_text(run.tokens_per_second)} tokens/s")
-        if run.input_seconds > LEAST_WAIT * run.step_seconds:
-            facts.append(f"{seconds_text(run.input_seconds)} more waiting for input")
+        if run.input_share > LEAST_WAIT:
+            waits = seconds_text(run.input_seconds)
+            facts.append(f"{waits} more waiting for input ({run.input_share:.0%} of the time)")
         terminal.say(Text(", ".join(facts) + "."))
     terminal.say(*map(Text, _noise_lines(run, job)))
     if not run.is_complete:
@@ -59,6 +59,7 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         gradient_norms=run.gradient_norms,
         step_seconds=run.step_seconds,
         input_seconds=run.input_seconds,
+        input_share=run.input_share,
         tokens_per_second=run.tokens_per_second,
         peak_bytes=run.peak_bytes,
         checkpoint=run.checkpoint or None,

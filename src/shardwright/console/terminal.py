@@ -20,6 +20,7 @@ from shardwright.report.units import count_text, seconds_text
 from shardwright.verbs.request import Watch
 
 WIDE = 110
+LEAST_WAIT = 0.02  # of a step, for input: less is no news
 
 
 class Terminal:
@@ -76,6 +77,9 @@ class Terminal:
 
             def step(event: dict[str, float]) -> None:
                 text = f"loss {event['loss']:.4f}  {seconds_text(event['seconds'])}/step"
+                waits = event.get("input_seconds", 0.0)
+                if waits > LEAST_WAIT * event["seconds"]:
+                    text += f"  waited {waits / (waits + event['seconds']):.0%}"
                 if "gradient_norm" in event:
                     text += f"  gradient norm {event['gradient_norm']:.3g}"
                 if event.get("tokens"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from shardwright.runtime.interpreter import Action, Compiled, Compiler, compile_
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
 from shardwright.runtime.parameters import taken
+from shardwright.runtime.reading import Reader
 from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
@@ -106,7 +107,7 @@ class Executor:
             self.machine.parameters.release_module()
         self.optimizer = optimizer(self.machine.parameters.named())
         self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
-        self.status = StatusFile(self.rank)
+        self.reader, self.status = Reader(self.options.seed), StatusFile(self.rank)
         self._max_norm = bound_of(program, self.options.max_norm)
         check_optimizer(self.optimizer, self.machine, scales=self.scaler is not None)
         self.outputs: dict[str, Tensor] = {}
@@ -114,8 +115,7 @@ class Executor:
         self._meter = noise.meter_of(self.options.noise_decay)
         self._wanted: list[Output] = []
         self._skips: bool | None = None
-        self._closed = False
-        self._resize = resize
+        self._closed, self._resize = False, resize
         self._sizes: dict[int, Executor] = {}  # for batches of other sizes
         self._running = self
         self._compile()
@@ -138,12 +138,9 @@ class Executor:
     def _mine(self) -> list[int]:
         """Return this rank's instructions, but for the input's: ``train``, or who calls ``step``, sees
         to that."""
-        program, sites = self.program, self.machine.sites
-        fed = np.isin(program.kind, (Kind.FETCH, Kind.COPY)).tolist()
-        groups = zip(program.group.tolist(), fed, strict=True)
-        return [
-            index for index, (group, is_fed) in enumerate(groups) if group in sites and not is_fed
-        ]
+        fed = np.isin(self.program.kind, (Kind.FETCH, Kind.COPY))
+        mine = np.isin(self.program.group, list(self.machine.sites)) & ~fed
+        return [int(index) for index in np.flatnonzero(mine)]
 
     def _explain(self) -> None:
         self.status.explain({i: self.program.describe(i) for i in self._mine()}, self.stage)
@@ -152,6 +149,11 @@ class Executor:
     def steps(self) -> int:
         """How many steps have been taken."""
         return self.machine.clock.step
+
+    @property
+    def epochs(self) -> int:
+        """How many passes of ``train`` over its loader are over."""
+        return self.reader.place.epochs if self.reader.place else 0
 
     @property
     def interrupted(self) -> bool:
@@ -176,19 +178,24 @@ class Executor:
     # -- running -------------------------------------------------------------------------------
 
     def train(
-        self, loader: Iterable[inputs.Batch], outputs: Sequence[str] = (), *, ahead: int = 1
+        self,
+        loader: Any,
+        outputs: Sequence[str] = (),
+        *,
+        ahead: int = 1,
+        shard: bool | None = None,
+        resume: bool = True,
     ) -> Iterator[TrainingStep]:
-        """Train on every global batch of a loader, and yield each step as it went.
+        """Train on one pass over a loader of global batches, or over a data set; yield each step as it went.
 
-        While a step computes, a thread draws the next batch, cuts this rank's shards out of it and
-        copies them to its device: ``ahead`` batches at most are drawn before their step (0: no
-        thread). All ranks must pass equal batches, and train ends on all of them after a step in which one
-        was interrupted. Leaving the loop early ends the thread; an iterator that was made of the loader
-        is closed. What the loader raises is raised by the step that would have had the batch.
+        While a step computes, a thread draws the next batch and copies this rank's shards to its device: ``ahead``
+        at most are drawn before their step (0: no thread). All ranks pass equal loaders, and all end after a
+        step in which one was interrupted. What the loader raises, the step raises that would have had the batch.
+        ``shard``: a rank reads only its samples (None: where collate is torch's); ``resume``: where a checkpoint was.
         """
-        device = next(iter(self.machine.sites.values())).device
-        copier = stream.Copier(self._inputs, self.captured, device)
-        feed = stream.Feed(loader, copier, rank=self.rank, ahead=ahead, draws=self._draws)
+        copier = stream.Copier(self._inputs, self.captured, self.machine.store.device)
+        source = self.reader.open(loader, copier.needed, shard=shard, resume=resume)
+        feed = stream.Feed(source, copier, rank=self.rank, ahead=ahead, draws=self._draws)
         return stream.train(self, feed, outputs)
 
     def step(self, batch: inputs.Batch | inputs.Shards, outputs: Sequence[str] = ()) -> Tensor:
@@ -304,14 +311,8 @@ class Executor:
 
     def _explained(self, error: Exception) -> RunError:
         instruction = self._whereabouts()
-        where = f"in step {self.steps}, {instruction}"
-        text = cause(error, self.rank, where)
-        return RunError(
-            text,
-            rank=self.rank,
-            stage=self.stage,
-            instruction=instruction,
-        )
+        text = cause(error, self.rank, f"in step {self.steps}, {instruction}")
+        return RunError(text, rank=self.rank, stage=self.stage, instruction=instruction)
 
     def _whereabouts(self) -> str:
         index = int(self.status.words[1]) - 1
@@ -403,14 +404,14 @@ class Executor:
         """
         self._check_processes("a checkpoint")
         self.loss.check_last()
-        return checkpoint.save(
-            self.machine, self.optimizer, Path(directory), extra or {}, self.scaler
-        )
+        more = self.reader.beside(extra or {})
+        return checkpoint.save(self.machine, self.optimizer, Path(directory), more, self.scaler)
 
     def load(self, directory: str | Path) -> dict[str, Any]:
         """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
         self._check_processes("a checkpoint")
-        return checkpoint.load(self.machine, self.optimizer, Path(directory), self.scaler)
+        extra = checkpoint.load(self.machine, self.optimizer, Path(directory), self.scaler)
+        return self.reader.restore(extra)
 
     def export(self, path: str | Path) -> Path:
         """Write the weights as one safetensors file (a collective call); returns its path."""
@@ -445,6 +446,5 @@ class Executor:
 
 
 def _close_at_exit(reference: weakref.ref[Executor]) -> None:
-    executor = reference()
-    if executor is not None:
+    if (executor := reference()) is not None:
         executor.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -100,6 +100,48 @@ def _with_halos(
 
 
 @dataclass(frozen=True, slots=True)
+class Needed:
+    """What a rank needs of a batch of ``batch`` samples: ``rows``, ascending, and what to cut out of
+    these alone. None: all, as samples are not simply the rows of every entry."""
+
+    batch: int
+    rows: tuple[int, ...] | None
+    cuts: tuple[Cut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The needed samples of a planned batch, without the others."""
+
+    batch: Batch
+
+
+def needed(cuts: Sequence[Cut], captured: Captured) -> Needed:
+    """Return which samples the cuts of a rank are made of."""
+    firsts = {captured.graph.tensors[index].shape[:1] for index in captured.graph.inputs}
+    size = sum(max(firsts, default=())) or 1
+    if len(firsts) > 1 or any(one[0] == 0 for cut in cuts for one in cut.beyond):
+        return Needed(size, None)
+    spans = [_along_first(one, size) for one in cuts]
+    rows = sorted(set[int]().union(*spans))
+    narrowed = [
+        _at(one, rows.index(span.start), len(span)) for one, span in zip(cuts, spans, strict=True)
+    ]
+    return Needed(size, tuple(rows), tuple(narrowed))
+
+
+def _at(one: Cut, start: int, count: int) -> Cut:
+    """Return a cut that begins elsewhere along the first dim."""
+    return replace(one, ranges=((0, start, count), *(kept for kept in one.ranges if kept[0])))
+
+
+def _along_first(one: Cut, size: int) -> range:
+    """Return the rows of the whole tensor that a cut takes."""
+    spans = (range(start, start + count) for dim, start, count in one.ranges if dim == 0)
+    return next(spans, range(size))
+
+
+@dataclass(frozen=True, slots=True)
 class Shards:
     """This rank's shards of a batch, one for each cut, on its device and in nobody else's memory."""
 
@@ -127,10 +169,15 @@ def fill(
 
 
 def cut(
-    cuts: Sequence[Cut], batch: Batch, captured: Captured, device: torch.device | None
+    cuts: Sequence[Cut],
+    batch: Batch,
+    captured: Captured,
+    device: torch.device | None,
+    rows: int | None = None,
 ) -> list[Tensor]:
-    """Check a batch and return its shards, on a device (None: where it is); they may be parts of it."""
-    tensors = _checked(batch, captured)
+    """Check a batch, or ``rows`` of one, and return its shards, on a device (None: where it is); they may be
+    parts of it."""
+    tensors = _checked(batch, captured, rows) if cuts else {}
     shards: list[Tensor] = []
     for one in cuts:
         tensor = tensors[one.name]
@@ -171,7 +218,7 @@ def other_size(batch: Mapping[str, Tensor], captured: Captured) -> int | None:
     return given if alike and together and given > 0 else None
 
 
-def _checked(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
+def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str, Tensor]:
     batch = named(batch, captured)
     for index in captured.graph.inputs:
         spec = captured.graph.tensors[index]
@@ -181,9 +228,11 @@ def _checked(batch: Batch, captured: Captured) -> Mapping[str, Tensor]:
                 f"the batch must have the entries {list(captured.batch_names)}, but it has "
                 f"{list(batch)}; {spec.name!r} is missing"
             )
-        if tuple(tensor.shape) != spec.shape:
+        shape = spec.shape if rows is None else (rows, *spec.shape[1:])
+        if tuple(tensor.shape) != shape:
+            whose = "global shape" if rows is None else f"shape of {rows} samples,"
             raise InputError(
-                f"batch entry {spec.name!r} must have the global shape {spec.shape} that the plan "
+                f"batch entry {spec.name!r} must have the {whose} {shape} that the plan "
                 f"was made for, not {tuple(tensor.shape)}; pass the global batch, or plan again "
                 "(an executor of shardwright.build takes another number of samples, too)"
             )

@@ -136,16 +136,20 @@ def launch(
     behind.
     """
     with _terminable():
-        return _launch(target, nprocs, args, timeout, _Setting(collective_timeout, backend, stops))
+        starts = multiprocessing.get_start_method(allow_none=True)
+        setting = _Setting(collective_timeout, backend, stops, starts)
+        return _launch(target, nprocs, args, timeout, setting)
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """How a rank runs; the fields are ``launch``'s options."""
+    """How a rank runs; the fields are ``launch``'s options. ``starts``: how processes start in the launcher, None
+    for Python's default."""
 
     collective_timeout: float
     backend: str
     stops: bool
+    starts: str | None
 
 
 def _launch(
@@ -195,6 +199,8 @@ def _rank_main(
     for number in ENDINGS:
         signal.signal(number, signal.SIG_DFL)
     die_with_launcher()
+    # Else workers of a rank's loaders were children of a fork server of its own, which import torch anew.
+    multiprocessing.set_start_method(setting.starts, force=True)
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),

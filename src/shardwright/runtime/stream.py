@@ -12,9 +12,10 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
+from functools import partial
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ from shardwright.errors import InputError, RunError, ShardwrightError
 from shardwright.runtime import inputs
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.randomness import TURN
+from shardwright.runtime.reading import Batches, Place, Reader, Samples, Walk
 
+Fetch = Callable[[], tuple[inputs.Batch | inputs.Shards | None, Place | None]]
 # How long the end of a loop waits for a loader that is in the middle of a batch.
 PATIENCE = 10.0
 
@@ -47,10 +50,12 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a step is to be fed with, and how long it waited for it."""
+    """What a step is to be fed with, and how long it waited for it; None at the end of the loader.
+    ``place``: where in its data training stands behind it."""
 
-    batch: inputs.Batch | inputs.Shards
+    batch: inputs.Batch | inputs.Shards | None
     seconds: float
+    place: Place | None = None
 
 
 class Copier:
@@ -64,6 +69,7 @@ class Copier:
         self, cuts: Sequence[inputs.Cut], captured: Captured, device: torch.device
     ) -> None:
         self.cuts, self.captured, self.device = cuts, captured, device
+        self.needed = inputs.needed(cuts, captured)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self) -> None:
@@ -71,23 +77,22 @@ class Copier:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def __call__(self, batch: inputs.Batch) -> inputs.Batch | inputs.Shards:
+    def __call__(self, batch: inputs.Batch | inputs.Part) -> inputs.Batch | inputs.Shards:
         """Copy; returns when it is done."""
+        cuts, rows = self.cuts, None
+        if isinstance(batch, inputs.Part):
+            batch, cuts, rows = batch.batch, self.needed.cuts, len(self.needed.rows or ())
         named = inputs.named(batch, self.captured)
-        if not inputs.is_planned(named, self.captured):
+        if rows is None and not inputs.is_planned(named, self.captured):
             return {name: _copy(value) for name, value in named.items()}
+        cut = partial(inputs.cut, cuts, named, self.captured, rows=rows)
         if self._stream is None:
-            tensors = inputs.cut(self.cuts, named, self.captured, self.device)
-            theirs = {t.untyped_storage().data_ptr() for t in named.values() if _is_tensor(t)}
-            return inputs.Shards(
-                [t.clone() if t.untyped_storage().data_ptr() in theirs else t for t in tensors]
-            )
-        return inputs.Shards(self._to_gpu(named, self._stream))
+            return inputs.Shards(_own(cut(self.device), named))
+        return inputs.Shards(self._to_gpu(cut(None), self._stream))
 
-    def _to_gpu(self, named: Mapping[str, Tensor], stream: torch.cuda.Stream) -> list[Tensor]:
+    def _to_gpu(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream) -> list[Tensor]:
         """Copy by a stream of its own, from pinned memory: beside the kernels, not between them."""
         host = torch.device("cpu")
-        tensors = inputs.cut(self.cuts, named, self.captured, None)
         pinned = [t if t.device != host or t.is_pinned() else t.pin_memory() for t in tensors]
         if any(t.device != host for t in pinned):  # made by the current stream of this thread
             stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -107,31 +112,25 @@ class Feed:
 
     def __init__(
         self,
-        loader: Iterable[inputs.Batch],
+        loader: Batches | Samples,
         copier: Copier,
         *,
         rank: int = 0,
         ahead: int = 1,
         draws: bool = False,
     ) -> None:
-        if not isinstance(cast(object, loader), Iterable):
-            raise InputError(
-                f"train takes an iterable of batches, but not {type(loader).__name__}; pass a "
-                "DataLoader, a generator or a list"
-            )
         if ahead < 0:
             raise InputError(
                 f"batches are fetched 0 or more steps ahead, not {ahead}; 1 hides the input behind "
                 "the step before, 0 fetches when a step needs it"
             )
-        self._loader: Iterable[inputs.Batch] | None = loader
+        self._loader: Batches | Samples | None = loader
         self._copier, self._rank, self._ahead = copier, rank, ahead
-        takes_turns = draws and ahead > 0 and not getattr(loader, "num_workers", 0)
+        takes_turns = draws and ahead > 0 and not loader.num_workers
         self._turn = TURN if takes_turns else contextlib.nullcontext()
-        self._iterator: Iterator[inputs.Batch] | None = None
-        self._ours = False
+        self._iterator: Walk | None = None
         self._number = 0
-        self._waiting: deque[Callable[[], inputs.Batch | inputs.Shards]] = deque()
+        self._waiting: deque[Fetch] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -142,7 +141,6 @@ class Feed:
         if loader is None:
             raise RuntimeError("a feed can be entered once")
         self._iterator = iter(loader)
-        self._ours = self._iterator is not loader
         if self._ahead:
             self._thread = threading.Thread(target=self._run, name="input", daemon=True)
             self._thread.start()
@@ -154,11 +152,10 @@ class Feed:
     def __iter__(self) -> Iterator[Fetched]:
         while True:
             begin = time.perf_counter()
-            try:
-                batch = self._take()()
-            except _End:
+            batch, place = self._take()()
+            yield Fetched(batch, time.perf_counter() - begin, place)
+            if batch is None:
                 return
-            yield Fetched(batch, time.perf_counter() - begin)
 
     def close(self) -> None:
         """End the thread, and an iterator that was made here. A loader in the middle of a batch is
@@ -182,7 +179,7 @@ class Feed:
 
     # -- the user's side ---------------------------------------------------------------------------
 
-    def _take(self) -> Callable[[], inputs.Batch | inputs.Shards]:
+    def _take(self) -> Fetch:
         """Return what gives the next batch, or raises what the loader raised."""
         if not self._ahead:
             return self._fetch()
@@ -203,28 +200,28 @@ class Feed:
                 if self._closed:
                     break
             fetched = self._fetch()
-            is_over = isinstance(fetched, _Failed)
+            is_over = isinstance(fetched, _Over)
             with self._changed:
                 if not self._closed:
                     self._waiting.append(fetched)
                 self._changed.notify_all()
         self._end()
 
-    def _fetch(self) -> Callable[[], inputs.Batch | inputs.Shards]:
+    def _fetch(self) -> Fetch:
         """Draw a batch and copy it; what goes wrong is for the step that would have had it."""
         assert self._iterator is not None  # between entering and the end
         try:
             self._copier.begin()
             with self._turn:
                 batch = next(self._iterator)
-            ready = self._copier(batch)
+            ready, place = self._copier(batch), self._iterator.place
             del batch
         except StopIteration:
-            return _Failed(_End())
+            return _Over(self._iterator.place)
         except BaseException as error:  # noqa: BLE001  # raised again by who takes it
-            return _Failed(self._explained(error))
+            return _Over(None, self._explained(error))
         self._number += 1
-        return lambda: ready
+        return lambda: (ready, place)
 
     def _explained(self, error: BaseException) -> BaseException:
         where = f"batch {self._number} (from 0) of the loader"
@@ -244,9 +241,8 @@ class Feed:
 
     def _end(self) -> None:
         iterator, self._iterator = self._iterator, None
-        close = getattr(iterator, "close", None)
-        if self._ours and callable(close):
-            close()
+        if iterator is not None:
+            iterator.close()
 
 
 class Trainee(Protocol):
@@ -254,6 +250,7 @@ class Trainee(Protocol):
 
     gradient_norm: Tensor | None
     outputs: dict[str, Tensor]
+    reader: Reader
 
     @property
     def steps(self) -> int:
@@ -274,7 +271,10 @@ def train(executor: Trainee, feed: Feed, outputs: Sequence[str]) -> Iterator[Tra
     """Take a step on every batch, and yield it."""
     with feed:
         for fetched in feed:
-            loss = executor.step(fetched.batch, outputs)
+            loss = None if fetched.batch is None else executor.step(fetched.batch, outputs)
+            executor.reader.place = fetched.place
+            if loss is None:
+                return
             yield TrainingStep(
                 number=executor.steps,
                 loss=loss,
@@ -286,22 +286,23 @@ def train(executor: Trainee, feed: Feed, outputs: Sequence[str]) -> Iterator[Tra
                 return
 
 
-class _End(Exception):
-    """The loader has no more."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    """Takes the place of a batch that there is not."""
+class _Over:
+    """Takes the place of a batch that there is not; ``place``: behind the last one."""
 
-    error: BaseException
+    place: Place | None
+    error: BaseException | None = None
 
-    def __call__(self) -> inputs.Batch | inputs.Shards:
-        raise self.error
+    def __call__(self) -> tuple[None, Place | None]:
+        if self.error is not None:
+            raise self.error
+        return None, self.place
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+def _own(tensors: Sequence[Tensor], named: Mapping[str, Any]) -> list[Tensor]:
+    """Return tensors in no memory of the batch that they were cut from."""
+    theirs = {t.untyped_storage().data_ptr() for t in named.values() if isinstance(t, Tensor)}
+    return [t.clone() if t.untyped_storage().data_ptr() in theirs else t for t in tensors]
 
 
 def _copy(value: Any) -> Any:

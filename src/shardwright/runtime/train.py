@@ -22,6 +22,7 @@ from shardwright.runtime.deferred import Built, build_deferred
 from shardwright.runtime.executor import Executor, OptimizerFactory
 from shardwright.runtime.profile import num_local_devices
 from shardwright.runtime.status import INTERRUPTION
+from shardwright.runtime.stream import TrainingStep
 
 SEED = 0
 
@@ -98,9 +99,10 @@ def train(
     batches: Callable[[int], Iterator[dict[str, Tensor]]],
     options: LoopOptions,
     tell: Callable[[Step], bool],
+    loader: Any = None,
 ) -> LoopEnd:
     """Train to ``options.steps``, telling every step. ``batches(start)`` yields from step
-    ``start``.
+    ``start``; where there is a ``loader``, epochs of that are trained on instead.
 
     Stops after a step once any rank was interrupted, or was told so by ``tell``, writing a
     checkpoint where they are kept.
@@ -110,7 +112,11 @@ def train(
     first = executor.steps
     data = batches(first)
     checkpoint, before = "", time.perf_counter()
-    for step in executor.train(itertools.islice(data, max(options.steps - first, 0))):
+    if loader is None:
+        steps = executor.train(itertools.islice(data, max(options.steps - first, 0)))
+    else:
+        steps = _epochs(executor, loader, options.steps)
+    for step in steps:
         loss, norm = float(step.loss), step.gradient_norm
         now = Step(
             number=step.number,
@@ -131,7 +137,7 @@ def train(
     is_complete = executor.steps >= options.steps
     if not is_complete and not executor.interrupted:
         raise InputError(
-            f"training needs a batch for each of its steps, but those of the model ended after "
+            f"training needs a batch for each of its steps, but they ended after "
             f"{executor.steps} of {options.steps}; ask for fewer steps, or let them begin again"
         )
     end = LoopEnd(
@@ -143,6 +149,18 @@ def train(
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     timeline = executor.profile_step(next(data)) if options.profiles else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
+
+
+def _epochs(executor: Executor, loader: Any, last: int) -> Iterator[TrainingStep]:
+    """Train epoch after epoch to the step ``last``, as long as they have batches."""
+    empty = 0  # one may be: a checkpoint was saved behind its last batch
+    while executor.steps < last and empty < 2:
+        before = executor.steps
+        for step in executor.train(loader):
+            yield step
+            if executor.interrupted or executor.steps >= last:
+                return
+        empty = 0 if executor.steps > before else empty + 1
 
 
 def train_alone(

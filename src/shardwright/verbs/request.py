@@ -357,6 +357,9 @@ class Job:
         100, "", least=1, says="checkpoints must be at least one step apart"
     )
     resume: bool = option(False, "Go on from the last checkpoint.")
+    loader: str = option(
+        "", "script.py:name of a DataLoader, data set or iterable; the model's batches by default."
+    )
     noise_scale: bool = option(
         False, "Measure how noisy gradients are, for `advise batch` (data-parallel plans)."
     )

@@ -100,6 +100,12 @@ class TrainingRun:
     notes: tuple[str, ...] = ()
     noise_scale: float | None = None
 
+    @property
+    def input_share(self) -> float:
+        """Which share of their time steps waited for their batches."""
+        whole = self.step_seconds + self.input_seconds
+        return self.input_seconds / whole if whole else 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:

@@ -101,7 +101,9 @@ def _check_clip(strategy: Strategy, asked: float | None) -> None:
 def train_rank(task: Task) -> LoopEnd:
     """Train as one rank: the body of every process."""
     from shardwright.runtime.capture import load_model
+    from shardwright.runtime.capture.models import load_object
     from shardwright.runtime.executor import RunOptions
+    from shardwright.runtime.reading import loader_of
     from shardwright.runtime.train import (
         LoopOptions,
         build_sharded,
@@ -145,7 +147,14 @@ def train_rank(task: Task) -> LoopEnd:
         held_out=tuple(source.held_out(batch_size, task.seq)) if job.profiles else (),
         profiles=job.profiles,
     )
-    end = train(executor, lambda first: source.batches(batch_size, task.seq, first), options, tell)
+    loader = loader_of(load_object(job.loader, "loader")) if job.loader else None
+    end = train(
+        executor,
+        lambda first: source.batches(batch_size, task.seq, first),
+        options,
+        tell,
+        loader,
+    )
     return replace(end, notes=(built.note,) if built.note else ())
 
 
