@@ -6,6 +6,7 @@ Import this module late: importing Numba takes longer than planning a small mode
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numba  # pyright: ignore[reportMissingTypeStubs]
@@ -31,6 +32,27 @@ def numeric(function: Kernel) -> Kernel:
 def _compile(function: Kernel, **options: bool | str) -> Kernel:
     njit = cast(Any, numba).njit
     try:
-        return cast(Kernel, njit(cache=True, nogil=True, **options)(function))
+        kernel = njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # neither this folder nor the user's cache can be written
         return cast(Kernel, njit(nogil=True, **options)(function))
+    _forgive(kernel._cache)
+    return cast(Kernel, kernel)
+
+
+def _forgive(cache: Any) -> None:
+    """Let a cache on disk be as good as none where it cannot be read or written."""
+    load, keep = cache.load_overload, cache.save_overload
+
+    def load_if_possible(*signature: object) -> object:
+        try:
+            return load(*signature)
+        except (ImportError, AttributeError):  # it names what is not there in this version
+            with suppress(OSError):
+                cache.flush()
+            return None
+
+    def keep_if_possible(*overload: object) -> None:
+        with suppress(OSError):  # a full disk, say: what is compiled is there all the same
+            keep(*overload)
+
+    cache.load_overload, cache.save_overload = load_if_possible, keep_if_possible

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardwright.core.costs import CostTable, collective_key
 from shardwright.files.clusterfile import parse_cluster, read_cluster
 from shardwright.planner.cost import collective_seconds
-from shardwright.planner.cost.collective import all_reduce_constants, interpolate
+from shardwright.planner.cost.collective import interpolate
 
 NOTHING = CostTable()
 HOSTS = parse_cluster("4x8xH100")
@@ -27,36 +27,6 @@ PRIMITIVES = [
     "slice",
     "copy",
 ]
-
-
-def test_ring_constants_equal_the_sum_over_its_steps():
-    n, alpha, beta, gamma, size = 8, 3e-6, 2e-9, 1e-10, 12345.0
-    piece = size / n
-    reduce_steps = (n - 1) * (alpha + piece * beta + piece * gamma)
-    gather_steps = (n - 1) * (alpha + piece * beta)
-    a, b = all_reduce_constants("ring", n, alpha, beta, gamma)
-    assert a + b * size == pytest.approx(reduce_steps + gather_steps)
-
-
-def test_rabenseifner_constants_equal_the_sum_over_its_halvings():
-    n, alpha, beta, gamma, size = 16, 3e-6, 2e-9, 1e-10, 4096.0
-    halves = [size / 2**step for step in range(1, int(math.log2(n)) + 1)]
-    total = sum(2 * alpha + part * (2 * beta + gamma) for part in halves)
-    a, b = all_reduce_constants("rabenseifner", n, alpha, beta, gamma)
-    assert a + b * size == pytest.approx(total)
-
-
-def test_recursive_doubling_and_trees_equal_their_rounds():
-    n, alpha, beta, gamma, size = 8, 3e-6, 2e-9, 1e-10, 4096.0
-    rounds = 3
-    expected = {
-        "recursive_doubling": rounds * (alpha + size * (beta + gamma)),
-        "binary_tree": rounds * (alpha + size * (beta + gamma)) + rounds * (alpha + size * beta),
-        "double_binary_trees": 2 * rounds * alpha + size * (beta + gamma),
-    }
-    for name, seconds in expected.items():
-        a, b = all_reduce_constants(name, n, alpha, beta, gamma)
-        assert a + b * size == pytest.approx(seconds), name
 
 
 @given(

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Call, Value
-from shardwright.planner.cost import segment_memory
+from shardwright.planner.cost.memory import SegmentMemory
 from shardwright.runtime.capture import capture
 from shardwright.runtime.capture.vocabulary import (
     FEWEST_CLASSES,
@@ -93,7 +93,7 @@ def predicted(graph: OperatorGraph, has_backward: bool = True) -> tuple[int, tup
     ]  # fmt: skip
     calls = calls_alone(graph)
     entries = tuple(i for i, spec in enumerate(graph.tensors) if spec.producer < 0)
-    return segment_memory(graph, calls, values, entries, (graph.loss,), has_backward)
+    return SegmentMemory(graph, calls, values, entries).bytes((graph.loss,), has_backward)
 
 
 MODELS = [

@@ -31,7 +31,7 @@ def test_a_shared_device_computes_one_instruction_at_a_time(data):
     program = shared(data.draw(st.sampled_from([1, 2])))
     count = program.num_instructions
     seconds = np.array(data.draw(st.lists(st.floats(0.1, 5), min_size=count, max_size=count)))
-    timeline = simulate(program, seconds, plain=True)
+    timeline = simulate(program, seconds)
     busy = [i for i in range(count) if program.kind[i] in COMPUTE]
     spans = sorted((timeline.start[i], timeline.end[i]) for i in busy)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
@@ -50,7 +50,7 @@ def test_equal_meshes_share_their_links(data):
     # Longer than all else, so that many messages wait to be sent at the same time.
     seconds = np.array(data.draw(st.lists(st.floats(5, 9), min_size=count, max_size=count)))
     seconds[program.kind != Kind.MESSAGE] = 0.01
-    timeline = simulate(program, seconds, plain=True)
+    timeline = simulate(program, seconds)
     sent = [
         i
         for i in range(count)
@@ -65,7 +65,7 @@ def test_equal_meshes_share_their_links(data):
 def test_a_shared_device_holds_what_both_meshes_hold():
     program = shared()
     seconds = np.ones(program.num_instructions)
-    timeline = simulate(program, seconds, plain=True)
+    timeline = simulate(program, seconds)
     first = [rows[0, 1] for rows in timeline.memory]
     assert first == [sum(program.base_bytes)] * 2
     assert timeline.peak_bytes[0] == pytest.approx(timeline.peak_bytes[1])

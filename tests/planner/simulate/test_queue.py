@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 
 from shardwright.planner.simulate import simulate
-from shardwright.planner.simulate.plain import relax_plain
 from tests.planner.programs import Row, build_program, row_lists
+from tests.planner.simulate.plain import relax_plain
 from tests.planner.simulate.queue import queue_ends
 
 

@@ -6,7 +6,6 @@ and ``lower`` describe; it chooses nothing.
 
 from shardwright.planner.cost.collective import collective_seconds
 from shardwright.planner.cost.compute import Rates, operator_cost
-from shardwright.planner.cost.memory import segment_memory
 from shardwright.planner.cost.money import dollars_per_step
 from shardwright.planner.cost.price import Prices, price
 from shardwright.planner.cost.recomputation import with_copies_again
@@ -15,5 +14,5 @@ from shardwright.planner.cost.table import build_costs
 
 __all__ = [
     "Prices", "Rates", "ShardPrices", "build_costs", "collective_seconds", "dollars_per_step", "operator_cost",
-    "price", "segment_memory", "with_copies_again",
+    "price", "with_copies_again",
 ]  # fmt: skip

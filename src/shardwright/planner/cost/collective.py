@@ -305,23 +305,3 @@ def _all_to_all(size: float, group: _Group) -> float:
     far = leaving / group.wide if group.hosts > 1 else 0.0
     hop = max(group.near_latency * 2, group.far_latency)
     return math.ceil(math.log2(group.size)) * hop + max(near, far)
-
-
-def all_reduce_constants(
-    algorithm: str, num_devices: int, latency: float, per_byte: float, reduce_per_byte: float = 0.0
-) -> tuple[float, float]:
-    """Return (a, b) of an all-reduce's ``a + b x bytes`` by algorithm (MG-WFBP, table of costs).
-
-    ``latency`` is seconds per message, ``per_byte`` and ``reduce_per_byte`` seconds per byte on the
-    wire and in the sum. Raises KeyError for an unknown name.
-    """
-    n, alpha, beta, gamma = num_devices, latency, per_byte, reduce_per_byte
-    steps = math.log2(n)
-    forms = {
-        "binary_tree": (2 * alpha * steps, (2 * beta + gamma) * steps),
-        "recursive_doubling": (alpha * steps, (beta + gamma) * steps),
-        "rabenseifner": (2 * alpha * steps, 2 * beta - (2 * beta + gamma) / n + gamma),
-        "double_binary_trees": (2 * alpha * steps, beta + gamma),
-        "ring": (2 * (n - 1) * alpha, 2 * (n - 1) / n * beta + (n - 1) / n * gamma),
-    }
-    return forms[algorithm]

@@ -164,18 +164,6 @@ class SegmentMemory:
         )
 
 
-def segment_memory(
-    graph: OperatorGraph,
-    calls: Sequence[Call],
-    values: Sequence[Value],
-    inputs: tuple[int, ...],
-    outputs: tuple[int, ...],
-    has_backward: bool,
-) -> tuple[int, tuple[int, int]]:
-    """Return what ``SegmentMemory.bytes`` says of one segment."""
-    return SegmentMemory(graph, calls, values, inputs).bytes(outputs, has_backward)
-
-
 def viewed_inputs(
     graph: OperatorGraph, segment: Segment, values: Sequence[Value]
 ) -> dict[int, int]:

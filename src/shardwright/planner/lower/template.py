@@ -25,13 +25,11 @@ def _table(*kinds: Kind) -> Flags:
     return np.array([kind in kinds for kind in Kind], dtype=np.bool_)
 
 
-# By kind: what computes, what runs a segment, what does so backward, what runs a message, what sends one off, what takes all
-# of its mesh's parameters.
+# By kind: what computes, what runs a segment, what does so backward, what runs a message, what sends one off.
 COMPUTES = _table(*SEGMENT_KINDS, Kind.CLIP, Kind.UPDATE, Kind.TRANSFORM)
 RUNS_SEGMENT, BACKWARDS = _table(*SEGMENT_KINDS), _table(*BACKWARD_KINDS)
 MOVES = _table(Kind.MESSAGE, Kind.SEND, Kind.RECEIVE)
 SENDS = _table(Kind.MESSAGE, Kind.SEND)
-TAKES_ALL = _table(Kind.CLIP, Kind.UPDATE)
 
 
 class Facts(NamedTuple):

@@ -1,7 +1,6 @@
 """The simulator's kernels, compiled by Numba on first use and cached on disk.
 
-Import this module late: importing Numba takes longer than planning a small model. ``plain`` says
-the same in readable Python and is equal to the last bit.
+Import this module late: importing Numba takes longer than planning a small model.
 """
 
 # NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
@@ -64,7 +63,11 @@ class Followers(NamedTuple):
 
 @compiled
 def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
-    """Compute start, end and cause in one pass; see ``plain.relax_plain``."""
+    """Return start, end and cause of each instruction when nothing slows anything down.
+
+    The cause is what an instruction waited for longest: the one before it in its queue or, if that
+    ended earlier, its first predecessor among those that ended last; -1 if it waited for nothing.
+    """
     count = len(seconds)
     start, end = np.zeros(count), np.zeros(count)
     cause = np.full(count, -1, dtype=np.int64)
@@ -78,7 +81,7 @@ def relax(wiring: Wiring, seconds: Floats, num_resources: int) -> Times:
 
 
 class Progress(NamedTuple):
-    """A simulation under way, between two instants: all that decides how it goes on.
+    """A simulation under way: all that decides how it goes on.
 
     ``entries`` are the resources' queues one after another, ``first`` the head of each group's busy
     resources, ``due`` when the earliest of those finishes, ``tree`` a tournament of groups by that.
@@ -98,13 +101,18 @@ class Progress(NamedTuple):
 def share(
     wiring: Wiring, seconds: Floats, classes: NDArray[np.int8], num_groups: int, slowdown: float
 ) -> Times:
-    """Compute start, end and cause under processor sharing; see ``plain.share_plain``."""
-    progress = begin(wiring, classes, num_groups)
-    go_on(wiring, seconds, progress, slowdown, (0.0, np.inf, len(seconds) + 1))
+    """Return start, end and cause of each instruction under processor sharing.
+
+    While a group computes and communicates at once, what does either advances at rate 1/slowdown, and
+    all else at 1; meshes of the same devices are one group. Completions at one instant come before
+    starts, and starts before rates are settled, so that nothing depends on the order of queues.
+    """
+    progress = _beginning(wiring, classes, num_groups)
+    _play(wiring, seconds, progress, slowdown)
     return progress.start, progress.end, progress.cause
 
 
-def begin(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Progress:
+def _beginning(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Progress:
     """Return a simulation at its beginning."""
     count, num_resources = len(wiring.resource), len(classes)
     leaves = 1 << max(0, num_groups - 1).bit_length()
@@ -131,26 +139,12 @@ def begin(wiring: Wiring, classes: NDArray[np.int8], num_groups: int) -> Progres
 
 
 @compiled
-def go_on(
-    wiring: Wiring,
-    seconds: Floats,
-    progress: Progress,
-    slowdown: float,
-    limits: tuple[float, float, int],
-) -> float:
-    """Go from completion to completion, changing ``progress``; return the time it has come to.
-
-    ``limits``: the time it is at; the time, and the number of completions, at or after which it
-    stops. It stops where the clock has moved on and nothing of the new instant has happened yet;
-    infinity means that nothing is left to do.
-    """
+def _play(wiring: Wiring, seconds: Floats, progress: Progress, slowdown: float) -> None:
+    """Go from completion to completion until nothing is left to do, changing ``progress``."""
     queues, entries, first, due, tree, followers, start, end, cause = progress
-    now, until, limit = limits
+    now = 0.0
     pending, changed = _all(len(queues)), _none(len(due))
-    if now > 0:
-        pending = _none(len(queues))
-    completed = 0
-    while True:
+    while now < np.inf:
         while due[tree[1]] <= now:
             group = tree[1]
             _set_due(due, tree, group, np.inf)
@@ -164,7 +158,6 @@ def go_on(
                 else:
                     index = queue.running
                     end[index] = now
-                    completed += 1
                     queue.running = -1
                     queue.place += 1
                     _add(pending, resource)
@@ -195,8 +188,6 @@ def go_on(
                 group = _pop(changed)
                 _set_due(due, tree, group, _settle(queues, first[group], now, slowdown))
             now = due[tree[1]]
-            if now >= until or completed >= limit or now == np.inf:
-                return now
 
 
 class Some(NamedTuple):

@@ -1,4 +1,4 @@
-"""Bytes on one device over time, compiled; ``plain.plain_rows`` says the same with NumPy.
+"""Bytes on one device over time, compiled.
 
 Import this module late, as ``full``.
 """
@@ -11,14 +11,16 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.planner.compiled import compiled
-from shardwright.planner.simulate.plain import Bytes, Floats, Ints
+from shardwright.planner.simulate.columns import Bytes, Floats, Ints
 
 
 @compiled
 def device_rows(bytes_: Bytes, start: Floats, end: Floats, mine: Ints, base: int) -> Floats:
     """Return rows (seconds, bytes) of a device whose instructions are ``mine``, in index order.
 
-    Four changes to an instruction: see ``plain.plain_rows``. O(n log n).
+    Four changes to an instruction, in the order of the host: what is copied out of messages completed before
+    it; what that lets go of; what it brings; what goes with it. What is completed by no instruction of the
+    device goes at the end. O(n log n).
     """
     count = len(mine)
     changes = np.zeros(4 * count + 2, dtype=np.int64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shardwright.core.completion import completions
 from shardwright.core.program import Kind, Message, Program
 from shardwright.core.swap import is_swapped
-from shardwright.planner.simulate.plain import Bytes, Floats, plain_rows
+from shardwright.planner.simulate.columns import Bytes, Floats
 
 # Beyond so many messages, what they are is forgotten.
 MOST_KNOWN = 100_000
@@ -70,8 +70,6 @@ def memory_over_time(
     times: tuple[Floats, Floats],
     scatter_copies: float = 0.0,
     traits: Traits | None = None,
-    *,
-    plain: bool = False,
 ) -> tuple[Floats, ...]:
     """Return, per mesh, rows (seconds, bytes alive on its fullest device) in time order.
 
@@ -83,15 +81,12 @@ def memory_over_time(
     ``scatter_copies`` times the payload of a reduce-scatter or of an all-reduce that is swapped,
     stays until the message is completed (``core.completion``), and so does what a message frees that
     is sent from where it lies. What is copied out of a buffer is there twice for that moment. The
-    clock only says when that is; the first row is the base at time 0. ``plain`` uses NumPy instead of
-    a compiled kernel.
+    clock only says when that is; the first row is the base at time 0.
     """
-    bytes_ = _bytes(program, scatter_copies, traits or Traits())
-    rows_of = plain_rows
-    if not plain:
-        # Late, because importing Numba takes long.
-        from shardwright.planner.simulate.host import device_rows as rows_of
+    # Late, because importing Numba takes long.
+    from shardwright.planner.simulate.host import device_rows
 
+    bytes_ = touched(program, scatter_copies, traits or Traits())
     touches = (bytes_.allocated != 0) | (bytes_.freed != 0) | (bytes_.held != 0) | bytes_.local
     touching = np.flatnonzero(touches)
     group = program.group[touching]
@@ -104,12 +99,12 @@ def memory_over_time(
             parts = [found[ends[mesh - 1] if mesh else 0 : ends[mesh]] for mesh in sorted(meshes)]
             mine = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
             base = sum(program.base_bytes[mesh] for mesh in meshes)
-            rows[meshes] = rows_of(bytes_, *times, mine, base)
+            rows[meshes] = device_rows(bytes_, *times, mine, base)
         result.append(max((rows[meshes] for meshes in kinds), key=lambda one: one[:, 1].max()))
     return tuple(result)
 
 
-def _bytes(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
+def touched(program: Program, scatter_copies: float, traits: Traits) -> Bytes:
     """Return the columns that memory depends on, of one type each: Numba compiles once for each."""
     local = program.computes
     unpacked, in_place, scattered, scatters, swapped = traits.of(program.messages)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
+from shardwright.planner.simulate.columns import shared_groups
 from shardwright.planner.simulate.memory import Traits, memory_over_time
-from shardwright.planner.simulate.plain import Times, relax_plain, share_plain, shared_groups
 
 if TYPE_CHECKING:
-    from shardwright.planner.simulate.full import Wiring
+    from shardwright.planner.simulate.full import Times, Wiring
 
 
 def simulate(
@@ -27,37 +27,16 @@ def simulate(
     overlap_slowdown: float = 1.0,
     scatter_copies: float = 0.0,
     traits: Traits | None = None,
-    plain: bool = False,
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
     computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
-    remembers messages from one Program to the next. ``plain`` uses plain Python instead of compiled
-    kernels, with equal results.
-    Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
+    remembers messages from one Program to the next. Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
-    if not plain:
-        try:
-            times = _compiled_times(program, seconds, overlap_slowdown)
-            return _timeline(program, times, scatter_copies, traits)
-        except OSError:  # compiled, but the disk would not keep it (full, say): twins need none
-            pass
-    times = _plain_times(program, seconds, overlap_slowdown)
-    return _timeline(program, times, scatter_copies, traits, plain=True)
-
-
-def _timeline(
-    program: Program,
-    times: Times,
-    scatter_copies: float,
-    traits: Traits | None,
-    *,
-    plain: bool = False,
-) -> Timeline:
-    start, end, cause = times
-    memory = memory_over_time(program, (start, end), scatter_copies, traits, plain=plain)
+    start, end, cause = _times(program, seconds, overlap_slowdown)
+    memory = memory_over_time(program, (start, end), scatter_copies, traits)
     return Timeline(
         source="simulated",
         start=start,
@@ -95,16 +74,8 @@ def _checked(
     return seconds
 
 
-def _plain_times(program: Program, seconds: NDArray[np.float64], overlap_slowdown: float) -> Times:
-    if overlap_slowdown == 1.0:
-        return relax_plain(program, seconds)
-    return share_plain(program, seconds, overlap_slowdown)
-
-
-def _compiled_times(
-    program: Program, seconds: NDArray[np.float64], overlap_slowdown: float
-) -> Times:
-    # Late, because importing Numba takes longer than most plans do in plain Python.
+def _times(program: Program, seconds: NDArray[np.float64], overlap_slowdown: float) -> Times:
+    # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate import full
 
     wiring = _wiring(program)

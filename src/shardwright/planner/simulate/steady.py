@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardwright.core.program import Program, ResourceClass
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost.feed import input_bytes
-from shardwright.planner.simulate.plain import shared_groups
+from shardwright.planner.simulate.columns import shared_groups
 
 if TYPE_CHECKING:
     from shardwright.planner.simulate.full import Wiring
@@ -40,7 +40,7 @@ def steady_seconds(
     """
     if steps < 4:
         raise ValueError(f"a rhythm shows in 4 steps or more, not {steps}")
-    # Late, because importing Numba takes longer than most plans do in plain Python.
+    # Late, because importing Numba takes longer than planning a small model.
     from shardwright.planner.simulate.full import relax, share
 
     wiring, durations, closings = _unrolled(program, seconds, steps)

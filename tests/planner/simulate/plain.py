@@ -1,4 +1,4 @@
-"""The simulator without kernels: the readable twin of ``full`` and ``host``, and their oracle.
+"""The simulator in plain Python: the readable twin of its kernels (``full``, ``host``), and their oracle.
 
 Both do the same floating-point operations in the same order, so that their results are equal to the
 last bit. This one looks at every queue at every event; ``full`` keeps a tree and lists instead.
@@ -9,18 +9,48 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Program, ResourceClass
+from shardwright.planner.simulate.columns import Bytes, Floats, Ints, shared_groups
+from shardwright.planner.simulate.full import Times
+from shardwright.planner.simulate.memory import Traits, device_kinds, touched
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Times = tuple[Floats, Floats, Ints]
 # Classes of resources that slow each other down.
 SLOWED = frozenset({ResourceClass.COMPUTE, ResourceClass.LINK})
+
+
+def simulate_plain(
+    program: Program,
+    seconds: NDArray[np.float64],
+    *,
+    overlap_slowdown: float = 1.0,
+    scatter_copies: float = 0.0,
+) -> tuple[Times, list[Floats]]:
+    """Return start, end and cause of each instruction, and every mesh's bytes over time."""
+    if overlap_slowdown == 1.0:
+        times = relax_plain(program, seconds)
+    else:
+        times = share_plain(program, seconds, overlap_slowdown)
+    return times, _memory(program, times, touched(program, scatter_copies, Traits()))
+
+
+def _memory(program: Program, times: Times, bytes_: Bytes) -> list[Floats]:
+    touches = (bytes_.allocated != 0) | (bytes_.freed != 0) | (bytes_.held != 0) | bytes_.local
+    found: list[Floats] = []
+    for kinds in device_kinds(program):
+        sorts = [
+            plain_rows(
+                bytes_, times[0], times[1],
+                np.flatnonzero(touches & np.isin(program.group, list(meshes))),
+                sum(program.base_bytes[mesh] for mesh in meshes),
+            )
+            for meshes in kinds
+        ]  # fmt: skip
+        found.append(max(sorts, key=lambda rows: rows[:, 1].max()))
+    return found
 
 
 def relax_plain(program: Program, seconds: NDArray[np.float64]) -> Times:
@@ -118,17 +148,6 @@ def _settle_rates(
         task.settle(now, slowdown if overlaps else 1.0)
 
 
-def shared_groups(program: Program) -> NDArray[np.int32]:
-    """Return the group of every instruction, meshes of the same devices by the first of them."""
-    first: dict[frozenset[int], int] = {}
-    for number, mesh in enumerate(program.meshes):
-        first.setdefault(frozenset(mesh.devices), number)
-    if len(first) == len(program.meshes):
-        return program.group
-    own = np.array([first[frozenset(mesh.devices)] for mesh in program.meshes], dtype=np.int32)
-    return own[program.group]
-
-
 def _predecessors(program: Program) -> list[list[int]]:
     """Return what each instruction waits for besides its queue."""
     offset: list[int] = program.offset.tolist()
@@ -147,22 +166,6 @@ def _latest(candidates: list[int], end: list[float]) -> tuple[float, int]:
 
 def _columns(start: list[float], end: list[float], cause: list[int]) -> Times:
     return np.array(start), np.array(end), np.array(cause, dtype=np.int64)
-
-
-class Bytes(NamedTuple):
-    """Per instruction: bytes appearing, disappearing, and held until which instruction.
-
-    ``copied`` appear in addition as it is completed, and go at once. What is ``lent`` is sent from
-    where it lies, so that ``freed`` goes only then. A host stays with what is ``local``.
-    """
-
-    allocated: Ints
-    freed: Ints
-    held: Ints
-    copied: Ints
-    until: Ints
-    lent: NDArray[np.bool_]
-    local: NDArray[np.bool_]
 
 
 def plain_rows(bytes_: Bytes, start: Floats, end: Floats, mine: Ints, base: int) -> Floats:

@@ -1,0 +1,40 @@
+"""Columns that the simulator's kernels read, made without loading these."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.program import Program
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Bytes(NamedTuple):
+    """Per instruction: bytes appearing, disappearing, and held until which instruction.
+
+    ``copied`` appear in addition as it is completed, and go at once. What is ``lent`` is sent from
+    where it lies, so that ``freed`` goes only then. A host stays with what is ``local``.
+    """
+
+    allocated: Ints
+    freed: Ints
+    held: Ints
+    copied: Ints
+    until: Ints
+    lent: NDArray[np.bool_]
+    local: NDArray[np.bool_]
+
+
+def shared_groups(program: Program) -> NDArray[np.int32]:
+    """Return the group of every instruction, meshes of the same devices by the first of them."""
+    first: dict[frozenset[int], int] = {}
+    for number, mesh in enumerate(program.meshes):
+        first.setdefault(frozenset(mesh.devices), number)
+    if len(first) == len(program.meshes):
+        return program.group
+    own = np.array([first[frozenset(mesh.devices)] for mesh in program.meshes], dtype=np.int32)
+    return own[program.group]
