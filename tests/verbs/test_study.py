@@ -95,3 +95,16 @@ def test_a_batch_of_many_samples_is_not_cut_into_millions() -> None:
     study = api.study(module, "1x4xA100", api.Request(global_batch=2**31), batch=batch)
     counts = [plan.strategy.pipeline.num_microbatches for plan in study.frontier.plans]
     assert max(counts) <= 4096
+
+
+@pytest.mark.parametrize("method", ["exact", "mcmc"])
+def test_once_the_seconds_are_over_nothing_is_measured_and_the_best_so_far_is_the_answer(
+    method: str,
+) -> None:
+    module, batch = mlp()
+    note({"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
+    request = api.Request(seconds=1e-3, method=method)
+    study = api.study(module, "local", request, batch=batch)
+    assert study.num_measured == 0
+    assert study.frontier.best.predicted.step_seconds > 0
+    assert study.is_complete == (method == "mcmc")  # chains end with their time
