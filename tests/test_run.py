@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -186,12 +187,11 @@ def test_a_killed_rank_ends_the_run_with_its_name(planned: Path) -> None:
     assert resumed["first_step"] == step
 
 
-def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
-    pick = (planned / "pick").read_text()
-    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck")
+def endless(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start training for ever; return the launcher and its ranks once they are about to train."""
     run = start(
         *words, "-n", "1000000", "--checkpoint-every", "1000000", "--json",
-        folder=planned, start_new_session=True,
+        folder=folder, start_new_session=True,
     )  # fmt: skip
     ranks: list[int] = []
     deadline = time.monotonic() + 120
@@ -199,6 +199,29 @@ def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
         assert run.poll() is None, run.communicate()[1]
         time.sleep(0.1)
         ranks = trained(run.pid)
+    return run, ranks
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_closed_terminal_and_ctrl_c_save_and_exit_with_their_numbers(
+    planned: Path, number: int
+) -> None:
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck")
+    run, ranks = endless(planned, *words)
+    os.killpg(run.pid, number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 128 + number, err
+    assert "Traceback" not in err
+    assert not any(Path(f"/proc/{rank}/task").exists() for rank in ranks)
+    answer = json.loads(out)
+    assert Path(answer["checkpoint"]).name == f"step-{len(answer['losses']):08d}"
+
+
+def test_termination_saves_ends_all_ranks_and_exits_143(planned: Path) -> None:
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--checkpoint-dir", "ck")
+    run, ranks = endless(planned, *words)
     run.terminate()  # as `timeout` does: first to the process, then to its whole group
     os.killpg(run.pid, signal.SIGTERM)
     out, err = run.communicate(timeout=60)

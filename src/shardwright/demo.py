@@ -51,6 +51,8 @@ def play(terminal: Terminal, out: str, steps: int) -> None:
     job = Job(model=MODEL, steps=steps, learning_rate=LEARNING_RATE, profiles=True)
     with terminal.training(steps) as watch:
         outcome = start(study.frontier.best, study.origin, job, watch)
+    if not outcome.run.is_complete:
+        raise KeyboardInterrupt
     alone = _alone(terminal, len(outcome.run.losses))
     story = _story(study, outcome, alone)
     chosen = story.plans[story.chosen]
@@ -88,7 +90,7 @@ def play(terminal: Terminal, out: str, steps: int) -> None:
 
 def _study(terminal: Terminal) -> Study:
     request = Request(global_batch=BATCH, seq=SEQ)
-    with terminal.progress(stoppable=True) as watch:
+    with terminal.progress() as watch:
         study = api.study(MODEL, None, request, watch)
     cluster, graph = study.cluster, study.graph
     kind = cluster.kind_of(0)
@@ -154,6 +156,8 @@ def _alone(terminal: Terminal, steps: int) -> tuple[float, ...]:
 
         def tell_step(step: Step) -> None:
             losses.append(step.loss)
+            if watch.stop():
+                raise KeyboardInterrupt
             watch.step({"step": step.number, "loss": step.loss, "seconds": step.seconds})
 
         watch.tell("one process, for comparison", 0.0)

@@ -22,6 +22,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.checkpoint import tidied
 from shardwright.runtime.executor import Executor
+from shardwright.runtime.launch import Stopped, launch
 from shardwright.runtime.scratch import claim, scratch, sweep
 from tests import zoo
 from tests.runtime.world import ROOT
@@ -150,6 +151,49 @@ def test_a_launcher_that_is_terminated_ends_its_ranks_and_leaves_nothing(
     assert err == ""
     assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
     assert list((short / "tmp").iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_ranks_ignore_a_closed_terminal_where_their_launcher_does(short: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        launcher, ranks = start_launcher(short)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        for rank in ranks:
+            os.kill(rank, signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(2)
+        assert all(map(is_alive, ranks))
+    finally:
+        launcher.terminate()
+        assert launcher.communicate(timeout=30) == (None, "")
+
+
+@pytest.mark.ranks
+def test_ranks_end_once_the_launcher_is_asked_to_stop(tmp_path: Path) -> None:
+    files = [tmp_path / "0", tmp_path / "1"]
+    with pytest.raises(Stopped):
+        launch(linger, 2, (str(tmp_path),), stops=lambda: all(one.exists() for one in files))
+    assert not any(is_alive(int(one.read_text())) for one in files)
+
+
+def test_a_fork_server_that_is_killed_as_it_starts_a_rank_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if any('forkserver' in word for word in sys.orig_argv):\n"
+        "    os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGKILL))\n"
+    )
+    script = "import os\nfrom shardwright.errors import RunError\n"
+    script += "from shardwright.runtime.launch import launch\n"
+    script += "try:\n    launch(os.getpid, 1)\nexcept RunError as error:\n    print(error)"
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT,
+        stdout=subprocess.PIPE, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("ranks are started by a process")
 
 
 @pytest.mark.ranks

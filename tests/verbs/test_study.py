@@ -105,3 +105,16 @@ def test_a_rate_that_no_machine_has_is_refused_with_where_it_was_recorded(
     note({"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": rate})
     with pytest.raises(StoreError, match=r"records\.sqlite: memory_bandwidth.*move the file away"):
         api.study(module, "local", api.Request(measure="never"), batch=batch)
+
+
+@pytest.mark.parametrize("method", ["exact", "mcmc"])
+def test_once_the_seconds_are_over_nothing_is_measured_and_the_best_so_far_is_the_answer(
+    method: str,
+) -> None:
+    module, batch = mlp()
+    note({"overhead|peak_flops": 1e10, "overhead|memory_bandwidth": 1e9})
+    request = api.Request(seconds=1e-3, method=method)
+    study = api.study(module, "local", request, batch=batch)
+    assert study.num_measured == 0
+    assert study.frontier.best.predicted.step_seconds > 0
+    assert study.is_complete == (method == "mcmc")  # chains end with their time

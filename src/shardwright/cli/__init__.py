@@ -2,8 +2,8 @@
 
 Nothing heavy is imported before a command needs it, so that ``--help`` answers at once. Every
 command prints tables for people or, with ``--json``, one object with stable keys. Exit codes: 0
-good, 1 a negative answer (nothing fits, a rank failed, interrupted), 2 misuse or bad input, 143
-ended by SIGTERM.
+good, 1 a negative answer (nothing fits, a rank failed), 2 misuse or bad input; interrupted 130,
+ended by SIGTERM 143, by SIGHUP 129.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     warnings.showwarning = show
     code = 0
     try:
-        app()  # misuse and interruption end here, with 2 and 1
+        app()  # misuse and interruption end here, with 2 and 130
     except ShardwrightError as error:
         code = _complain(str(error), 2 if isinstance(error, InputError) else 1)
     except MemoryError:

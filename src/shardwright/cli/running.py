@@ -46,7 +46,7 @@ def run(
         done = api.run(plan, job, watch, pick=pick)
     console.show_training(terminal, done, job)
     if not done.is_complete:
-        raise typer.Exit(128 + signal.SIGTERM if done.is_terminated else 1)
+        raise typer.Exit(128 + (done.signal or signal.SIGINT))
 
 
 @app.command()

@@ -47,6 +47,7 @@ from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_stat
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+POLL = 0.2  # seconds between questions whether to stop
 STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C or SIGTERM
 PRELOADED = (
     "shardwright.runtime.server", "torch", "torch.distributed", "shardwright.runtime.executor",
@@ -81,6 +82,14 @@ class Failure:
 class Terminated(SystemExit):
     """SIGTERM came, as from a scheduler, or SIGHUP, as from a terminal that is closed. It unwinds to an
     exit with 143 or 129, the shell's numbers for them."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+class Stopped(Exception):
+    """Whoever wanted the ranks asked to stop before they were done."""
 
 
 def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int, int]:
@@ -125,20 +134,21 @@ def launch(
     timeout: float | None = None,
     collective_timeout: float = 60.0,
     backend: Literal["cpu", "cuda"] = "cpu",
-    stops: bool = False,
+    stops: bool | Callable[[], bool] = False,
 ) -> list[Any]:
     """Run ``target(*args)`` on every rank and return what the ranks returned, in rank order.
 
     ``target`` must be importable. Each rank runs on one thread, in a world that is joined already;
     with ``backend`` cuda rank r has GPU r as its current device and talks over NCCL. ``stops``: the
     ranks look at ``INTERRUPTION`` and end by themselves; else SIGTERM, which exits with 143, ends
-    them at once. Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left
+    them at once; or a function that is asked whether to end them at once, as Ctrl-C does then: that
+    raises Stopped. Raises RunError when a rank fails or ``timeout`` seconds pass; no process is left
     behind.
     """
+    starts = multiprocessing.get_start_method(allow_none=True)
+    setting = _Setting(collective_timeout, backend, stops is True, starts)
     with _terminable():
-        starts = multiprocessing.get_start_method(allow_none=True)
-        setting = _Setting(collective_timeout, backend, stops, starts)
-        return _launch(target, nprocs, args, timeout, setting)
+        return _launch(target, nprocs, args, setting, _Bounds(timeout, stops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +162,33 @@ class _Setting:
     starts: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """When the launcher ends the ranks; the fields are ``launch``'s options."""
+
+    timeout: float | None
+    stops: bool | Callable[[], bool]
+
+    def wait(self, running: Sequence[int], left: float | None) -> None:
+        """Wait until a rank ends or time is up. Raises Stopped once somebody asks for it."""
+        if not callable(self.stops):
+            multiprocessing.connection.wait(running, left)
+        elif self.stops():
+            raise Stopped
+        else:
+            multiprocessing.connection.wait(running, POLL if left is None else min(left, POLL))
+
+    def ends_at_once(self, asked: BaseException) -> bool:
+        """Whether the ranks are not waited for: they would not end by themselves."""
+        return callable(self.stops) or (isinstance(asked, Terminated) and not self.stops)
+
+
 def _launch(
     target: Callable[..., Any],
     nprocs: int,
     args: Sequence[Any],
-    timeout: float | None,
     setting: _Setting,
+    bounds: _Bounds,
 ) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *(CAPTURING if setting.backend == "cpu" else ())])
@@ -171,12 +202,22 @@ def _launch(
                     args=(target, tuple(args), rank, nprocs, directory, setting),
                     daemon=False,
                 )
-                process.start()
+                _start(process)
                 processes.append(process)
-            _watch(processes, directory, timeout, setting.stops)
+            _watch(processes, directory, bounds)
             return [_result(directory, rank) for rank in range(nprocs)]
         finally:
             _end(processes)
+
+
+def _start(process: BaseProcess) -> None:
+    try:
+        process.start()
+    except (EOFError, ConnectionError):
+        raise RunError(
+            "ranks are started by a process that has imported torch, but it was ended meanwhile; run the "
+            "command again, with more free memory if the system ended it"
+        ) from None
 
 
 def _result(directory: Path, rank: int) -> Any:
@@ -197,7 +238,8 @@ def _rank_main(
 ) -> None:
     """Run one rank and leave its result, or how it failed, in the launcher's directory."""
     for number in ENDINGS:
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.SIG_DFL)
     die_with_launcher()
     # Else workers of a rank's loaders were children of a fork server of its own, which import torch anew.
     multiprocessing.set_start_method(setting.starts, force=True)
@@ -260,7 +302,7 @@ def _terminable() -> Iterator[None]:
         del frame
         for one in ours:
             signal.signal(one, signal.SIG_IGN)
-        raise Terminated(128 + number)
+        raise Terminated(number)
 
     for one in ours:
         signal.signal(one, handle)
@@ -271,11 +313,9 @@ def _terminable() -> Iterator[None]:
             signal.signal(one, signal.SIG_DFL)
 
 
-def _watch(
-    processes: Sequence[BaseProcess], directory: Path, timeout: float | None, stops: bool
-) -> None:
+def _watch(processes: Sequence[BaseProcess], directory: Path, bounds: _Bounds) -> None:
     """Wait for all ranks; raise on the first that fails, or when time is up."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if bounds.timeout is None else time.monotonic() + bounds.timeout
     wish: BaseException | None = None
     while True:
         try:
@@ -287,22 +327,22 @@ def _watch(
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise wish or _too_long(processes, directory)
-            multiprocessing.connection.wait(running, left)
+            bounds.wait(running, left)
         except (KeyboardInterrupt, Terminated) as asked:
-            if wish is not None or (isinstance(asked, Terminated) and not stops):
+            if wish is not None or bounds.ends_at_once(asked):
                 raise
             # The ranks stop after this step, and save first where they do. Of Ctrl-C they got the
             # signal too; a scheduler may have told nobody else.
             wish, deadline = asked, time.monotonic() + STOPPING
             if isinstance(asked, Terminated):
-                _ask_to_stop(processes)
+                _ask_to_stop(processes, asked.number)
 
 
-def _ask_to_stop(processes: Sequence[BaseProcess]) -> None:
+def _ask_to_stop(processes: Sequence[BaseProcess], number: int) -> None:
     for process in processes:
         if process.exitcode is None and process.pid is not None:
             with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+                os.kill(process.pid, number)
 
 
 def _collect(processes: Sequence[BaseProcess], directory: Path) -> list[Failure]:

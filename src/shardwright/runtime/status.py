@@ -68,7 +68,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.requested = False
-        self.terminated = False
+        self.number = 0  # of the first signal that asked
 
     def listen(self, *, termination: bool = False) -> None:
         """Take over SIGINT, and SIGTERM where that asks to stop (main thread only)."""
@@ -81,10 +81,13 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self._ask(number)
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
-        self.requested = self.terminated = True
+        self._ask(number)
+
+    def _ask(self, number: int) -> None:
+        self.requested, self.number = True, self.number or number
 
 
 INTERRUPTION = Interruption()

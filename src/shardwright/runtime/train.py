@@ -64,13 +64,13 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnd:
-    """How training ended. ``checkpoint`` is the last one written, "" if none; ``is_terminated``: a
-    scheduler's SIGTERM ended it early."""
+    """How training ended. ``checkpoint`` is the last one written, "" if none; ``signal``: which
+    ended it early, 0 for none."""
 
     first_step: int
     checkpoint: str
     is_complete: bool
-    is_terminated: bool = False
+    signal: int = 0
     timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def train(
         first_step=first,
         checkpoint=checkpoint,
         is_complete=is_complete,
-        is_terminated=INTERRUPTION.terminated and not is_complete,
+        signal=0 if is_complete else INTERRUPTION.number,
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     timeline = executor.profile_step(next(data)) if options.profiles else None

@@ -42,6 +42,7 @@ ROUNDS = 3
 PLANS = 8
 OPERATOR_SECONDS = 40.0
 COLLECTIVE_SECONDS = 12.0
+SHARE = 0.25  # of the seconds left, where they are counted, that are spent on measuring one thing
 NOTHING = CostTable()
 
 
@@ -90,6 +91,8 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
     for place, size in enumerate(reversed(sizes)):
         if not again and _has_group(known, size, cluster.kind_of(0).backend):
             continue
+        if watch.stop():
+            break
 
         def progress(done: int, whole: int, place: int = place, size: int = size) -> None:
             watch.tell(
@@ -101,9 +104,10 @@ def measure_links(cluster: Cluster, watch: Watch, *, again: bool = False) -> int
             cluster,
             tuple(range(size)),
             environment=environment(),
-            budget_seconds=COLLECTIVE_SECONDS / len(sizes),
+            budget_seconds=min(COLLECTIVE_SECONDS / len(sizes), SHARE * watch.left),
             probe=Probe(overheads=size == total),
             progress=progress,
+            stop=watch.stop,
         )
         _keep(records)
         count += len(records)
@@ -137,7 +141,8 @@ def refine(
         done |= {
             key for shard in wanted for key in keys_of(captured.graph, shard, request.precision)
         }
-        records = measure_shards(captured, wanted, cluster, request, watch) if wanted else []
+        measures = bool(wanted) and not watch.stop()
+        records = measure_shards(captured, wanted, cluster, request, watch) if measures else []
         count += len(records)
         _keep(records)
         if frontier is not None and (not records or watch.stop()):
@@ -168,8 +173,9 @@ def measure_shards(
             device=cluster.kind_of(0).backend,
             precision=request.precision,
         ),
-        budget_seconds=min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0),
+        budget_seconds=min(OPERATOR_SECONDS, 0.4 * len(wanted) + 2.0, SHARE * watch.left),
         progress=progress,
+        stop=watch.stop,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
@@ -54,9 +55,9 @@ class Request:
     sends a ``density`` of their elements. ``batch_norm``: statistics over each device's samples, or over all.
     ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
     strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
-    describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself, or after ``seconds`` with the
-    best so far; or Markov chains that draw ``proposals``, or as many as they can in ``seconds`` (per
-    round of measuring). ``spacing``: how far apart, as a share of both time and memory, neighbours on
+    describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself; or Markov chains that draw
+    ``proposals``, or as many as they can. After ``seconds``, capturing, measuring and trials included, the
+    answer is the best so far (see the limits in docs/reference/limits.md for what is not cut short). ``spacing``: how far apart, as a share of both time and memory, neighbours on
     the frontier may be before plans between them are looked for (None: 15 %, and in graphs of more
     than 1,000 operators nothing is filled). ``trials``: how many plans are tried for some steps on
     this machine, besides plain data parallelism (0: none; None: 4 where the model has a name).
@@ -155,7 +156,9 @@ class Request:
     method: str = option(
         "exact", "exact, or mcmc (Markov chains, random).", one_of=("exact", "mcmc")
     )
-    seconds: float | None = option(None, "How long to look at most (exact: to the end; mcmc: 60).")
+    seconds: float | None = option(
+        None, "How long all of it may take (exact: to the end; mcmc: 60 s of walking)."
+    )
     proposals: int | None = option(None, "With mcmc: how many instead, repeatable.")
     measure: str = option(
         "auto", "auto, never, or always (again).", one_of=("auto", "never", "always")
@@ -410,11 +413,20 @@ def _no_step(event: dict[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who looks on: told how far long work is, asked whether to stop, shown every training step."""
+    """Who looks on: told how far long work is, asked whether to stop, shown every training step.
+
+    ``deadline``: when work should be over, by ``time.monotonic``.
+    """
 
     tell: Callable[[str, float], None] = _nothing
     stop: Callable[[], bool] = _never
     step: Callable[[dict[str, float]], None] = _no_step
+    deadline: float = math.inf
+
+    @property
+    def left(self) -> float:
+        """Seconds until work should be over, 0 afterwards."""
+        return max(0.0, self.deadline - time.monotonic())
 
 
 def _positive(name: str, value: str | float | None, quantity: Quantity) -> float | None:

@@ -80,7 +80,7 @@ class TrainingRun:
     ``first_step`` counts steps done before (after a resume). ``step_seconds`` is the median of all
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
-    step (none where the plan does not clip). ``is_terminated``: SIGTERM ended it early.
+    step (none where the plan does not clip). ``signal``: which ended it early, 0 for none.
     ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps.
     ``notes``: what the ranks could not do as they should. ``noise_scale``: of the gradients at the end, in samples;
     None where it was not measured, or no gradient stood out of the noise.
@@ -95,7 +95,7 @@ class TrainingRun:
     checkpoint: str = ""
     is_complete: bool = True
     gradient_norms: tuple[float, ...] = ()
-    is_terminated: bool = False
+    signal: int = 0
     input_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     noise_scale: float | None = None

@@ -59,7 +59,8 @@ def study(
 
     On this machine: plan, measure what the best plans would run, plan again (three times at most).
     """
-    request, watch = request or Request(), watch or Watch()
+    request, asked = request or Request(), watch or Watch()
+    watch = _bounded(asked, request)
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
     given = _fitted(request, is_local=is_here(cluster))  # refused before anything is measured
     machine, is_local = find_cluster(cluster, watch)
@@ -74,10 +75,11 @@ def study(
         batch_norm=request.batch_norm,
         outputs=request.outputs,
     )
-    graph, watch = captured.graph, _bounded(watch, request)
+    graph = captured.graph
     measures = is_local and request.measure != "never"
     machine, num_links = _with_links(machine, watch) if measures else (machine, 0)
     solver = _Solver(graph, machine, request, limits, watch)
+    solver.share = 0.5 if measures else 1.0
     question = Question(
         model=model,
         batch=batch,
@@ -115,7 +117,7 @@ def study(
         curve=solver.points,
         plain=solver.last.plain if solver.last else (),
         num_measured=num_links + num_shards,
-        is_complete=not watch.stop(),
+        is_complete=not (watch if request.method == "exact" else asked).stop(),
         notes=notes,
     )
 
@@ -177,13 +179,19 @@ class _Solver:
             "progress": _search_progress(watch),
             "stop": watch.stop,
         }
+        self.watch, self.share = watch, 1.0  # of the seconds left that chains walk in
         self.last: Survey | None = None
         self.points: tuple[Plan, ...] = ()
 
     def __call__(self, costs: CostTable) -> Frontier:
         request, facts = self.request, (self.graph, self.machine, costs)
         if request.method == "mcmc":
-            return sample(*facts, Chain(seed=request.seed), _spent(request), **self.how)
+            return sample(
+                *facts,
+                Chain(seed=request.seed),
+                _spent(request, self.share * self.watch.left),
+                **self.how,
+            )
         how = {**self.how, "seed": request.seed}
         if self.goal.mode == "curve":
             self.points = curve(*facts, **how)
@@ -194,11 +202,11 @@ class _Solver:
 
 
 def _bounded(watch: Watch, request: Request) -> Watch:
-    """Let an exact search be stopped once its seconds are over, as a user would stop it."""
-    if request.method != "exact" or request.seconds is None:
+    """Let all that can be stopped end once the seconds are over, as a user would stop it."""
+    if request.seconds is None:
         return watch
     end = time.monotonic() + request.seconds
-    return replace(watch, stop=lambda: watch.stop() or time.monotonic() > end)
+    return replace(watch, stop=lambda: watch.stop() or time.monotonic() > end, deadline=end)
 
 
 def _with_links(machine: Cluster, watch: Watch) -> tuple[Cluster, int]:
@@ -322,12 +330,14 @@ def natural_precision(cluster: Cluster) -> str:
     return "bfloat16" if is_faster else "float32"
 
 
-def _spent(request: Request) -> Callable[[int], float]:
-    """Return the share of the budget that so many proposals have used, by number or by clock."""
+def _spent(request: Request, left: float) -> Callable[[int], float]:
+    """Return the share of the budget that so many proposals have used, by number or by clock:
+    in the seconds ``left``."""
     if request.proposals is not None:
         whole = request.proposals
         return lambda proposals: proposals / whole
-    seconds, begin = request.seconds or MCMC_SECONDS, time.monotonic()
+    begin = time.monotonic()
+    seconds = max(left, 1e-9) if math.isfinite(left) else MCMC_SECONDS
     return lambda proposals: (time.monotonic() - begin) / seconds
 
 

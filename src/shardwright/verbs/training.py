@@ -203,7 +203,7 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
         held_out=end.held_out,
         checkpoint=end.checkpoint,
         is_complete=end.is_complete,
-        is_terminated=end.is_terminated,
+        signal=end.signal,
         input_seconds=statistics.fmean(waits[WARM_STEPS:] or waits or [0.0]),
         notes=end.notes,
         noise_scale=_last(events, "noise_scale"),

@@ -59,7 +59,7 @@ class Task:
     plans: tuple[str, ...]
     turns: int
     steps: int
-    budget_seconds: float
+    budget_seconds: float  # of steps
     with_torch: bool = False
 
 
@@ -86,6 +86,8 @@ def tried(
     Tries at most ``entry.count`` plans and plain data parallelism, for some ``ROUND_SECONDS`` in each
     of ``ROUNDS`` rounds.
     """
+    from shardwright.runtime.launch import Stopped
+
     shelf = Shelf.of(survey, entry.optimizer, entry.environment)
     known = {} if entry.is_afresh else shelf.read(survey)
     if known and not survey.context.table.factors:
@@ -100,7 +102,10 @@ def tried(
         before = [survey.plan(_fastest(known))] if known else []
         plans = runnable(survey, [*survey.plain[:1], *before, *wanted])
         text = f"round {number + 1}, {len(plans)} plans"
-        laps = run_trial(plans, entry, _following(watch, text))
+        try:
+            laps = run_trial(plans, entry, _following(watch, text))
+        except Stopped:
+            break
         ran = {plan.strategy: as_measured(lap) for plan, lap in zip(plans, laps, strict=True)}
         known = {**_at_pace(known, ran, survey.plain[:1]), **ran}
         shelf.write(known, _fitted(survey, known))
@@ -140,7 +145,7 @@ def run_trial(
     DistributedDataParallel as the last, on as many ranks as the first plan has.
 
     Plans on other numbers of devices run one number after another. Raises RunError where a rank
-    fails.
+    fails, Stopped where the watch asks to stop.
     """
     counts = [len(plan.strategy.devices) for plan in plans]
     found: dict[int, Laps] = {}
@@ -175,12 +180,14 @@ def _run_together(
             plans=names,
             turns=turns,
             steps=max(1, min(MOST_STEPS, round(TURN_SECONDS / slowest))),
-            budget_seconds=ROUND_SECONDS,
+            budget_seconds=min(ROUND_SECONDS, watch.left),
             with_torch=with_torch,
         )
         with following(folder, watch):
             ranks = len(plans[0].strategy.devices)
-            (laps, *_) = launch(trial_rank, ranks, (task,), backend=local_backend())
+            (laps, *_) = launch(
+                trial_rank, ranks, (task,), backend=local_backend(), stops=watch.stop
+            )
     return laps
 
 
@@ -394,7 +401,7 @@ def _following(watch: Watch, text: str) -> Watch:
         watch.tell(f"trying plans, {text}: turn {event['step']:.0f} of {event['of']:.0f}", share)
 
     watch.tell(f"trying plans, {text}", 0.0)
-    return Watch(tell=watch.tell, stop=watch.stop, step=step)
+    return replace(watch, step=step)
 
 
 def as_measured(laps: Laps) -> Measured:

@@ -101,7 +101,9 @@ def verify(plan: Plan, origin: Origin, trial: Trial, watch: Watch) -> Verificati
     watch.tell(f"training as {num_ranks} ranks", 0.5)
     ranks: list[Trained]
     if trial.ranks == "processes":
-        ranks = launch(train_rank, num_ranks, (task,))
+        ranks = launch(
+            train_rank, num_ranks, (task,), stops=lambda: False
+        )  # Ctrl-C ends them at once
     else:
         tell = show("ranks", 0.5)
         ranks = runtime.train_here(captured, ready.program, ready.module, batches, tell)

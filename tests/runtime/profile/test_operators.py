@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -135,3 +140,43 @@ def test_a_failing_worker_is_reported_with_its_reason():
 def test_a_worker_that_takes_too_long_is_stopped():
     with pytest.raises(RunError, match="longer than 0 s"):
         run_workers("shardwright.runtime.profile.machine:work", [None], timeout_seconds=0.1)
+
+
+def interrupted(rank: int, job: object, directory: Path, report: object) -> str:
+    """Be told by Ctrl-C, as every process of a terminal is."""
+    del rank, job, directory, report
+    os.kill(os.getpid(), signal.SIGINT)
+    return "measured"
+
+
+def endless(rank: int, job: object, directory: Path, report: object) -> None:
+    """Say which process this is, and measure for ever."""
+    del rank, job, report
+    fresh = Path(os.environ["ENDLESS_FILE"] + ".new")
+    fresh.write_text(str(os.getpid()))
+    fresh.rename(os.environ["ENDLESS_FILE"])
+    time.sleep(1000)
+
+
+def test_ctrl_c_is_left_to_the_process_that_wanted_the_measurements():
+    found = run_workers(f"{__name__}:interrupted", [None], timeout_seconds=60)
+    assert found == ["measured"]
+
+
+def killed_or_waiting(rank: int, job: object, directory: Path, report: object) -> None:
+    """Be killed, or wait for who was."""
+    del job, directory, report
+    os.kill(os.getpid(), signal.SIGHUP) if rank else time.sleep(1000)
+
+
+def test_a_worker_that_is_killed_ends_those_that_wait_for_it():
+    with pytest.raises(RunError, match="process 1 was killed by SIGHUP; run the command again"):
+        run_workers(f"{__name__}:killed_or_waiting", [None, None], timeout_seconds=60)
+
+
+def test_workers_end_once_they_are_asked_to_stop(tmp_path, monkeypatch):
+    file = tmp_path / "process"
+    monkeypatch.setenv("ENDLESS_FILE", str(file))
+    found = run_workers(f"{__name__}:endless", [None], timeout_seconds=100, stop=file.exists)
+    assert found == []
+    assert not Path(f"/proc/{file.read_text()}").exists()

@@ -38,7 +38,7 @@ from shardwright.runtime.profile.beneath import Start, run_through, time_beneath
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.profile.machine import resident_bytes
 from shardwright.runtime.profile.overheads import time_overheads
-from shardwright.runtime.profile.workers import Progress, run_workers
+from shardwright.runtime.profile.workers import Progress, Stop, run_workers
 
 PRIMITIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 SIZES = tuple(1024 * 4**power for power in range(8))  # 1 KiB to 16 MiB
@@ -106,8 +106,9 @@ def measure_collectives(
     probe: Probe = WHOLE,
     budget_seconds: float = 20.0,
     progress: Progress | None = None,
+    stop: Stop = lambda: False,
 ) -> list[Record]:
-    """Measure a group of devices of this machine.
+    """Measure a group of devices of this machine; after ``stop`` there is no record.
 
     A transfer is measured between two ranks whatever the group's size. Raises InputError where they are
     GPUs that this process cannot use.
@@ -123,7 +124,10 @@ def measure_collectives(
         [job] * len(devices),
         timeout_seconds=3 * budget_seconds + START_SECONDS,
         progress=progress,
+        stop=stop,
     )
+    if not results:
+        return []
     hosts = len({cluster.devices[device].host for device in devices})
     label = link_label(cluster, devices)
     return name_records(results[0], hosts, len(devices), label, environment)

@@ -30,7 +30,7 @@ from shardwright.runtime.profile.passes import (
     time_in_passes,
 )
 from shardwright.runtime.profile.shards import Request, Shard, make_shard
-from shardwright.runtime.profile.workers import Progress, run_workers
+from shardwright.runtime.profile.workers import Progress, Stop, run_workers
 
 if TYPE_CHECKING:
     from shardwright.runtime.capture import Captured
@@ -72,11 +72,12 @@ def measure_operators(
     *,
     budget_seconds: float = 60.0,
     progress: Progress | None = None,
+    stop: Stop = lambda: False,
 ) -> list[Record]:
     """Measure (operator index, local input shapes, local output shapes) requests.
 
     Equal shards are measured once. Requests that fail, or that the budget does not reach, have no
-    record and will be modelled.
+    record and will be modelled; after ``stop`` none has.
     """
     shards: dict[str, Shard] = {}
     for index, inputs, outputs in requests:
@@ -91,7 +92,10 @@ def measure_operators(
         [job] * max(setting.concurrency, 1),
         timeout_seconds=2 * budget_seconds + START_SECONDS,
         progress=progress,
+        stop=stop,
     )
+    if not results:
+        return []
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     records: list[Record] = []
     for shard, *timings in zip(job.shards, *results, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -21,9 +22,13 @@ from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.scratch import scratch
 
 Progress = Callable[[int, int], None]
+Stop = Callable[[], bool]
 _POLL_SECONDS = 0.05
-# A worker depends on its parent before it imports torch, which takes seconds.
+# A worker depends on its parent before it imports torch, which takes seconds. Ctrl-C reaches every process
+# of a terminal: what it means is the parent's to say.
 _ENTRY = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 from shardwright.runtime.lifeline import die_with_pipe
 die_with_pipe()
 from shardwright.runtime.profile.workers import main
@@ -50,11 +55,12 @@ def run_workers(
     *,
     timeout_seconds: float,
     progress: Progress | None = None,
+    stop: Stop = lambda: False,
 ) -> list[Any]:
     """Run ``function(rank, job, directory, report)`` in one process per job, all at once.
 
-    ``function`` is written ``module:name``. Returns the results in order. Raises RunError when a
-    worker fails or the time is over; no process outlives the call.
+    ``function`` is written ``module:name``. Returns the results in order, or none once ``stop`` says
+    so. Raises RunError when a worker fails or the time is over; no process outlives the call.
     """
     with scratch() as directory:
         processes: list[subprocess.Popen[bytes]] = []
@@ -62,7 +68,8 @@ def run_workers(
             for rank, job in enumerate(jobs):
                 (directory / f"job-{rank}").write_bytes(pickle.dumps((function, job)))
                 processes.append(_start(directory, rank))
-            _wait(processes, directory, timeout_seconds, progress)
+            if not _wait(processes, directory, timeout_seconds, progress, stop):
+                return []
             return [_result(directory, rank) for rank in range(len(jobs))]
         finally:
             for process in processes:
@@ -104,13 +111,18 @@ def _wait(
     directory: Path,
     timeout_seconds: float,
     progress: Progress | None,
-) -> None:
+    stop: Stop,
+) -> bool:
+    """Wait for all; return whether they ended before somebody asked to stop."""
     deadline = time.monotonic() + timeout_seconds
     seen = ""
-    while any(process.poll() is None for process in processes):
-        for rank, process in enumerate(processes):
-            if process.returncode not in (None, 0):
-                raise RunError(_complaint(directory, rank, process.returncode), rank=rank)
+    while True:
+        codes = [process.poll() for process in processes]
+        _check(codes, directory)
+        if None not in codes:
+            return True
+        if stop():
+            return False
         if time.monotonic() > deadline:
             raise RunError(
                 f"measuring took longer than {timeout_seconds:.0f} s and was stopped; end other "
@@ -124,6 +136,13 @@ def _wait(
         time.sleep(_POLL_SECONDS)
 
 
+def _check(codes: Sequence[int | None], directory: Path) -> None:
+    """Raise for a worker that failed, at once: the others may wait for it in vain."""
+    for rank, code in enumerate(codes):
+        if code:
+            raise RunError(_complaint(directory, rank, code), rank=rank)
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text()
@@ -135,10 +154,13 @@ def _result(directory: Path, rank: int) -> Any:
     try:
         return pickle.loads((directory / f"result-{rank}").read_bytes())
     except (OSError, EOFError, pickle.UnpicklingError):
-        raise RunError(_complaint(directory, rank, -1), rank=rank) from None
+        raise RunError(_complaint(directory, rank, 0), rank=rank) from None
 
 
-def _complaint(directory: Path, rank: int, status: int | None) -> str:
+def _complaint(directory: Path, rank: int, status: int) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"measuring process {rank} was killed by {name}; run the command again"
     lines = _read(directory / f"errors-{rank}").strip().splitlines()
     reason = lines[-1][:300] if lines else f"exit status {status}"
     return f"measuring process {rank} failed: {reason}"
