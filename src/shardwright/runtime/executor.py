@@ -247,6 +247,7 @@ class Executor(Keeping):
             left = flow.enter(fill, self._act)
         self.left = left.number if left else None
         if left is None:
+            self.optimizer.step()  # without gradients: nothing, but schedulers want to come behind it
             return torch.full((), torch.nan, dtype=torch.float64, device=self.machine.store.device)
         if self.options.check_finite:
             require_finite(left, self.rank)

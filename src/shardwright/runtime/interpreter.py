@@ -124,29 +124,28 @@ class Compiler:
         """Compile the periods of a pipeline that is never flushed: as many as minibatches are under way."""
         program, ring = self.program, self.program.ring
         order = sorted(range(len(indices)), key=lambda place: program.shift_of(indices[place]))
-        touches: list[list[Touch]] = []
-        for turn in range(ring):
-            self._turn = turn
+        touches = list[list[Touch]]()
+        for self._turn in range(ring):
             touches.append([self.touch(index) for index in indices])
         drops: list[list[list[int]]] = [[[] for _ in indices] for _ in range(ring)]
         for instance in range(ring):  # one minibatch on its way through the periods
             turns = [(instance + program.shift_of(indices[place])) % ring for place in order]
             moments = list(zip(turns, order, strict=True))
-            found = self._drops([touches[turn][place] for turn, place in moments], keep)
-            for (turn, place), dropped in zip(moments, found, strict=True):
+            ends = self._drops([touches[turn][place] for turn, place in moments], keep)
+            for (turn, place), dropped in zip(moments, ends, strict=True):
                 drops[turn][place] = dropped
-        compiled: list[Compiled] = []
+        found = list[Compiled]()
         for turn in range(ring):
             self._turn = turn
-            compiled.append(self._laid_out(indices, touches[turn], drops[turn]))
-        return compiled
+            found.append(self._laid_out(indices, touches[turn], drops[turn]))
+        return found
 
     def instance(self, index: int) -> int:
         """Return which instance of its values an instruction works on: its microbatch's or minibatch's."""
         if self._turn is not None:
             return (self._turn - self.program.shift_of(index)) % self.program.ring
-        microbatch = int(self.program.microbatch[index])
-        return microbatch if self.program.strategy.pipeline.is_flushed else max(microbatch, 0)
+        own, is_flushed = self.program.microbatch, self.program.strategy.pipeline.is_flushed
+        return int(own[index]) if is_flushed else 0
 
     def let_go(self) -> None:
         """Wait until all that was sent has arrived."""
@@ -157,10 +156,8 @@ class Compiler:
     def _laid_out(
         self, indices: Sequence[int], touches: Sequence[Touch], drops: Sequence[list[int]]
     ) -> Compiled:
-        device = next(iter(self.machine.sites.values())).device
-        waiting = Waiting(
-            self.program, indices, on_host=device.type == "cpu", sends=self._turn is None
-        )
+        on_host = self.machine.store.device.type == "cpu"
+        waiting = Waiting(self.program, indices, on_host=on_host, sends=self._turn is None)
         actions = waiting.actions
         for index, touch, dropped in zip(indices, touches, drops, strict=True):
             waiting.come_to(index)
@@ -197,8 +194,8 @@ class Compiler:
         item, sent = int(self.program.item[index]), self._sent
 
         def send() -> None:
-            if item in sent:
-                sent[item].complete()
+            if before := sent.get(item):
+                before.complete()
             sent[item] = exchange
             exchange.issue()
 
@@ -236,7 +233,7 @@ class Compiler:
             segment = program.segments[item]
             incoming = [values[value].gradient for value in segment.outputs]
             made = made_by(segment, self.machine.store, kind)
-            gathered = [v for v in segment.inputs if values[v].role == "parameter"]
+            gathered = [v for v in segment.inputs if values[v].role in ("parameter", "version")]
             return Touch(slots((*gathered, *incoming, *segment.rematerialised)), (), slots(made))
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             message = program.messages[item]

@@ -31,11 +31,13 @@ Ints = NDArray[np.int64]
 
 
 class _Insertion(NamedTuple):
-    """A transform before instruction ``before``, and the bytes of what it writes."""
+    """A transform before instruction ``before``, which is of its mesh and half; the bytes of what it writes, and
+    those that it needs for a while."""
 
     before: int
     transform: Transform
     bytes: int
+    temporary: int
 
 
 def flushless(program: Program) -> Program:
@@ -72,42 +74,51 @@ def _turn(program: Program, mesh: int) -> int:
 
 def _with_versions(program: Program, mesh: int, look: Outlook) -> Program:
     """Return a Program in which a mesh runs on versions of its parameters."""
+    program, reads, writes = _reading_versions(program, mesh, again=look.backward is not None)
+    if not reads:
+        return program
+    mine = (program.group == mesh) & np.isin(program.kind, SEGMENT_KINDS)
+    runs = np.flatnonzero(mine).tolist()
+    ahead = [index for index in runs if program.shift_of(index) == forward_shift(mesh)]
+    behind = [index for index in runs if index not in ahead]
+    sizes = [program.values[one].bytes for one in writes]
+    if look.backward is None:
+        turns = [(ahead[0], max(runs), (look.forward, look.lag, 1))]
+    else:
+        is_ahead = int(look.forward + look.lag > 0)
+        turns = [(ahead[0], max(ahead), (look.forward, look.lag, is_ahead))]
+        if behind:
+            turns.append((behind[0], max(behind), (look.backward, 0, int(look.backward > 0))))
+    freed, frees, insertions = (
+        program.freed.copy(),
+        dict[int, tuple[int, ...]](),
+        list[_Insertion](),
+    )
+    for first, last, how in turns:
+        made, spare = how[2] * sum(sizes), how[2] * 2 * max(sizes)
+        insertions.append(_Insertion(first, _transform(mesh, reads, writes, how), made, spare))
+        freed[last] += made
+        frees[last] = writes
+    return _inserted(replace(program, freed=freed), insertions, frees)
+
+
+def _reading_versions(
+    program: Program, mesh: int, *, again: bool
+) -> tuple[Program, tuple[int, ...], tuple[int, ...]]:
+    """Return a Program whose segments on a mesh read versions of its trained parameters, these and
+    their versions; ``again``: they are written a second time for backward."""
     values, new = list(program.values), dict[int, int]()
     for index, value in enumerate(program.values):
         if value.mesh == mesh and value.role == "parameter" and value.gradient >= 0:
             new[index] = len(values)
             values.append(_version(value, new))
-    roots = tuple([one for one in new if program.values[one].alias < 0])
-    if not roots:
-        return program
-    is_anew = look.backward is not None
-    segments = tuple(
-        [
-            _reading(segment, new, again=is_anew) if segment.mesh == mesh else segment
-            for segment in program.segments
-        ]
-    )
-    program = replace(program, values=tuple(values), segments=segments)
-    mine = np.flatnonzero((program.group == mesh) & np.isin(program.kind, SEGMENT_KINDS)).tolist()
-    is_late = program.shift_of
-    ahead = [index for index in mine if is_late(index) == forward_shift(mesh)]
-    behind = [index for index in mine if index not in ahead]
-    written = tuple([new[root] for root in roots])
-    size = sum(values[one].bytes for one in written)
-    copies = not is_anew or look.forward + look.lag > 0
-    first = _transform(mesh, roots, written, (look.forward, look.lag, int(copies)))
-    insertions = [_Insertion(ahead[0], first, size if copies else 0)]
-    dies = [(max(behind or ahead), insertions[0])]
-    if look.backward is not None and behind:
-        predicts = look.backward > 0
-        again = _transform(mesh, roots, written, (look.backward, 0, int(predicts)))
-        insertions.append(_Insertion(behind[0], again, size if predicts else 0))
-        dies = [(max(ahead), insertions[0]), (max(behind), insertions[1])]
-    freed, frees = program.freed.copy(), dict[int, tuple[int, ...]]()
-    for index, one in dies:
-        freed[index] += one.bytes
-        frees[index] = written
-    return _inserted(replace(program, freed=freed), insertions, frees)
+    reads = tuple([one for one in new if program.values[one].alias < 0])
+    segments = [
+        _reading(segment, new, again=again) if segment.mesh == mesh else segment
+        for segment in program.segments
+    ]
+    program = replace(program, values=tuple(values), segments=tuple(segments))
+    return program, reads, tuple([new[one] for one in reads])
 
 
 def _version(parameter: Value, new: dict[int, int]) -> Value:
@@ -169,24 +180,16 @@ def _inserted(
         made[inside] = new
         return made
 
-    shift, runs = program.shift, np.isin(program.kind, SEGMENT_KINDS)
-    assert shift is not None
-    waits: list[list[int]] = [[] for _ in order]
-    freed: list[list[int]] = [[] for _ in order]
-    own = [program.predecessor[a:b] for a, b in pairwise(program.offset)]
-    places: list[int] = place.tolist()
-    old = [program.free_value[a:b].tolist() for a, b in pairwise(program.free_offset)]
-    for index in range(count):
-        waits[place[index]] = place[own[index]].tolist()
-        freed[place[index]] = [*old[index], *frees.get(index, ())]
+    waits, freed = _moved(program, place, len(order))
+    for index, values in frees.items():
+        freed[int(place[index])] += values
     for one, new in zip(insertions, inside.tolist(), strict=True):
-        alike = (program.group == one.transform.mesh) & (shift == shift[one.before]) & runs
-        for index in np.flatnonzero(alike).tolist():
-            waits[places[index]] = sorted([new, *waits[places[index]]])
-    offset, predecessor = _flat(waits)
+        for index in _readers(program, one):
+            waits[int(place[index])].append(new)
+    offset, predecessor = _flat(list(map(sorted, waits)))
     free_offset, free_value = _flat(freed)
-    largest = [max(program.values[v].bytes for v in one.transform.writes) for one in insertions]
-    number = len(program.transforms)
+    number, shift = len(program.transforms), program.shift
+    assert shift is not None
     return replace(
         program,
         transforms=(*program.transforms, *[one.transform for one in insertions]),
@@ -195,26 +198,34 @@ def _inserted(
         item=column("item", range(number, number + len(at))),
         microbatch=column("microbatch", [0] * len(at)),
         shift=shift[order],
-        resource=column(
-            "resource", [_computing(program, one.transform.mesh) for one in insertions]
-        ),
+        resource=program.resource[order],
         offset=offset,
         predecessor=predecessor,
         free_offset=free_offset,
         free_value=free_value,
         allocated=column("allocated", [one.bytes for one in insertions]),
         freed=column("freed", [0] * len(at)),
-        temporary=column(
-            "temporary",
-            [2 * size if one.bytes else 0 for one, size in zip(insertions, largest, strict=True)],
-        ),
+        temporary=column("temporary", [one.temporary for one in insertions]),
     )
 
 
-def _computing(program: Program, mesh: int) -> int:
-    """Return the resource on which a mesh computes."""
-    computes = (program.group == mesh) & np.isin(program.kind, SEGMENT_KINDS)
-    return int(program.resource[np.flatnonzero(computes)[0]])
+def _moved(program: Program, place: Ints, count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return what instructions wait for and free, where they stand in ``place`` among so many."""
+    waits: list[list[int]] = [[] for _ in range(count)]
+    freed: list[list[int]] = [[] for _ in range(count)]
+    for index, (a, b) in enumerate(pairwise(program.offset)):
+        waits[int(place[index])] = place[program.predecessor[a:b]].tolist()
+    for index, (a, b) in enumerate(pairwise(program.free_offset)):
+        freed[int(place[index])] = program.free_value[a:b].tolist()
+    return waits, freed
+
+
+def _readers(program: Program, insertion: _Insertion) -> list[int]:
+    """Return the instructions that run on what a transform writes: those of its mesh and its half."""
+    shift, first = program.shift, insertion.before
+    assert shift is not None
+    alike = (program.group == program.group[first]) & (shift == shift[first])
+    return np.flatnonzero(alike & np.isin(program.kind, SEGMENT_KINDS)).tolist()
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.int32]]:
