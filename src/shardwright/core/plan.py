@@ -34,6 +34,7 @@ def digest_of(strategy: Strategy) -> str:
         *([sync.compressor, sync.density] if sync.compressor != "none" else []),
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
         *strategy.pipeline.order,
+        *([] if strategy.pipeline.is_flushed else [f"staleness: {strategy.pipeline.staleness}"]),
     )
     return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
 

@@ -28,10 +28,12 @@ from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
-ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master", "state"]
+ValueRole = Literal[
+    "input", "parameter", "buffer", "activation", "gradient", "master", "state", "version"
+]
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
 TransformName = Literal[
-    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum"
+    "cast", "feedback", "top-k", "int8", "1-bit", "top-k sum", "int8 sum", "1-bit sum", "version"
 ]
 Primitive = Literal[
     "slice",
@@ -106,6 +108,7 @@ class Value:
     * ``master``: the optimizer's shard where that differs from the parameter at rest;
     * ``state``: zeros at first, read and written by transforms, there from one step to the next. It may
       differ from rank to rank, and checkpoints keep it for each;
+    * ``version``: a parameter as one minibatch of an asynchronous pipeline sees it, written by transforms;
     * ``activation``, ``gradient``: made by instructions. Writing to a gradient accumulates.
     """
 
@@ -252,7 +255,9 @@ class Transform:
       residuals what that lost;
     * ``top-k``, ``int8``, ``1-bit`` (``core.compression``): likewise, but what they write are bytes;
     * ``top-k sum``, ``int8 sum``, ``1-bit sum``: the sum of what so many ``ranks`` made so, of values of
-      a ``dtype``; it reads their bytes one behind the other.
+      a ``dtype``; it reads their bytes one behind the other;
+    * ``version``: each parameter read, as it is expected to be ``forward + min(i, lag)`` updates later for the
+      i-th minibatch since the pipeline was empty; where ``copies`` is 0 they are the parameters themselves.
     """
 
     name: TransformName
@@ -341,6 +346,13 @@ class Program:
     def num_instructions(self) -> int:
         """How many instructions all groups have together."""
         return len(self.kind)
+
+    @property
+    def ring(self) -> int:
+        """How many instances of a microbatch's values there are: its microbatches or, of a pipeline that is
+        never flushed, the minibatches under way. Minibatch i has the instance i modulo that."""
+        pipeline = self.strategy.pipeline
+        return pipeline.num_microbatches if pipeline.is_flushed else len(self.meshes)
 
     @property
     def computes(self) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.simulate.columns import shared_groups
+from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import Traits, memory_over_time
 
 if TYPE_CHECKING:
@@ -30,12 +31,29 @@ def simulate(
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
+    Of a pipeline that is never flushed it is that of one minibatch on its way; the seconds of a step are those of a
+    period, and memory is that of many (``planner.simulate.flushless``).
+
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
     computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
     remembers messages from one Program to the next. Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
-    start, end, cause = _times(program, seconds, overlap_slowdown)
+
+    def play(program: Program, seconds: NDArray[np.float64]) -> Timeline:
+        times = _times(program, seconds, overlap_slowdown)
+        return _timeline(program, times, scatter_copies, traits)
+
+    timeline = play(program, seconds)
+    if program.shift is None or program.shift.max(initial=0) <= 0:
+        return timeline
+    return in_periods(program, seconds, timeline, play)
+
+
+def _timeline(
+    program: Program, times: Times, scatter_copies: float, traits: Traits | None
+) -> Timeline:
+    start, end, cause = times
     memory = memory_over_time(program, (start, end), scatter_copies, traits)
     return Timeline(
         source="simulated",
