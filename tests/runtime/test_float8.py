@@ -115,6 +115,27 @@ def test_scores_of_a_loss_stay_in_16_bits() -> None:
     assert rounded == [True, False]
 
 
+def test_narrow_products_stay_in_16_bits() -> None:
+    """Adapters and routers: rounding what is wide takes longer than 8 bits save."""
+    module = nn.Sequential(nn.Linear(512, 32), nn.Linear(32, 2048), nn.Linear(2048, 32))
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).sum()
+
+    graph = capture(Summed(), {"x": torch.randn(64, 512)}, precision="bfloat16").graph
+    rounded = [
+        is_float8_product(graph, one, tuple(graph.tensors[t].shape for t in one.inputs))
+        for one in graph.operators
+        if one.kind in PRODUCTS
+    ]
+    assert rounded == [True, False, False]
+
+
 class Net(nn.Module):
     """Three linear maps; sizes of the last do not divide by 16."""
 

@@ -111,15 +111,17 @@ def test_virtual_stages_are_an_interleaved_pipeline() -> None:
 
 
 def test_megatrons_pipelines_interleave_where_their_chunks_are_not_said() -> None:
-    """Two chunks, where layers and rounds of microbatches divide; DeepSpeed's pipelines cannot."""
+    """Two chunks, of one layer each in NeMo's recipes, where layers and rounds of microbatches divide;
+    DeepSpeed's pipelines cannot."""
     for cells, chunks in (
         ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 1),
-        ({"global_batch": 48}, 1), ({"framework": "Megatron-DeepSpeed"}, 1), ({"task": "lora"}, 1),
+        ({"global_batch": 48}, 1), ({"framework": "Megatron-DeepSpeed"}, 1), ({"task": "lora"}, 2),
+        ({"framework": "NeMo"}, 16),
         ({"framework": "torchtitan", "sharding": "FSDP2"}, 1),
     ):  # fmt: skip
         found = said(**{"vpp": None, "params_b": None, **cells})
         assert found.seeds[0].chunks == chunks, cells
-        note = "2 chunks per stage" if chunks == 2 else "no interleaving"
+        note = f"{chunks} chunks per stage" if chunks > 1 else "no interleaving"
         assert (note in found.assumed) == ("vpp" not in cells)
 
 

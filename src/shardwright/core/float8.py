@@ -15,7 +15,9 @@ from shardwright.core.graph import CASTS, Operator, OperatorGraph
 FLOAT8 = frozenset({"fp8", "fp8-row"})
 # What matrix units want every size of such a product to divide by.
 GRAIN = 16
-
+# Of an activation's columns and those of the product, the fewer must be more than this share of the others:
+# rounding all the wide side costs more than a narrow product saves (adapters of low rank, routers).
+NARROW = 1 / 64
 
 PRODUCTS = frozenset({"aten.linear.default", "shardwright.linear_blocks"})
 # Between scores and their loss: other dtypes and shapes of the same numbers.
@@ -32,13 +34,14 @@ def is_float8_product(
 ) -> bool:
     """Whether an operator with these local input shapes is a product that 8 bits are used for: of an
     activation with a weight (``linear``, or several in one), all local sizes multiples of
-    ``GRAIN``."""
+    ``GRAIN``, neither side ``NARROW``."""
     if operator.kind not in PRODUCTS or len(operator.inputs) < 2:
         return False
     reduced = shapes[0][-1]
     sizes = (math.prod(shapes[0][:-1]), reduced, math.prod(shapes[1]) // max(reduced, 1))
     return (
         graph.tensors[operator.inputs[1]].role == "parameter"
+        and min(sizes[1:]) > NARROW * max(sizes[1:])
         and all(size > 0 and size % GRAIN == 0 for size in sizes)
         and not any(_is_scored(graph, tensor) for tensor in operator.outputs)
     )

@@ -157,7 +157,7 @@ def _rank(run: PublishedRun, assumed: list[str]) -> int:
     written = re.search(r"(?:rank|dim) ?=? ?(\d+)", run.notes.lower())
     if written:
         return int(written[1])
-    assumed.append(f"adapters of rank {USUAL_RANK} in attention")
+    assumed.append(f"adapters of rank {USUAL_RANK} beside queries, keys and values")
     return USUAL_RANK
 
 

@@ -34,6 +34,8 @@ MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
 # Chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
+# Frameworks whose recipes interleave as finely as they can: one layer a chunk (of six published, four have one).
+FINELY = ("nemo",)
 # Frameworks whose gradients of microbatches add up in the parameters' 16 bits unless asked otherwise.
 NARROW_SUMS = ("deepspeed", "nemo")
 # Words of sharding and the ZeRO stage that they mean, first come first served.
@@ -271,19 +273,21 @@ def _chunks(run: PublishedRun, counts: tuple[int, ...], assumed: list[str]) -> i
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
-    divides = [
-        run.layers % (stages * USUAL_CHUNKS) == 0,
-        *(count % stages == 0 for count in counts),
-    ]
+    usual = _usual_chunks(run, stages)
+    divides = [run.layers % (stages * usual) == 0, *(count % stages == 0 for count in counts)]
     could = all(divides) and _may_interleave(run)
-    assumed.append(f"{USUAL_CHUNKS} chunks per stage" if could else "no interleaving")
-    return USUAL_CHUNKS if could else 1
+    assumed.append(f"{usual} chunks per stage" if could else "no interleaving")
+    return usual if could else 1
+
+
+def _usual_chunks(run: PublishedRun, stages: int) -> int:
+    return max(run.layers // stages, 1) if _names(run, FINELY) else USUAL_CHUNKS
 
 
 def _may_interleave(run: PublishedRun) -> bool:
     is_older = "" < run.software_date < INTERLEAVED_SINCE
     is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo"))
-    return not (is_older or is_other or "lora" in run.task.lower())
+    return not (is_older or is_other)
 
 
 def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:

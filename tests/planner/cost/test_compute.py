@@ -149,6 +149,22 @@ def test_an_elementwise_operator_is_bound_by_memory():
     assert 0.5 < (2 * 2**28 * 2 / 3.35e12) / cost(graph, H100).seconds < 0.95
 
 
+def test_a_sum_hands_its_gradient_on_unless_others_add_to_it():
+    """A term that is read twice has two gradients, which are read and whose sum is written."""
+    alone = graph_of("aten.add.Tensor", [(4096, 8192)] * 2, (4096, 8192))
+    again = replace(alone.operators[0], name="again", outputs=(3,))
+    twice = replace(
+        alone,
+        tensors=(*alone.tensors, replace(alone.tensors[2], producer=1)),
+        operators=(*alone.operators, again),
+    )
+    assert cost(alone, H100, "forward").seconds > 0
+    assert cost(alone, H100, "backward").seconds == 0
+    shapes = ((4096, 8192),) * 3
+    seconds = operator_cost(twice, 0, shapes[:2], shapes[2:], "backward", H100).seconds
+    assert seconds == pytest.approx(3 * 2 * 4096 * 8192 / (0.55 * 3.35e12), rel=0.05)
+
+
 def test_a_lookup_reads_only_the_rows_it_returns():
     graph = graph_of("aten.embedding.default", [(10**6, 1024), (64,)], (64, 1024))
     assert cost(graph, H100).seconds < 1e-5

@@ -76,8 +76,25 @@ def test_the_dimensions_tell_the_parameters(shape: Decoder) -> None:
 def test_only_adapters_are_trained() -> None:
     graph = capture_decoder(replace(LLAMA, adapters=8), 16, "bfloat16")
     trained = [i for i in graph.parameters if graph.tensors[i].needs_gradient]
-    each = 8 * ((64 + 64) + (64 + 64) + (64 + 64))  # queries, keys and values, what leaves
+    each = 8 * ((64 + 64) + (64 + 64))  # queries, and keys with values
     assert sum(graph.tensors[i].numel for i in trained) == 5 * each
+
+
+@pytest.mark.parametrize("shape", [LLAMA, replace(LLAMA, kv_heads=4)])
+def test_a_linear_and_its_adapter_are_split_together(shape: Decoder) -> None:
+    """Their results are added, so both have their features split or neither."""
+    graph = capture_decoder(replace(shape, adapters=8), 16, "bfloat16")
+    context = Context.of(graph, CLUSTER, CostTable(), Training(precision="bfloat16"))
+    strategy = as_strategy(context, Seed(data=4, tensor=2))
+    axis = strategy.meshes[0].axes.index("tensor")
+    places: dict[str, set[object]] = {}
+    for tensor, kept in zip(graph.parameters, strategy.parameters, strict=True):
+        spec = graph.tensors[tensor]
+        split = kept.rest[axis]
+        from_end = split - len(spec.shape) if isinstance(split, int) else split
+        places.setdefault(spec.name.split(".")[-2], set()).add(from_end)
+    assert places["plain"] == places["outer"] == {-2}  # features of the result
+    assert places["out"] == {-1}
 
 
 def test_experts_lie_apart_and_so_do_their_states() -> None:

@@ -25,7 +25,13 @@ from shardwright.core.cluster import Cluster, DeviceKind
 from shardwright.core.costs import Cost, CostTable, operator_key
 from shardwright.core.float8 import FLOAT8, is_float8_product
 from shardwright.core.graph import DTYPE_BYTES, KEPT_AS, Operator, OperatorGraph, tensor_bytes
-from shardwright.planner.cost.derivatives import OPAQUE, base_kind, is_view, saved_tensors
+from shardwright.planner.cost.derivatives import (
+    OPAQUE,
+    base_kind,
+    hands_on,
+    is_view,
+    saved_tensors,
+)
 from shardwright.planner.cost.fusion import Passing, passing
 from shardwright.planner.cost.kernels import Kernels, kernels_of
 from shardwright.planner.cost.products import (
@@ -146,6 +152,7 @@ def _alone(
         dtype="float8" if in_float8 else _compute_dtype(graph, operator, kept_as),
         product=product_of(bare, input_local_shapes, output_local_shapes, *_arguments(operator)),
         passes=rates.passing(graph, operator_index),
+        hands_on=rates.is_gpu and hands_on(graph, operator),
     )
     scale, deviation = _scale(shard.kind, phase, rates)
     seconds = _roofline(shard, phase, rates) * scale
@@ -175,6 +182,7 @@ class _Shard:
     dtype: str
     product: Product | None = None
     passes: Passing | None = None
+    hands_on: bool = False
 
 
 def local_flops(
@@ -277,12 +285,8 @@ def _roofline(shard: _Shard, phase: str, rates: Rates) -> float:
     if shard.kind not in HEAVY and shard.kind not in RECURRENT and shard.kind != OPAQUE:
         # Element-wise kernels do not use matrix units.
         vector = min(peak, device.flops_for("float32")) * VECTOR_EFFICIENCY
-        inside = shard.passes is not None and not traffic
-        return (
-            0.0
-            if inside
-            else max(flops / vector, passed) + launches * software.gap * device.launch_seconds
-        )
+        busy = max(flops / vector, passed) + launches * software.gap * device.launch_seconds
+        return busy if traffic else 0.0  # nothing passes inside a chain
     busy = _matrix_seconds(shard, phase, flops, rates)
     seconds = max(busy, passed) + launches * software.gap * device.launch_seconds
     if shard.dtype == "float8":  # kernels of their own, before the products
@@ -340,7 +344,7 @@ def _work(shard: _Shard, phase: str) -> tuple[float, float, int]:
         read = _touched(shard.kind, inputs, outputs)
         return shard.flops, float(read + sum(outputs)), 1
     wanted = sum(size for size, needed in zip(inputs, shard.needs, strict=True) if needed)
-    traffic = float(sum(outputs) + shard.saved + wanted)
+    traffic = float(sum(outputs) + shard.saved + wanted) * (not shard.hands_on)
     num_wanted = sum(shard.needs)
     if shard.kind in ATTENTION:
         # Scores are computed again: 5 products for the forward's 2.
@@ -365,7 +369,8 @@ def _fused_work(shard: _Shard, phase: str, passes: Passing) -> tuple[float, floa
         return shard.flops, float(read + written), int(any(passes.outputs))
     ends = zip(shard.input_bytes, passes.inputs, shard.needs, strict=True)
     wanted = sum(size for size, is_read, needed in ends if is_read and needed)
-    return 2.0 * shard.flops, float(written + read + wanted), int(any(passes.inputs))
+    traffic = float(written + read + wanted) * (not shard.hands_on)
+    return 2.0 * shard.flops, traffic, int(any(passes.inputs))
 
 
 def _touched(kind: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> int:

@@ -112,6 +112,13 @@ def passes_gradient(
     return is_view(bare) and math.prod(operand) == math.prod(result)
 
 
+def hands_on(graph: OperatorGraph, operator: Operator) -> bool:
+    """Whether a sum's gradient is that of its terms, which nothing else reads and adds to."""
+    ends = {graph.tensors[tensor].shape for tensor in (*operator.inputs, *operator.outputs)}
+    alone = all(len(graph.consumers[tensor]) == 1 for tensor in operator.inputs)
+    return base_kind(operator.kind) == "add" and len(ends) == 1 and alone
+
+
 def saved_tensors(
     graph: OperatorGraph, operator: Operator
 ) -> tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]:

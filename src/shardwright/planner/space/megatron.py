@@ -83,15 +83,18 @@ def _opening_linears(
     """Find linears whose split output can stay split until another linear takes it."""
     found: dict[int, str] = {}
     for index in range(len(graph.operators)):
-        if not _is_linear(graph, index):
-            continue
-        name = iterations[index].outputs[0][-1]
-        if name and iterations[index].dim(name).splits(pieces):
-            last = len(iterations[index].outputs[0]) - 1
-            start = dict.fromkeys(graph.operators[index].outputs, last)
-            if _stays_split(graph, iterations, samples, start, pieces):
-                found[index] = name
+        if index not in found and _is_split(graph, iterations, index, pieces):
+            together = _stays_split(graph, iterations, samples, index, pieces)
+            found |= {one: iterations[one].outputs[0][-1] for one in together}
     return found
+
+
+def _is_split(graph: OperatorGraph, iterations: list[Iteration], index: int, pieces: int) -> bool:
+    """Whether an operator is a linear layer whose features divide."""
+    if not _is_linear(graph, index):
+        return False
+    name = iterations[index].outputs[0][-1]
+    return bool(name) and iterations[index].dim(name).splits(pieces)
 
 
 def _is_linear(graph: OperatorGraph, index: int) -> bool:
@@ -145,15 +148,17 @@ def _stays_split(
     graph: OperatorGraph,
     iterations: list[Iteration],
     samples: Samples,
-    sharded: dict[int, int],
+    index: int,
     pieces: int,
-) -> bool:
-    """Follow a split activation; true if every path ends at a reduction of the split dim.
+) -> list[int]:
+    """Follow what a linear makes, split over its features; return it with the linears whose results are
+    added to that, none where some path does not end at a reduction of the split dim.
 
     Readers are visited in the order of the graph, so that all split inputs of one are known.
     """
+    opened, closed = [index], False
+    sharded = _features(graph, index)
     pending = sorted({reader for tensor in sharded for reader in graph.consumers[tensor]})
-    closed = False
     while pending:
         reader = heapq.heappop(pending)
         if pending and pending[0] == reader:
@@ -161,33 +166,49 @@ def _stays_split(
         operator, iteration = graph.operators[reader], iterations[reader]
         name, *others = set(iteration.met(operator.inputs, sharded))
         if others or not name or not iteration.dim(name).splits(pieces):
-            return False
+            return []
         if _is_linear(graph, reader) or operator.kind in CLOSING:
             closed = True
             continue
-        if iteration.is_reduction(name) or _meets_residual(graph, samples, reader, sharded):
-            return False
+        makers = [graph.tensors[one].producer for one in _unsplit(graph, samples, reader, sharded)]
+        if iteration.is_reduction(name) or not all(
+            _is_split(graph, iterations, maker, pieces) for maker in makers
+        ):
+            return []
+        opened += makers
+        for maker in (reader, *makers):
+            for other in graph.readers(maker):
+                if other != reader:
+                    heapq.heappush(pending, other)
+        for maker in makers:
+            sharded |= _features(graph, maker)
         sharded |= iteration.handed_on(operator.outputs, name)
-        for other in graph.readers(reader):
-            heapq.heappush(pending, other)
-    return closed
+    return opened if closed else []
 
 
-def _meets_residual(
+def _features(graph: OperatorGraph, index: int) -> dict[int, int]:
+    """Return the results of a linear with the place of their features."""
+    outputs = graph.operators[index].outputs
+    return {tensor: len(graph.tensors[tensor].shape) - 1 for tensor in outputs}
+
+
+def _unsplit(
     graph: OperatorGraph, samples: Samples, index: int, sharded: dict[int, int]
-) -> bool:
-    """An addition with a trained activation from outside the split region is the residual stream.
+) -> list[int]:
+    """Return the trained activations that are added to a split one from outside its region: the residual
+    stream, unless a linear makes them, which may be split likewise.
 
     Masks are not trained, and biases by position (of T5, of ALiBi) know no samples: where scores
     are split by heads they are read in pieces.
     """
     operator = graph.operators[index]
     if not operator.kind.startswith("aten.add."):
-        return False
-    return any(
-        tensor not in sharded
+        return []
+    return [
+        tensor
+        for tensor in operator.inputs
+        if tensor not in sharded
         and graph.tensors[tensor].producer >= 0
         and graph.tensors[tensor].needs_gradient
         and samples.state[tensor] is not State.FREE
-        for tensor in operator.inputs
-    )
+    ]

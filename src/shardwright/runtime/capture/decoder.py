@@ -105,9 +105,20 @@ class _Adapted(nn.Module):
 
 
 def _linear(shape: Decoder, width: int, wide: int) -> nn.Module:
-    """Make a linear of attention, adapted where only adapters are trained."""
+    """Make a linear of queries, keys or values, adapted where only adapters are trained: these alone are by
+    default, in PEFT and in NeMo."""
     plain = nn.Linear(width, wide, bias=shape.bias)
     return _Adapted(plain, shape.adapters) if shape.adapters else plain
+
+
+def _parts(linear: nn.Module, x: Tensor, count: int) -> list[Tensor]:
+    """Return the equal parts of a linear's result, to each of which its adapter's is added."""
+    if not isinstance(linear, _Adapted):
+        return list(linear(x).chunk(count, -1))
+    pairs = zip(
+        _parts(linear.plain, x, count), _parts(linear.outer, linear.inner(x), count), strict=True
+    )
+    return [plain + more for plain, more in pairs]
 
 
 class _Attention(nn.Module):
@@ -122,7 +133,7 @@ class _Attention(nn.Module):
         self.query = _linear(shape, shape.hidden, 3 * wide if self.is_one else wide)
         if not self.is_one:
             self.key_value = _linear(shape, shape.hidden, 2 * narrow)
-        self.out = _linear(shape, wide, shape.hidden)
+        self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
         half = torch.empty(shape.seq, shape.head_size)
         self.register_buffer("cos", half if shape.rotary else None)
         self.register_buffer("sin", half.clone() if shape.rotary and not shape.fused else None)
@@ -130,9 +141,9 @@ class _Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shape = self.shape
         if self.is_one:
-            query, key, value = self.query(x).chunk(3, -1)
+            query, key, value = _parts(self.query, x, 3)
         else:
-            query, (key, value) = self.query(x), self.key_value(x).chunk(2, -1)
+            query, (key, value) = self.query(x), _parts(self.key_value, x, 2)
         query, key, value = (
             one.unflatten(-1, (-1, shape.head_size)).transpose(1, 2) for one in (query, key, value)
         )
