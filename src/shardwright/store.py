@@ -183,7 +183,7 @@ class Store:
         # An index that is damaged gives records the numbers of others. Takes a quarter of reading them.
         found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
-            raise sqlite3.DatabaseError(found)
+            raise sqlite3.DatabaseError(found.splitlines()[-1])
         connection.execute("PRAGMA synchronous = NORMAL")
 
     @contextmanager

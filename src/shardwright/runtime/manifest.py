@@ -25,6 +25,7 @@ from shardwright.runtime.validity import STORED_DTYPES, check_manifest
 FORMAT = 2
 MANIFEST, LATEST, REPLACED = "manifest.json", "latest", ".replaced"
 MOST_NESTED = 100
+MOST_BYTES, LONGEST_NAME = 2**30, 64  # of a manifest, and of the name of the newest checkpoint
 # -- the file --------------------------------------------------------------------------------------
 
 
@@ -43,7 +44,7 @@ def find(root: Path) -> Path:
     latest = root / LATEST
     if not latest.exists():
         return root
-    name = latest.read_text(errors="replace").strip()
+    name = _text(latest, LONGEST_NAME).strip() if latest.is_file() else ""
     if name.startswith("step-") and name[5:].isdigit() and (root / name).is_dir():
         return root / name
     # A save of the same step was cut short between two renames.
@@ -63,7 +64,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and validate a manifest. Raises CheckpointError."""
     path = directory / MANIFEST
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(_text(path, MOST_BYTES))
         version = document["format"]
         if version == FORMAT:
             content = document["content"]
@@ -81,6 +82,14 @@ def read_manifest(directory: Path) -> Manifest:
         f"a checkpoint must have format {FORMAT}, but {directory} has {version!r}; "
         "load it with the version that wrote it, or train again"
     )
+
+
+def _text(path: Path, most: int) -> str:
+    """Return how a file begins. Raises OSError for what is none: a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is no file")
+    with path.open(errors="replace") as file:
+        return file.read(most)
 
 
 def _check(directory: Path, manifest: Manifest) -> None:
@@ -109,7 +118,9 @@ def damaged_file(directory: Path, files: Mapping[str, tuple[int, int]]) -> str:
     """Return the first of the files that is not as it was written, "" if all are."""
     for name in sorted(files):
         try:
-            if checksum(directory / name) != files[name]:
+            path = directory / name
+            is_whole = path.is_file() and path.stat().st_size == files[name][0]
+            if not is_whole or checksum(path) != files[name]:
                 return name
         except OSError:
             return name
