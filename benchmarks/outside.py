@@ -39,7 +39,7 @@ WAYS: dict[str, coverage.Splits] = {
     "random": lambda graph: coverage.random_strategy(graph, 1),
 }
 CELLS = ("capture", "not split", "plan", *WAYS)
-FILES = ("models", "vision", "sequences", "science", "styles")
+FILES = ("models", "vision", "sequences", "science", "styles", "more", "idioms")
 
 
 def names() -> list[str]:

@@ -25,7 +25,7 @@ LARGEST_ARRAY = 1 << 20
 DEEPEST = 6
 
 _MACHINERY = frozenset(vars(nn.Module())) | {"forward"}
-_PLAIN = (int, float, complex, str, bytes, type(None))
+PLAIN = (int, float, complex, str, bytes, type(None))
 
 Attribute = tuple[str, str]  # path of the module, name of the attribute
 Fingerprint = Mapping[Attribute, Any]
@@ -108,7 +108,7 @@ def attribute_state(module: nn.Module, name: str) -> Any:
 
 
 def _frozen(value: Any, depth: int, seen: set[int]) -> Any:
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, np.generic):
         return type(value), value.tobytes()
@@ -206,7 +206,7 @@ class _Copies:
         self.made: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
-        if isinstance(value, (*_PLAIN, nn.Module, type)) or callable(value):
+        if isinstance(value, (*PLAIN, nn.Module, type)) or callable(value):
             return value
         if id(value) not in self.made:
             self.made[id(value)] = self._copy(value)
