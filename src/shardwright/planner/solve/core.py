@@ -21,7 +21,7 @@ from shardwright.errors import InputError
 from shardwright.planner.solve.buckets import Floats, Scope, join, neighbours, plan
 from shardwright.planner.solve.tables import Entry, eliminate, merged
 from shardwright.planner.solve.wide.compact import compact
-from shardwright.planner.solve.wide.descent import Descent, capped_cost
+from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
 from shardwright.planner.solve.wide.dual import Dual
 from shardwright.planner.solve.wide.net import BIG, net_of
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
@@ -33,7 +33,6 @@ HUB, MOST_VALUES = 64, 16
 MAX_CELLS, MAX_OTHERS = 2**18, 2
 # Turns of bounding and searching, the sweeps and rounds in each, and the gap that is good enough.
 TURNS, SWEEPS, SETTLE, ROUNDS, ENOUGH = 8, 60, 10, 1, 1e-5
-REGION_NODES = 500
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 

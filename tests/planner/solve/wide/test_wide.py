@@ -102,6 +102,7 @@ def test_a_region_is_solved_exactly_whatever_the_rest_is():
         room = room_of(16, 4096, 8)
         count = problem.num_nodes
         room.node[:count] = np.arange(count)
+        room.size[:count] = problem.sizes
         local = np.arange(count)
         solve_region(net, room, count, local, net.cost.copy(), np.zeros(count, np.int64), 4096)
         assert cost(problem, room.answer[:count]) == optimum(problem), seed
@@ -111,6 +112,7 @@ def test_nodes_of_a_region_without_edges_take_their_cheapest_strategies():
     net = net_of(random_problem(2, num_nodes=4, num_edges=0, most=4))
     room = room_of(16, 4096, 8)
     room.node[:4] = np.arange(4)
+    room.size[:4] = np.diff(net.first)
     solve_region(net, room, 4, np.arange(4), net.cost.copy(), np.zeros(4, np.int64), 4096)
     cheapest = [net.cost[a:b].argmin() for a, b in itertools.pairwise(net.first)]
     assert room.answer[:4].tolist() == cheapest
@@ -121,6 +123,7 @@ def test_tables_that_may_not_grow_leave_some_choices_as_they_are():
     net, count = net_of(problem), problem.num_nodes
     room = room_of(16, 4096, 8)
     room.node[:count] = np.arange(count)
+    room.size[:count] = problem.sizes
     before = np.zeros(count, np.int64)
     kept = solve_region(net, room, count, np.arange(count), net.cost.copy(), before, 20)
     assert 0 < kept < count

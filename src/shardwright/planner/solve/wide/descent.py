@@ -10,6 +10,7 @@ from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.solve.wide.region import Room
 
 WORK = 2_000_000  # cells of a round at most: some milliseconds
+REGION_NODES = 500  # at most, where many moves are better than wide ones
 REGION_CELLS = (
     20_000  # of a table in a region at most; of at least two edges' tables as they are on average
 )

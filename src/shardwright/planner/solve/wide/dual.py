@@ -96,6 +96,14 @@ class Dual:
         elif self.num_sweeps >= WARM_UP:
             self._move_prices(bound)
 
+    def order(self) -> tuple[Ints, Ints]:
+        """Return the strategies of every node by what taking one raises the bound at least, and where
+        each of those stands among all of all nodes."""
+        order = np.lexsort((self._slack, self._node))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[np.argsort(self._slack[order], kind="stable")] = np.arange(len(order))
+        return order, rank
+
     def propose(self, num_sweeps: int) -> Iterator[Ints]:
         """Yield choices at the best prices, while the messages settle on them."""
         for _ in range(num_sweeps):

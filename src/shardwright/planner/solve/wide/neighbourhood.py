@@ -1,11 +1,12 @@
 """Large-neighbourhood search: regions of nodes are solved exactly, the rest held fixed.
 
 A random subgraph is grown from a random node and solved by bounded elimination, given the choices
-around it, with the memory priced. What memory over the limit costs is its weight at that time, so
-there is one loop for two ends. With infinite weights a choice that keeps the limit goes on keeping
-it; with finite ones memory may rise here to fall there, until everything fits (weighted repair, or
-breakout: Morris, AAAI 1993). A result that costs more in all is priced again at its worst time, a
-few times.
+around it, with the memory priced. It may have patches that only share memory, which they exchange.
+Half of the moves look only at strategies that bounds find likely, fewer or more of them, so that wide
+regions are solved exactly. What memory over the limit costs is its weight at that time, so there is
+one loop for two ends. With infinite weights a choice that keeps the limit goes on keeping it; with
+finite ones memory may rise here to fall there, until everything fits (weighted repair, or breakout:
+Morris, AAAI 1993). A result that costs more in all is priced again at its worst time, a few times.
 """
 
 # NumPy's stubs call an element of an array "array or scalar"; Numba checks the types it compiles.
@@ -23,17 +24,18 @@ from shardwright.planner.solve.wide.net import Net
 from shardwright.planner.solve.wide.problem import Floats, Ints
 from shardwright.planner.solve.wide.region import MOST_AROUND, Room, solve_region
 
-MOST_BUMPS = 8
 BUMP = 2.0  # by what a price grows that was too low
 MOVES = 32  # of a round
 REFRESH = 16  # moves before prices follow what is used
 SOFT = 0.01  # of the limit: how far below it memory begins to have a price, while some is over it
-MOST_EDGES = 4  # of a region, times the nodes it may have
+FEW = 8  # prices that a move may raise; tries at a full time, and at a node that lives then
+MOST_EDGES = 4  # of a region, and nodes that it passes through, times the nodes it may have
 
 
 class Search(NamedTuple):
     """What moves change (``choice``, ``used``: the memory at every time), and their scratch space.
 
+    ``by_begin`` lists the nodes by the times at which they begin to live; ``begun[time]`` of them have.
     ``weight`` is what a unit over the limit costs at every time, ``slope`` has the prefix sums of the
     prices that follow from it. ``stamp[i]`` is the number of the last move whose region node ``i``
     was looked at for; ``number`` is that of the last move of all.
@@ -51,6 +53,8 @@ class Search(NamedTuple):
     values: Floats
     change: Floats
     bumps: Floats
+    by_begin: Ints
+    begun: Ints
 
 
 class Manner(NamedTuple):
@@ -80,7 +84,9 @@ def search_of(net: Net, choice: Ints, used: Floats, weight: Floats, seed: int) -
         frontier=np.zeros(count, dtype=np.int64),
         values=np.zeros(len(net.cost)),
         change=np.zeros(times + 1),
-        bumps=np.zeros((MOST_BUMPS, 2)),
+        bumps=np.zeros((FEW, 2)),
+        by_begin=np.argsort(net.begin, kind="stable"),
+        begun=np.searchsorted(np.sort(net.begin), np.arange(times), side="right"),
     )
 
 
@@ -102,14 +108,32 @@ def _between(random: NDArray[np.uint64], low: int, high: int) -> int:
 
 
 @inner
-def grow(net: Net, search: Search, room: Room, root: int, size: int, number: int) -> int:
-    """Grow a region of up to ``size`` nodes into ``room.node``; return how many it has."""
-    count, waiting, num_edges = 0, 1, 0
+def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, most: int) -> int:
+    """Grow a region of up to ``size`` nodes into ``room.node``; return how many it has.
+
+    After ``part`` nodes, or where a component ends, it goes on at a node that lives when the root
+    does: what shares memory can be exchanged however far apart it is in the graph.
+    """
+    number = search.number[0]
+    count, waiting, num_edges, num_passed = 0, 1, 0, 0
     in_order = draw(search.random, 2) == 0
     taken = 0
+    stop = part
     search.frontier[0] = root
     search.stamp[root] = number
-    while taken < waiting and count < size and num_edges < MOST_EDGES * len(room.node):
+    time = _tight_time(net, search, root)
+    while (
+        count < size and num_edges < MOST_EDGES * len(room.node) and num_passed < MOST_EDGES * size
+    ):
+        if taken == waiting or count >= stop:
+            fellow = _fellow(net, search, time, number)
+            if fellow < 0:
+                break
+            for place in range(taken, waiting):
+                search.stamp[search.frontier[place]] = 0
+            taken, waiting, stop = 0, 1, count + part
+            search.frontier[0] = fellow
+            search.stamp[fellow] = number
         if not in_order:
             place = taken + draw(search.random, waiting - taken)
             other = search.frontier[place]
@@ -127,21 +151,63 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, number: int
                 is_free &= room.degree[v] < MOST_AROUND
         if inside > MOST_AROUND or not is_free:
             continue
-        num_edges += inside
-        room.node[count] = node
-        room.degree[count] = inside
-        search.local[node] = count
-        count += 1
+        room.size[count] = _num_likely(net, search, node, most)
+        if room.size[count] > 1:  # else it only leads on
+            num_edges += inside
+            room.node[count] = node
+            room.degree[count] = inside
+            search.local[node] = count
+            count += 1
+        else:
+            num_passed += 1
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
             other = net.ends[edge, 0] + net.ends[edge, 1] - node
             if search.local[other] >= 0:
-                room.degree[search.local[other]] += 1
+                room.degree[search.local[other]] += search.local[node] >= 0
             elif search.stamp[other] != number:
                 search.stamp[other] = number
                 search.frontier[waiting] = other
                 waiting += 1
     return count
+
+
+@inner
+def _num_likely(net: Net, search: Search, node: int, most: int) -> int:
+    """Return how many of a node's strategies have a rank below ``most`` or come before its choice."""
+    begin, end = net.first[node], net.first[node + 1]
+    if not len(net.rank):
+        return end - begin
+    stop = begin + search.choice[node] + 1
+    while stop < end and net.rank[stop] < most:
+        stop += 1
+    return stop - begin
+
+
+@inner
+def _tight_time(net: Net, search: Search, node: int) -> int:
+    """Return the time of most use of a few at which a node lives, or -1."""
+    begin, end = net.begin[node], net.end[node]
+    best = -1
+    if begin < end:
+        for _ in range(FEW):
+            time = begin + draw(search.random, end - begin)
+            if best < 0 or search.used[time] > search.used[best]:
+                best = time
+    return best
+
+
+@inner
+def _fellow(net: Net, search: Search, time: int, number: int) -> int:
+    """Return a node that lives at a time and is not looked at yet, or -1 where few tries find none;
+    what began of late is as likely as what began long ago."""
+    begun = search.begun[time] if time >= 0 else 0
+    if begun > 0:
+        for _ in range(FEW):
+            node = search.by_begin[begun - _between(search.random, 1, begun)]
+            if net.end[node] > time and search.stamp[node] != number:
+                return node
+    return -1
 
 
 @inner
@@ -166,7 +232,7 @@ def surround(
         node = room.node[place]
         begin, size = net.first[node], net.first[node + 1] - net.first[node]
         price = _price(net, search, manner, num_bumps, node)
-        for s in range(begin, begin + size):
+        for s in range(begin, begin + room.size[place]):
             values[s] = net.cost[s] + price * net.usage[s]
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
@@ -179,7 +245,7 @@ def surround(
                 cell = net.table[edge] + search.choice[other]
             else:
                 cell, step = net.table[edge] + search.choice[other] * size, 1
-            for s in range(size):
+            for s in range(room.size[place]):
                 values[begin + s] += net.cells[cell + s * step]
 
 
@@ -283,7 +349,7 @@ def _take(search: Search, room: Room, count: int, low: int, high: int) -> None:
 def _move(net: Net, search: Search, room: Room, manner: Manner, count: int, cells: int) -> float:
     """Solve one region and take the answer if it costs no more in all; return what was gained."""
     num_bumps = 0
-    for _ in range(MOST_BUMPS + 1):
+    for _ in range(FEW + 1):
         surround(net, search, room, manner, num_bumps, count)
         solve_region(net, room, count, search.local, search.values, search.choice, cells)
         gained = gain(net, search, room, count)
@@ -299,7 +365,7 @@ def _move(net: Net, search: Search, room: Room, manner: Manner, count: int, cell
         bump = 0
         while bump < num_bumps and search.bumps[bump, 0] != worst:
             bump += 1
-        if merit <= 0 or worst < 0 or bump == MOST_BUMPS:
+        if merit <= 0 or worst < 0 or bump == FEW:
             return 0.0
         if bump == num_bumps:
             search.bumps[bump, 0] = worst
@@ -328,7 +394,12 @@ def improve(net: Net, search: Search, room: Room, manner: Manner, roots: Ints, w
         wanted = 1 + _between(search.random, 1, manner.most_nodes)
         cells = _between(search.random, manner.cells[0], manner.cells[1])
         root = roots[draw(search.random, len(roots))]
-        count = grow(net, search, room, root, wanted, search.number[0])
+        part, most = wanted, len(net.cost)
+        if net.begin[root] < net.end[root] and draw(search.random, 2):
+            part = _between(search.random, 1, wanted)
+        if len(net.rank) and draw(search.random, 2):
+            most = _between(search.random, len(net.begin), most)
+        count = grow(net, search, room, root, wanted, part, most)
         total += _move(net, search, room, manner, count, cells)
         for place in range(count):
             search.local[room.node[place]] = -1

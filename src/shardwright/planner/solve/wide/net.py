@@ -17,7 +17,9 @@ class Net(NamedTuple):
     """The columns of ``WideProblem`` with ``ends[e, 0] < ends[e, 1]`` and at most one edge a pair.
 
     The edges of node ``i`` are ``around[start[i]:start[i + 1]]``. What edge ``e`` tells its end
-    ``side`` begins at ``into[e, side]``, one number per strategy of that end.
+    ``side`` begins at ``into[e, side]``, one number per strategy of that end. ``rank`` says how many
+    strategies of all nodes are likelier to be in a good choice than each; a node's own are in that
+    order. It is empty where nothing is known.
     """
 
     first: Ints
@@ -31,6 +33,7 @@ class Net(NamedTuple):
     start: Ints
     around: Ints
     into: Ints
+    rank: Ints
 
 
 @compiled
@@ -52,7 +55,7 @@ def links(num_nodes: int, ends: Ints) -> tuple[Ints, Ints]:
     return start, found
 
 
-def net_of(problem: WideProblem) -> Net:
+def net_of(problem: WideProblem, rank: Ints | None = None) -> Net:
     """Return the kernels' view of a problem whose edges are in order, one a pair."""
     sizes = problem.sizes
     start, around = links(problem.num_nodes, problem.ends)
@@ -69,4 +72,5 @@ def net_of(problem: WideProblem) -> Net:
         start=start,
         around=around,
         into=told[:-1].reshape(-1, 2),
+        rank=np.zeros(0, dtype=np.int64) if rank is None else rank,
     )

@@ -1,4 +1,6 @@
-"""The order in which messages visit nodes: that of time, where the given one is worse.
+"""The orders of nodes, in which messages visit them, and of a node's strategies, in which moves do.
+
+Nodes are in that of time, where the given one is worse.
 
 Sequential message passing converges along chains of the order, so nodes that touch should be near
 each other in it. A file's order mostly is that of a program; one whose nodes were shuffled is not.
@@ -10,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.planner.solve.wide.problem import Ints, WideProblem
+from shardwright.planner.compiled import compiled
+from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 
 STEPS = 30  # along edges, to find when a node belongs that is alive from the start or never
 WORSE = 1.5  # by what edges may be longer in the given order, in which it is still kept
@@ -54,6 +57,38 @@ def reordered(problem: WideProblem, order: Ints) -> WideProblem:
         end=problem.end[order],
         ends=place[problem.ends],
     )
+
+
+def relaid(problem: WideProblem, order: Ints) -> WideProblem:
+    """Return the problem with the strategies of every node in another order, which is listed node by
+    node. Every edge gets a table of its own."""
+    lengths = problem.sizes[problem.ends].prod(axis=1)
+    table = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    cells = np.empty(int(table[-1]))
+    _fill(problem.first, order, problem.ends, (problem.table, problem.cells), (table, cells))
+    return replace(
+        problem,
+        cost=problem.cost[order],
+        usage=problem.usage[order],
+        table=table[:-1],
+        cells=cells,
+    )
+
+
+@compiled
+def _fill(
+    first: Ints, order: Ints, ends: Ints, old: tuple[Ints, Floats], new: tuple[Ints, Floats]
+) -> None:
+    """Write every edge's cells in the order of its ends' strategies."""
+    for edge in range(len(ends)):
+        one, two = first[ends[edge, 0]], first[ends[edge, 1]]
+        width = first[ends[edge, 1] + 1] - two
+        begin, place = old[0][edge], new[0][edge]
+        for s in range(one, first[ends[edge, 0] + 1]):
+            row = begin + (order[s] - one) * width
+            for t in range(two, two + width):
+                new[1][place] = old[1][row + order[t] - two]
+                place += 1
 
 
 def _places(order: Ints) -> Ints:

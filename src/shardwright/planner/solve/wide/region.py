@@ -35,6 +35,7 @@ class Room(NamedTuple):
     """
 
     node: Ints
+    size: Ints  # how many strategies are looked at, the first ones
     state: Ints
     degree: Ints
     near: Ints
@@ -66,6 +67,7 @@ def room_of(num_nodes: int, num_cells: int, most_strategies: int) -> Room:
     factors = num_nodes * 12
     return Room(
         node=np.zeros(num_nodes, dtype=np.int64),
+        size=np.zeros(num_nodes, dtype=np.int64),
         state=np.zeros(num_nodes, dtype=np.int64),
         degree=np.zeros(num_nodes, dtype=np.int64),
         near=np.zeros((num_nodes, MOST_AROUND), dtype=np.int64),
@@ -132,17 +134,11 @@ def _pop(room: Room) -> tuple[float, int]:
 
 
 @inner
-def _size(net: Net, room: Room, variable: int) -> int:
-    node = room.node[variable]
-    return net.first[node + 1] - net.first[node]
-
-
-@inner
 def _weigh(net: Net, room: Room, variable: int) -> None:
     """Note how large a table the elimination of a variable would need, and queue it."""
-    weight = float(_size(net, room, variable))
+    weight = float(room.size[variable])
     for place in range(room.degree[variable]):
-        weight *= _size(net, room, room.near[variable, place])
+        weight *= room.size[room.near[variable, place]]
     room.weight[variable] = weight
     _push(room, weight, variable)
 
@@ -184,7 +180,7 @@ def _enter(net: Net, room: Room, count: int, local: Ints) -> None:
         room.head[v] = -1
     for v in range(count):
         node = room.node[v]
-        room.work[0] += _size(net, room, v) * (1 + net.start[node + 1] - net.start[node])
+        room.work[0] += room.size[v] * (1 + net.start[node + 1] - net.start[node])
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
             other = net.ends[edge, 1]
@@ -231,7 +227,7 @@ def _fix(net: Net, room: Room, values: Floats, v: int, choice: int) -> None:
             w, step, begin = room.scope[factor, 0], room.stride[factor, 0], room.offset[factor]
             room.width[factor] = 0
             base = net.first[room.node[w]]
-            for s in range(_size(net, room, w)):
+            for s in range(room.size[w]):
                 if room.made[factor]:
                     values[base + s] += room.cells[begin + s * step]
                 else:
@@ -271,9 +267,9 @@ def _sum_out(net: Net, room: Room, values: Floats, v: int, total: int, begin: in
         room.width[factor] = 0
     sizes, digits = room.sizes[0, :degree], room.sizes[1]
     for digit in range(degree):
-        sizes[digit] = _size(net, room, room.near[v, digit])
+        sizes[digit] = room.size[room.near[v, digit]]
     sum_out(
-        (net.cells, room.cells), room.bench, num_used, values[base : base + _size(net, room, v)],
+        (net.cells, room.cells), room.bench, num_used, values[base : base + room.size[v]],
         sizes, (room.cells[begin : begin + total], room.picks[begin : begin + total]),
         (room.row, digits),
     )  # fmt: skip
@@ -285,10 +281,10 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
     degree = room.degree[v]
     total = 1
     for place in range(degree):
-        total *= _size(net, room, room.near[v, place])
+        total *= room.size[room.near[v, place]]
     begin = room.ends[2]
     _sum_out(net, room, values, v, total, begin)
-    room.work[0] += total * _size(net, room, v)
+    room.work[0] += total * room.size[v]
     room.ends[2] += total
     factor = room.ends[0]
     room.ends[0] += 1
@@ -297,7 +293,7 @@ def _eliminate(net: Net, room: Room, values: Floats, v: int) -> None:
     step = total
     for place in range(degree):
         w = room.near[v, place]
-        step //= _size(net, room, w)
+        step //= room.size[w]
         room.scope[factor, place], room.stride[factor, place] = w, step
     room.width[factor] = degree if degree > 1 else 0  # with 0 nothing reads it
     room.state[v] = GONE
@@ -329,6 +325,7 @@ def solve_region(
 ) -> int:
     """Find the best choices of the variables ``room.node[:count]`` into ``room.answer``.
 
+    Of each, its first ``room.size`` strategies are looked at, the kept choice among them.
     ``local`` says which variable a node is (-1: none); ``values`` holds the nodes' costs with their
     surroundings and is used up. ``choice`` is what variables keep that cannot be eliminated with
     tables of ``most_cells``. Returns how many keep theirs.
@@ -356,7 +353,7 @@ def solve_region(
         cell = 0
         for digit in range(room.degree[v]):
             w = room.near[v, digit]
-            cell = cell * _size(net, room, w) + room.answer[w]
+            cell = cell * room.size[w] + room.answer[w]
         room.answer[v] = room.picks[room.begin[v] + cell]
     return num_fixed
 

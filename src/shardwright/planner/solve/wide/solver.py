@@ -14,11 +14,11 @@ import numpy as np
 
 from shardwright.planner.solve.wide.branch import Branching
 from shardwright.planner.solve.wide.compact import Compact, compact
-from shardwright.planner.solve.wide.descent import Descent, capped_cost
+from shardwright.planner.solve.wide.descent import REGION_NODES, Descent, capped_cost
 from shardwright.planner.solve.wide.dual import Dual, tolerance
 from shardwright.planner.solve.wide.feasible import Feasibility, is_legal
 from shardwright.planner.solve.wide.net import BIG, net_of
-from shardwright.planner.solve.wide.order import order_of, reordered
+from shardwright.planner.solve.wide.order import order_of, relaid, reordered
 from shardwright.planner.solve.wide.problem import Ints, WideProblem
 from shardwright.planner.solve.wide.region import room_of
 
@@ -32,7 +32,6 @@ LOOSENED = 16  # times in a row that memory is let over the limit again, before 
 PROOF_CELLS = 400_000  # of the edges left open, for which branching is tried
 PROOF_SHARE, PROOF_TURN = 0.85, 0.06  # of the budget: when proofs end, and for one of them
 PROOF_GAP, FEW_CELLS = 0.1, 2_000  # of the cost, above which proofs are for fewer cells
-REGION_NODES = 500
 MOST_NODES = 4_000
 
 
@@ -115,7 +114,6 @@ class _Run:
     ) -> None:
         self.original, self.smaller, self.seed = original, smaller, seed
         self.problem = smaller.problem
-        self.net = net_of(self.problem)
         self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
         self.cost = math.inf
@@ -154,14 +152,23 @@ class _Run:
                 self.dual.advance(self.cost if self.cost < BIG else math.inf)
             if self.is_impossible or self.is_over(searched, "searching"):
                 continue
-            *_, proposal = self.dual.propose(SETTLE)  # the one on which the messages have settled
-            self.descend(proposal, searched)
+            self.descend(self._proposal((bounded + searched) / 2), searched)
             if self.cost < BIG:
                 self.prove(min(PROOF_SHARE, searched + PROOF_TURN))
         if feasibility is not None:
             self.make_legal(feasibility, 1.0)
         if self.cost < BIG:
             self.descend(self.best, 1.0, polishing=True)
+
+    def _proposal(self, share: float) -> Ints:
+        """Return the choice on which messages have settled, or nearly, as the share is used up."""
+        proposals = self.dual.propose(SETTLE)
+        proposal = next(proposals)
+        while (further := next(proposals, None)) is not None:
+            proposal = further
+            if self.is_over(share, "searching"):
+                break
+        return proposal
 
     def make_legal(self, feasibility: Feasibility, share: float) -> None:
         """Look for a legal choice until the share of the budget is used up."""
@@ -209,6 +216,7 @@ class _Run:
 
     def descend(self, choice: Ints, share: float, polishing: bool = False) -> None:
         """Search from a choice until the share of the budget is used up or little is gained."""
+        self._sort()
         descent = self._descent(choice)
         patience = IDLE[0] + self.problem.num_nodes // IDLE[1]
         num = idle = loosened = 0
@@ -224,7 +232,9 @@ class _Run:
             if descent.fits and descent.cost < min(least, BIG):
                 least = descent.cost
                 if least < self.cost:
-                    self.best, self.cost, loosened = descent.choice.copy(), least, 0
+                    first = self.problem.first[:-1]
+                    self.best = self._order[first + descent.choice] - first
+                    self.cost, loosened = least, 0
             if idle >= patience and descent.fits:
                 if loosened < LOOSENED:
                     descent.loosen()
@@ -234,10 +244,19 @@ class _Run:
                     break
                 loosened, idle, mark = (loosened + 1) % (LOOSENED + 1), 0, math.inf
 
+    def _sort(self) -> None:
+        """Put strategies in the order in which the bound asks for them."""
+        self._order, rank = self.dual.order()
+        self._place = np.argsort(self._order)
+        self._sorted = relaid(self.problem, self._order)
+        self._net = net_of(self._sorted, rank)
+
     def _descent(self, choice: Ints) -> Descent:
         self.seed += 1
+        first = self.problem.first[:-1]
+        start = self._place[first + choice] - first
         prices = self.dual.prices()
-        return Descent(self.problem, self.net, self._room, choice, self.seed, prices)
+        return Descent(self._sorted, self._net, self._room, start, self.seed, prices)
 
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
