@@ -4,8 +4,7 @@ What a block becomes depends on the configs of its operators, on its parameters,
 finds of the tensors that come from outside. Where all of that is as it was in some earlier
 lowering, what that did is done again without looking at operators; and all that later steps make
 of unchanged values (messages back, bytes saved, gathers) is remembered too (``memo``), as are its
-pieces. A block that is new is lowered a few operators at a time, each repeated or not in the same way
-(``records``).
+pieces.
 
 The Program is the one that ``lower`` makes, but for the numbers of values, segments and messages;
 ``values`` also holds some of earlier strategies, so it is for simulating, not for running.
@@ -13,7 +12,6 @@ The Program is the one that ``lower`` makes, but for the numbers of values, segm
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -27,13 +25,14 @@ from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
 from shardwright.planner.lower.memo import LastingBuilder
-from shardwright.planner.lower.records import Record, Records
+from shardwright.planner.lower.records import Record
 from shardwright.planner.space.configs import Placements, placements
 from shardwright.planner.space.legal import check_pipeline
 from shardwright.planner.space.samples import Samples
 
 # How many ways of lowering one block are kept: those of the strategies accepted and proposed last.
 MOST_RECORDS = 6
+Known = list[list[Record]]  # by block, the last used first
 
 
 class IncrementalLowering:
@@ -45,7 +44,6 @@ class IncrementalLowering:
         self.graph = graph
         self.samples = samples
         self._ground = ground or Ground(graph, samples)
-        self._records = Records(self._ground)
         # Operators that may let partial gradients through, last first, and all that decides whether.
         self._free = [
             (i, {i, *(reader for t in graph.operators[i].outputs for reader in graph.consumers[t])})
@@ -58,13 +56,12 @@ class IncrementalLowering:
     def anew(self) -> IncrementalLowering:
         """Return one for the same graph that has lowered nothing."""
         other = copy(self)
-        other._records = copy(self._records)
         other._forget()
         return other
 
     def _forget(self) -> None:
         graph = self.graph
-        self._records.forget()
+        self._known: Known = [[] for _ in graph.blocks]
         self._configs: list[OperatorConfig | None] = [None] * len(graph.operators)
         self._alone: list[Placements] = [Placements((), ())] * len(graph.operators)
         self._placed, self._changed = list(self._alone), set[int]()
@@ -85,12 +82,12 @@ class IncrementalLowering:
         builder = self._builder
         if builder is None or builder.is_full or frame != self._frame:
             self._frame = frame
-            self._records.forget()
+            self._known = [[] for _ in self.graph.blocks]
             builder = LastingBuilder(self._ground, strategy)
             self._builder = builder
         else:
             builder.begin(strategy)
-        program = _Replay(builder, placed, self._records).run()
+        program = _Replay(builder, placed, self._known).run()
         builder.first_size = builder.first_size or len(builder.values)
         return flushless(program)
 
@@ -126,52 +123,24 @@ class _Replay(Lowering):
 
     builder: LastingBuilder
 
-    def __init__(
-        self,
-        builder: LastingBuilder,
-        placed: list[Placements],
-        records: Records,
-    ) -> None:
+    def __init__(self, builder: LastingBuilder, placed: list[Placements], known: Known) -> None:
         super().__init__(builder, placed)
-        self.records = records
+        self.known = known
 
     def lower_block(self, number: int) -> None:
-        """Do what a record says where it rests on what is there, else lower and record."""
-        records = self.records
-        known, around = records.of_blocks[number], records.blocks[number]
-        act = self._lower_parts if known else self._lower_whole
-        self._repeat_or(known, around, partial(act, number))
-        self.blocks.append(known[0].lowered)
-
-    def _repeat_or(
-        self, known: list[Record], around: Surroundings, act: Callable[[], None]
-    ) -> None:
-        """Do what a record of ``known`` says where it rests on what is there, else ``act`` and record
-        that; the record comes first."""
+        """Do what a record says where it rests on what is there, else lower and record; that record
+        comes first."""
+        known, around = self.known[number], self.builder.ground.blocks[number]
         rests_on = self._rests_on(around)
-        for place, record in enumerate(known):
-            if record.rests_on == rests_on:
-                known.insert(0, known.pop(place))
-                self.repeat(record)
-                return
-        known.insert(0, self.record(around.leaves, rests_on, act))
-        del known[MOST_RECORDS:]
-
-    def _lower_whole(self, number: int) -> None:
-        """Lower a block, of which nothing is known."""
-        for place, part in enumerate(self.records.parts[number]):
-            self.builder.make_for((number, place))
-            self.lower_operators(part.start, part.stop, number)
-        self.close()
-
-    def _lower_parts(self, number: int) -> None:
-        """Lower a block few operators at a time, each as recorded or really."""
-        records = self.records
-        for place, part in enumerate(records.parts[number]):
-            self.builder.make_for((number, place))
-            act = partial(self.lower_operators, part.start, part.stop, number)
-            self._repeat_or(records.of_parts[number][place], part, act)
-        self.close()
+        place = next((n for n, one in enumerate(known) if one.rests_on == rests_on), -1)
+        if place >= 0:
+            known.insert(0, known.pop(place))
+            self.repeat(known[0])
+        else:
+            act = partial(self.lower_anew, number)
+            known.insert(0, self.record(around.leaves, rests_on, act))
+            del known[MOST_RECORDS:]
+        self.blocks.append(known[0].lowered)
 
     def _rests_on(self, around: Surroundings) -> tuple[object, ...]:
         builder, parameters, stages = self.builder, self.parameters, self.stages
@@ -182,7 +151,6 @@ class _Replay(Lowering):
             strategy.configs[start:stop],
             self.placed[start:stop],
             self.where[start:stop],
-            [stage.opened() for stage in stages],
             [stage.block for stage in stages],  # what is sent from there belongs to it
             [index for index in range(start, stop) if index in recomputed] if recomputed else [],
             [index for index in range(start, stop) if index in starts] if starts else [],

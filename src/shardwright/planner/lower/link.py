@@ -217,7 +217,6 @@ class Move:
                 known={},
             ),
             blocks=tuple(blocks),
-            opened=((),) * len(stages),
             segments=segments,
             leaves=tuple(leaves),
             uses=uses,

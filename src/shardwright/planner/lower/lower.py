@@ -117,8 +117,13 @@ class Lowering:
         """Lower the operators of one block forward; its segments end with it."""
         block = self.builder.graph.blocks[number]
         self.builder.make_for(number)
-        self.lower_operators(block.start, block.stop, number)
-        self.close()
+        for index in range(block.start, block.stop):
+            for scope in self._scopes(index):
+                for mesh in sorted(self.where[index]):
+                    self.stages[mesh].run(index, number, scope)
+        for stage in self.stages:
+            stage.close()
+        self.builder.make_for(None)
 
     def mark(self) -> Mark:
         """Return how much is lowered, for ``lowered_since``."""
@@ -145,7 +150,7 @@ class Lowering:
     def record(
         self, leaves: Sequence[int], rests_on: tuple[object, ...], act: Callable[[], None]
     ) -> Record:
-        """Lower operators, and note all that this did."""
+        """Lower a block, and note all that this did."""
         builder, parameters = self.builder, self.parameters
         mark, segments = self.mark(), len(builder.begun)
         lasting, turned = len(builder.lasting), len(builder.turned)
@@ -159,7 +164,6 @@ class Lowering:
             rests_on=rests_on,
             lowered=self.lowered_since(mark),
             blocks=tuple(stage.block for stage in self.stages),
-            opened=tuple(stage.opened() for stage in self.stages),
             segments=tuple(builder.begun[segments:]),
             leaves=tuple([stage.holdings(leaves) for stage in self.stages]),
             uses=since(parameters.uses, uses),
@@ -179,7 +183,6 @@ class Lowering:
             stage.prologue += prologue
             stage.forward += forward
             stage.block = record.blocks[number]
-            stage.reopen(record.opened[number])
             stage.resume(record.leaves[number])
         builder.begun += record.segments
         for index, segment in record.segments:
@@ -192,19 +195,6 @@ class Lowering:
         builder.external |= record.external
         builder.lasting += record.lasting
         builder.cut_dim.update(record.cuts)
-
-    def lower_operators(self, start: int, stop: int, block: int) -> None:
-        """Lower some operators of a block."""
-        for index in range(start, stop):
-            for scope in self._scopes(index):
-                for mesh in sorted(self.where[index]):
-                    self.stages[mesh].run(index, block, scope)
-
-    def close(self) -> None:
-        """End a block and its segments."""
-        for stage in self.stages:
-            stage.close()
-        self.builder.make_for(None)
 
     def _meshes_of_operators(self) -> list[set[int]]:
         return meshes_of_operators(

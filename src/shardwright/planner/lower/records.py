@@ -1,4 +1,4 @@
-"""What lowering some operators rested on, and what it did: to be done again without looking at them."""
+"""What lowering a block rested on, and what it did: to be done again without looking at its operators."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ from itertools import islice
 from typing import TypeVar
 
 from shardwright.core.program import Segment
-from shardwright.planner.lower.alike import surroundings
-from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.parameters import FirstKey, Use, UseKey
 from shardwright.planner.lower.pieces import Lowered
-from shardwright.planner.lower.stage import Holdings, Opened
+from shardwright.planner.lower.stage import Holdings
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-# A block that is known otherwise is lowered again so many operators at a time.
-PART = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What lowering a range of operators rested on, and what it did."""
+    """What lowering a block rested on, and what it did."""
 
     rests_on: tuple[object, ...]
     lowered: Lowered
     blocks: tuple[int, ...]
-    opened: tuple[Opened, ...]
     segments: tuple[tuple[int, Segment], ...]
     leaves: tuple[Holdings, ...]
     uses: dict[UseKey, Use]
@@ -36,27 +31,6 @@ class Record:
     external: frozenset[int]
     lasting: tuple[int, ...]
     cuts: dict[int, int]
-
-
-class Records:
-    """What is remembered of one builder: of whole blocks, and of the few operators that a block is
-    lowered by where it is not found whole."""
-
-    def __init__(self, ground: Ground) -> None:
-        parts = [
-            [(at, min(at + PART, block.stop)) for at in range(block.start, block.stop, PART)]
-            for block in ground.graph.blocks
-        ]
-        flat = iter(surroundings(ground.graph, [part for several in parts for part in several]))
-        self.blocks = ground.blocks
-        self.parts = [[next(flat) for _ in several] for several in parts]
-        self.shared = frozenset(t for around in self.blocks for t in around.shared)
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.of_blocks: list[list[Record]] = [[] for _ in self.blocks]
-        self.of_parts: list[list[list[Record]]] = [[[] for _ in several] for several in self.parts]
 
 
 def since(found: dict[Key, Item], size: int) -> dict[Key, Item]:

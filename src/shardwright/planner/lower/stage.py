@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shardwright.core.halo import Halos
@@ -51,8 +52,6 @@ class _OpenSegment:
     gathers: dict[int, Use] = field(default_factory=dict[int, Use])
 
 
-# Segments that are still growing, as they are: see ``Stage.opened``.
-Opened = tuple[tuple[Any, ...], ...]
 Holdings = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]  # see ``Stage.holdings``
 
 
@@ -107,7 +106,8 @@ class Stage:
 
     def run(self, index: int, block: int, scope: Scope) -> None:
         """Lower one operator of the graph into this mesh's prologue or forward list."""
-        operator = self.builder.graph.operators[index]
+        builder = self.builder
+        operator = builder.graph.operators[index]
         again = scope == "microbatch" and index in self.builder.recomputed
         if scope in self._open:
             opened = self._open[scope]
@@ -115,7 +115,7 @@ class Stage:
             if ends or (opened.block, opened.recomputed) != (block, again):
                 self._close(scope)
         self.block = block
-        _, pairs = self._config(index)
+        dims, pairs = self._config(index)
         gathers: dict[int, Use] = {}
         operands = [
             self._operand(index, position, pairs.inputs[position], scope, gathers)
@@ -131,7 +131,12 @@ class Stage:
             if value not in segment.produced:
                 segment.inputs[value] = None
         segment.produced.update(results)
-        segment.calls.append(self._call(index, operands, results, scope))
+        segment.calls.append(
+            builder.once(
+                ("call", self.index, index, scope, dims, *operands, *results),
+                partial(self._call, index, operands, results, scope),
+            )
+        )
 
     def _config(self, index: int) -> tuple[tuple[str, ...], Placements]:
         """Return an operator's dims and placements here.
@@ -195,7 +200,7 @@ class Stage:
         split = list(zip(dims, sizes, strict=True))
         split += [(sample, builder.strategy.pipeline.num_microbatches)] if sample else []
         pieces = math.prod(size for name, size in split if name in iteration.mean)
-        partial = tuple(
+        summed = tuple(
             axis
             for axis, name in enumerate(dims)
             if sizes[axis] > 1 and name not in ("", PLUS) and iteration.is_reduction(name)
@@ -210,8 +215,8 @@ class Stage:
             results=tuple(results),
             result_shapes=tuple(builder.values[value].shape for value in results),
             dims=dims,
-            partial_axes=partial,
-            once=iteration.once if partial else (),
+            partial_axes=summed,
+            once=iteration.once if summed else (),
             scale=1.0 / pieces,
             offset_dim=offset,
             unpadded=tuple(
@@ -335,9 +340,9 @@ class Stage:
         )
         steps: list[Step] = []
         if same < 0:
-            steps = builder.chain([(held.origin, value)], "activation")
-        else:
-            builder.external.add(same)
+            ends = (held.origin, value)
+            steps = builder.once(("lies", *ends), partial(builder.chain, [ends], "activation"))
+        builder.external.add(held.origin if same < 0 else same)
         adapts = (held.origin, value) if trained else None
         self._entries(scope).append(Entry(self.block, steps, adapts=adapts))
         self._hold(tensor, scope, value, wanted)
@@ -387,33 +392,6 @@ class Stage:
         self._held.update(holdings[0])
         self._entering.update(holdings[1])
         self._with_halos.update(holdings[2])
-
-    def opened(self) -> Opened:
-        """Return all that was written into segments that are still open."""
-        return tuple(
-            [
-                (
-                    scope, one.block, one.recomputed, tuple(one.calls), tuple(one.inputs),
-                    tuple(one.gathers.items()), frozenset(one.produced),
-                )
-                for scope, one in self._open.items()
-            ]
-        )  # fmt: skip
-
-    def reopen(self, opened: Opened) -> None:
-        """Go on where ``opened`` said."""
-        self._open = {
-            scope: _OpenSegment(
-                block,
-                scope,
-                again,
-                list(calls),
-                set(produced),
-                dict.fromkeys(inputs),
-                dict(gathers),
-            )
-            for scope, block, again, calls, inputs, gathers, produced in opened
-        }
 
     def value_of(self, tensor: int, scope: Scope = "microbatch") -> int:
         """Return the value that this mesh made of an activation."""
