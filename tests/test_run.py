@@ -151,6 +151,24 @@ def test_a_plan_for_a_slow_loader_splits_its_reading_and_says_that_input_binds(
     assert "input binds: the loaders of 2 ranks on 1 host take" in " ".join(told.stdout.split())
 
 
+def test_a_run_tells_what_the_rank_waited_whose_loader_is_slowest(planned: Path) -> None:
+    """The first rank waits for the other in the step: its own loader has long given its batch."""
+    (planned / "data.py").write_text(
+        "import os, time\n"
+        + DATA
+        + "class Late(list):\n"
+        + "    def __iter__(self):\n"
+        + "        for batch in loader():\n"
+        + "            time.sleep(0.5 * int(os.environ['RANK']))\n"
+        + "            yield batch\n"
+        + "late = Late()\n"
+    )
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--loader", "data.py:late")
+    done = finish(*words, "-n", "5", folder=planned)
+    assert done["input_seconds"] > 0.02  # type: ignore[operator]
+
+
 def test_a_run_clips_to_the_plans_norm_and_reports_it(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "copy"))
     finish(

@@ -65,7 +65,7 @@ class LoopOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnd:
     """How training ended. ``checkpoint`` is the last one written, "" if none; ``is_terminated``: a
-    scheduler's SIGTERM ended it early."""
+    scheduler's SIGTERM ended it early. ``waits``: seconds that each step of this rank waited for its batch."""
 
     first_step: int
     checkpoint: str
@@ -74,6 +74,7 @@ class LoopEnd:
     timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    waits: tuple[float, ...] = ()
 
 
 def named_optimizer(name: str, learning_rate: float) -> OptimizerFactory:
@@ -111,7 +112,7 @@ def train(
         executor.load(options.checkpoint_dir)
     first = executor.steps
     data = batches(first)
-    checkpoint, before = "", time.perf_counter()
+    checkpoint, before, waits = "", time.perf_counter(), list[float]()
     if loader is None:
         steps = executor.train(itertools.islice(data, max(options.steps - first, 0)))
     else:
@@ -125,6 +126,7 @@ def train(
             gradient_norm=None if norm is None else float(norm),
             input_seconds=step.input_seconds,
         )
+        waits.append(step.input_seconds)
         if tell(now):
             INTERRUPTION.requested = True  # all ranks agree on it in the next step
         last = executor.interrupted or step.number == options.steps
@@ -145,6 +147,7 @@ def train(
         checkpoint=checkpoint,
         is_complete=is_complete,
         is_terminated=INTERRUPTION.terminated and not is_complete,
+        waits=tuple(waits),
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     timeline = executor.profile_step(next(data)) if options.profiles else None
