@@ -18,6 +18,7 @@ from torch import nn
 from shardwright.runtime.capture import load_model
 from shardwright.runtime.train import build_seeded
 from tests.command import shardwright, start
+from tests.docs.pages import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -113,6 +114,60 @@ def test_a_run_trains_on_a_loader_epoch_after_epoch_and_resumes_within_one(plann
     asked = shardwright(*words[:-1], "data.py:nothing", "-n", "6", folder=planned)
     assert asked.returncode == 2, asked.stderr
     assert "has no function 'nothing'; it defines loader, stream" in " ".join(asked.stderr.split())
+
+
+SLOW = """
+import time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        x = torch.ones(16)
+        return {"x": x, "y": torch.tensor(1)}
+
+loader = DataLoader(Slow(), batch_size=8, num_workers=1)
+"""
+
+
+def test_a_plan_for_a_slow_loader_splits_its_reading_and_says_that_input_binds(
+    made: Path, tmp_path: Path
+) -> None:
+    """Of 8 samples of 2 ms at least, the two ranks read half each."""
+    folder = Path(shutil.copytree(made, tmp_path / "copy"))
+    (folder / "slow.py").write_text(SLOW)
+    shutil.copy(ROOT / "examples/two_cores.toml", folder / "two.toml")
+    words = ("plan", "net.py:build", "-c", "two.toml", "-b", "8", "--measure", "never")
+    free = finish(*words, "-o", "free.json", folder=folder)
+    slow = finish(*words, "--loader", "slow.py:loader", "-o", "slow.json", folder=folder)
+    best, other = (one["plans"][one["chosen"]] for one in (slow, free))  # type: ignore[index]
+    assert best["devices"] == 2
+    assert best["step_seconds"] >= 4 * 0.002 > 2 * other["step_seconds"]
+    told = shardwright("explain", "slow.json", "net.py:build", folder=folder)
+    assert told.returncode == 0, told.stderr
+    assert "input binds: the loaders of 2 ranks on 1 host take" in " ".join(told.stdout.split())
+
+
+def test_a_run_tells_what_the_rank_waited_whose_loader_is_slowest(planned: Path) -> None:
+    """The first rank waits for the other in the step: its own loader has long given its batch."""
+    (planned / "data.py").write_text(
+        "import os, time\n"
+        + DATA
+        + "class Late(list):\n"
+        + "    def __iter__(self):\n"
+        + "        for batch in loader():\n"
+        + "            time.sleep(0.5 * int(os.environ['RANK']))\n"
+        + "            yield batch\n"
+        + "late = Late()\n"
+    )
+    pick = (planned / "pick").read_text()
+    words = ("run", "plan.json", "net.py:build", "--pick", pick, "--loader", "data.py:late")
+    done = finish(*words, "-n", "5", folder=planned)
+    assert done["input_seconds"] > 0.02  # type: ignore[operator]
 
 
 def test_a_run_clips_to_the_plans_norm_and_reports_it(made: Path, tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ def test_a_measured_cluster_with_odd_names_and_numbers_reads_back_equal():
         devices=(Device(kind=0, host=0, link=link),) * 2,
         overlap_slowdown=1 / 0.9,
         input_rate=1000 / 7,
+        rank_input_rate=100 / 7,
+        host_input_rate=500 / 7,
         copy_bandwidth=1e10 / 7,
     )
     assert read_cluster(write_cluster(cluster)) == cluster

@@ -87,7 +87,9 @@ class Cluster:
     ``overlap_slowdown`` is the factor by which computation and communication each stretch while both
     run on one device (1 = free overlap). ``software`` is one of ``SOFTWARE``: which kernels GPUs run;
     it means nothing for CPUs. ``input_rate``: samples of the global batch per second that the ranks of a host
-    are given by their loaders, all at once; ``copy_bandwidth``: bytes/s from a host's memory to those of its
+    are given by their loaders, all at once; ``rank_input_rate`` and ``host_input_rate``: samples per second that one
+    rank's loader gives, and those of all ranks of a host together, where each rank reads only the samples that it
+    needs; ``copy_bandwidth``: bytes/s from a host's memory to those of its
     devices together; 0 where input is never waited for. ``notes`` are sentences about what was assumed.
     """
 
@@ -100,6 +102,8 @@ class Cluster:
     software: str = "eager"
     input_rate: float = 0.0
     copy_bandwidth: float = 0.0
+    rank_input_rate: float = 0.0
+    host_input_rate: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -110,7 +114,7 @@ class Cluster:
             raise ValueError(
                 f"overlap_slowdown is a factor from 1 to {MOST_SLOWDOWN:g}, not {self.overlap_slowdown:g}"
             )
-        if not (0 <= self.input_rate < math.inf and 0 <= self.copy_bandwidth < math.inf):
+        if not all(0 <= rate < math.inf for rate in self.input_rates):
             raise ValueError("rates of input are finite and 0 or more")
         roots = [switch for switch in self.switches if switch.parent < 0]
         if len(roots) != 1:
@@ -120,6 +124,12 @@ class Cluster:
                 raise ValueError(
                     f"switch {switch.name!r} must follow its parent and have a link to it"
                 )
+
+    @property
+    def input_rates(self) -> tuple[float, float, float, float]:
+        """All rates of input; 0 of each where it is never waited for."""
+        rates = self.input_rate, self.rank_input_rate, self.host_input_rate
+        return *rates, self.copy_bandwidth
 
     @property
     def num_devices(self) -> int:

@@ -129,6 +129,8 @@ class _Builder:
             overlap_slowdown=self.table.overlap_slowdown,
             software=self.table.software,
             input_rate=self.table.input_rate,
+            rank_input_rate=self.table.rank_input_rate,
+            host_input_rate=self.table.host_input_rate,
             copy_bandwidth=self.table.copy_bandwidth or 0.0,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
@@ -327,8 +329,9 @@ def write_cluster(cluster: Cluster) -> str:
         lines.append(f"overlap_slowdown = {float(cluster.overlap_slowdown)!r}")
     if cluster.software != "eager":
         lines.append(f"software = {_text(cluster.software)}")
-    if cluster.input_rate:
-        lines.append(f"input_rate = {float(cluster.input_rate)!r}")
+    for name in ("input_rate", "rank_input_rate", "host_input_rate"):
+        if rate := getattr(cluster, name):
+            lines.append(f"{name} = {float(rate)!r}")
     if cluster.copy_bandwidth:
         bandwidth = write_quantity(cluster.copy_bandwidth, "bandwidth")
         lines.append(f"copy_bandwidth = {_text(bandwidth)}")

@@ -48,6 +48,7 @@ def _checked_rate(rate: float) -> float:
     return rate
 
 
+Rate = Annotated[float, Field(strict=False), AfterValidator(_checked_rate)]
 Bytes = Annotated[float, _reader("bytes")]
 Bandwidth = Annotated[float, _reader("bandwidth")]
 Latency = Annotated[float, _reader("seconds", zero=True)]
@@ -126,7 +127,9 @@ class ClusterTable(_Table):
         "megatron-core",
         "internevo",
     ] = "eager"
-    input_rate: Annotated[float, Field(strict=False), AfterValidator(_checked_rate)] = 0.0
+    input_rate: Rate = 0.0
+    rank_input_rate: Rate = 0.0
+    host_input_rate: Rate = 0.0
     copy_bandwidth: Bandwidth | None = None
     notes: tuple[str, ...] = Field(default=(), strict=False)
     kind: dict[str, KindTable] = {}

@@ -260,7 +260,7 @@ def _check_numbers(cluster: Cluster) -> None:
     free = [link.latency for link in links]
     free += [kind.launch_seconds for kind in cluster.kinds]
     free += [switch.dollars_per_second for switch in cluster.switches]
-    free += [cluster.input_rate, cluster.copy_bandwidth]
+    free += cluster.input_rates
     for numbers, zero in ((needed, False), (free, True)):
         wrong = [number for number in numbers if not is_in_range(number, zero=zero)]
         if wrong:

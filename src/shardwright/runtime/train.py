@@ -64,8 +64,8 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnd:
-    """How training ended. ``checkpoint`` is the last one written, "" if none; ``signal``: which
-    ended it early, 0 for none."""
+    """How training ended. ``checkpoint`` is the last one written, "" if none; ``signal``: which ended it
+    early, 0 for none. ``waits``: seconds that each step of this rank waited for its batch."""
 
     first_step: int
     checkpoint: str
@@ -74,6 +74,7 @@ class LoopEnd:
     timeline: Timeline | None = None
     held_out: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    waits: tuple[float, ...] = ()
 
 
 def named_optimizer(name: str, learning_rate: float) -> OptimizerFactory:
@@ -112,13 +113,14 @@ def train(
         executor.load(options.checkpoint_dir)
     first = executor.steps
     data = batches(first)
-    checkpoint, before = "", time.perf_counter()
+    checkpoint, before, waits = "", time.perf_counter(), list[float]()
     if loader is None:
         steps = executor.train(itertools.islice(data, max(options.steps - first, 0)))
     else:
         steps = _epochs(executor, loader, options.steps)
     for step in steps:
         loss, norm = float(step.loss), step.gradient_norm
+        waits.append(step.input_seconds)
         seconds = time.perf_counter() - before - step.input_seconds
         if step.left is not None and tell(
             Step(
@@ -150,6 +152,7 @@ def train(
         checkpoint=checkpoint,
         is_complete=is_complete,
         signal=0 if is_complete else INTERRUPTION.number,
+        waits=tuple(waits),
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
     profiles = options.profiles and executor.program.strategy.pipeline.is_flushed

@@ -61,7 +61,8 @@ class Request:
     the frontier may be before plans between them are looked for (None: 15 %, and in graphs of more
     than 1,000 operators nothing is filled). ``trials``: how many plans are tried for some steps on
     this machine, besides plain data parallelism (0: none; None: 4 where the model has a name).
-    ``costs``: a plan file that was tuned on the cluster, for the factors in it.
+    ``costs``: a plan file that was tuned on the cluster, for the factors in it. ``loader``: whose rates are measured
+    here and are then those of the cluster's ranks and hosts.
     """
 
     global_batch: int | None = option(
@@ -161,6 +162,9 @@ class Request:
         None, "How long all of it may take (exact: to the end; mcmc: 60 s of walking)."
     )
     proposals: int | None = option(None, "With mcmc: how many instead, repeatable.")
+    loader: str = option(
+        "", "script.py:name of a loader: measure how fast it gives samples, and plan for that."
+    )
     measure: str = option(
         "auto", "auto, never, or always (again).", one_of=("auto", "never", "always")
     )

@@ -81,7 +81,8 @@ class TrainingRun:
     steps but the first two. ``peak_bytes`` is what tensors took per stage, where it was measured;
     ``held_out`` are losses on batches not trained on, ``gradient_norms`` those before clipping, per
     step (none where the plan does not clip). ``signal``: which ended it early, 0 for none.
-    ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps.
+    ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps on the rank
+    that waited longest, which makes the others wait within the step.
     ``notes``: what the ranks could not do as they should. ``noise_scale``: of the gradients at the end, in samples;
     None where it was not measured, or no gradient stood out of the noise.
     """

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardwright.core.cluster import Cluster
 from shardwright.core.stalls import LEAST_BATCHES, Stalls
 from shardwright.errors import InputError
 from shardwright.verbs.request import Watch
 
 SECONDS = 60.0
+LOADER_SECONDS = 20.0  # where there is no step to measure
 
 
 def analyse(
@@ -72,6 +76,35 @@ def analyse_script(
             f"the loader or the step raised {type(error).__name__}: {error}; see that {loader} can be iterated "
             "by itself"
         ) from error
+
+
+def with_loader(cluster: Cluster, loader: str, watch: Watch) -> Cluster:
+    """Return a cluster whose ranks are given samples as fast as this loader gives them here; itself where none is
+    named.
+
+    A rank's rate is that of the loader as it is; that of a host, of its preparation on all of this machine's cores.
+    """
+    if not loader:
+        return cluster
+    from shardwright.runtime.capture.models import load_object
+    from shardwright.runtime.reading import loader_of
+
+    watch.tell("measuring the loader", 0.0)
+    given = loader_of(load_object(loader, "loader"))
+    found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
+    rates, cores = found.rates, max(1, found.cores)
+    rank = rates.load(0.0)
+    host = rates.prepare * cores / min(max(1, found.workers), cores)
+    notes = (
+        f"a rank's loader gives {rank:.4g} samples/s ({loader}, {found.workers} workers, measured here: preparing "
+        f"{rates.prepare:.4g}/s, fetching {rates.storage:.4g}/s)",
+    )
+    return replace(
+        cluster,
+        rank_input_rate=rank if math.isfinite(rank) else 0.0,
+        host_input_rate=host if math.isfinite(host) else 0.0,
+        notes=(*cluster.notes, *notes),
+    )
 
 
 def save_stalls(found: Stalls, path: str | Path) -> str:

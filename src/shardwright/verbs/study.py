@@ -38,6 +38,7 @@ from shardwright.verbs.narrate import spread_of
 from shardwright.verbs.relaxation import Question, relaxed
 from shardwright.verbs.request import MCMC_SECONDS, Request, Watch
 from shardwright.verbs.results import Study
+from shardwright.verbs.stalls import with_loader
 from shardwright.verbs.subject import Batch, capture, find_cluster, is_here, training_for
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def study(
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
     given = _fitted(request, is_local=is_here(cluster))  # refused before anything is measured
     machine, is_local = find_cluster(cluster, watch)
+    machine = with_loader(machine, request.loader, watch)
     request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
     captured = capture(

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,11 +78,11 @@ def start(plan: Plan, origin: Origin, job: Job, watch: Watch) -> Outcome:
             folder=str(folder),
         )
         with following(folder, watch):
-            (end, *_) = launch(
+            ends = launch(
                 train_rank, len(devices), (task,),
                 backend=local_backend(), stops=bool(job.checkpoint_dir),
             )  # fmt: skip
-        return _outcome(end, read_events(folder / "events"))
+        return _outcome(ends, read_events(folder / "events"))
 
 
 def _check_clip(strategy: Strategy, asked: float | None) -> None:
@@ -185,10 +186,16 @@ def _last(events: list[dict[str, float]], name: str) -> float | None:
     return next((event[name] for event in reversed(events) if name in event), None)
 
 
-def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
-    times = [event["seconds"] for event in events]
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values[WARM_STEPS:] or values or [0.0])
+
+
+def _outcome(ends: list[LoopEnd], events: list[dict[str, float]]) -> Outcome:
+    end, times = ends[0], [event["seconds"] for event in events]
+    # Who waits for input makes the others wait in the step: the wait of a step is that of who waits longest.
+    waited = max(_mean(one.waits) for one in ends)
     typical = statistics.median(times[WARM_STEPS:] or times or [0.0])
-    waits = [event["input_seconds"] for event in events]
+    typical = max(0.0, typical - (waited - _mean(end.waits)))
     tokens = events[0]["tokens"] if events else 0.0
     timeline = end.timeline
     run = TrainingRun(
@@ -204,7 +211,7 @@ def _outcome(end: LoopEnd, events: list[dict[str, float]]) -> Outcome:
         checkpoint=end.checkpoint,
         is_complete=end.is_complete,
         signal=end.signal,
-        input_seconds=statistics.fmean(waits[WARM_STEPS:] or waits or [0.0]),
+        input_seconds=waited,
         notes=end.notes,
         noise_scale=_last(events, "noise_scale"),
     )

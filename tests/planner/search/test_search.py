@@ -30,6 +30,7 @@ from shardwright.planner.search import (
     surveyed,
 )
 from shardwright.planner.search.candidates import explore, to_strategy
+from shardwright.planner.search.goals import Goal
 from shardwright.planner.search.named import named_strategies
 from shardwright.planner.search.proposers import shortlist
 from shardwright.planner.simulate import simulate
@@ -96,6 +97,28 @@ def test_where_input_binds_a_step_takes_its_time_and_fewer_devices_cost_less() -
     assert len(cheapest.strategy.devices) == 1
     assert fed.best.bound is not None
     assert fed.best.bound.step_seconds == pytest.approx(given)
+
+
+def test_a_loader_that_binds_changes_the_chosen_plan_and_the_frontier_says_so() -> None:
+    graph, training, money = mlp(), Training(), Goal(mode="min-money")
+    where = cluster(2, 1, **SLOW)
+    size = graph.tensors[graph.inputs[0]].shape[0]
+    free = search(graph, where, CostTable(), training=training, limits=FEW)
+    alone = min(p.predicted.step_seconds for p in free.plans if len(p.strategy.devices) == 1)
+    assert len(free.best.strategy.devices) == 1
+    assert not any("input" in note for note in free.best.notes)
+    # Storage that all hosts share: a second host is paid for and gains nothing.
+    shared = replace(where, input_rate=size / (3 * alone))
+    bound = search(graph, shared, CostTable(), training=training, limits=FEW, goal=money)
+    assert len(bound.best.strategy.devices) == 1
+    assert "the loaders of 1 rank on 1 host" in bound.best.notes[-1]
+    # Loaders of a rank each: two ranks read half each, and the step is as long as that.
+    each = replace(where, rank_input_rate=size / (20 * alone))
+    split = search(graph, each, CostTable(), training=training, limits=FEW)
+    assert split.best.predicted.step_seconds == pytest.approx(10 * alone)
+    assert "loaders of 2 ranks on 2 hosts" in split.best.notes[-1]
+    assert split.best.bound is not None
+    assert split.best.bound.step_seconds == pytest.approx(10 * alone)
 
 
 def test_plans_with_gradients_in_fewer_bytes_are_found_under_a_bound_that_is_true() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.core.program import Kind, Program
-from shardwright.planner.cost.feed import input_bytes, input_costs
+from shardwright.planner.cost.feed import input_bytes, input_costs, least_input_seconds
 from shardwright.planner.lower import check, lower
 from shardwright.planner.lower.feed import fed
 from shardwright.planner.simulate import simulate, steady_seconds, with_input
@@ -109,6 +109,44 @@ def test_devices_of_a_host_copy_their_shards_over_one_bus() -> None:
         where = replace(cluster(hosts, each), copy_bandwidth=100.0)
         found = input_costs(program, graph, find_samples(graph), where)
         assert found == {0: (0.0, whole / hosts / 100.0)}
+
+
+def test_ranks_that_read_their_own_samples_share_the_loaders_of_their_host() -> None:
+    graph, samples = capture(*zoo.mlp()).graph, find_samples(capture(*zoo.mlp()).graph)
+    size = max(graph.tensors[one].shape[0] for one in graph.inputs)
+    shared, alone = 10.0, 4.0
+    for seed, hosts, each, rows, on_host in (
+        (Seed(), 1, 1, size, size),
+        (Seed(data=4), 1, 4, size / 4, size),
+        (Seed(data=4), 2, 2, size / 4, size / 2),
+        (Seed(data=2, num_microbatches=2), 1, 2, size / 2, size),
+        (Seed(tensor=2), 1, 2, size, 2 * size),  # both read all of it
+        (Seed(tensor=2), 2, 1, size, size),
+    ):
+        program = lower(graph, seed_strategy(graph, seed))
+        where = cluster(hosts, each)
+        for rates, expected in (
+            ({"rank_input_rate": alone}, rows / alone),
+            ({"host_input_rate": shared}, on_host / shared),
+            (
+                {"rank_input_rate": alone, "host_input_rate": shared},
+                max(rows / alone, on_host / shared),
+            ),
+        ):
+            costs = input_costs(program, graph, samples, replace(where, **rates))
+            assert costs == {0: (pytest.approx(expected), 0.0)}
+            least = least_input_seconds(size, replace(where, **rates))
+            assert least <= expected * (1 + 1e-9)
+
+
+def test_a_loader_works_while_its_batch_is_copied() -> None:
+    """As workers do: a step takes the longer of both, not their sum."""
+    program, graph = lowered()[0], capture(*zoo.mlp()).graph
+    where = replace(cluster(1, 2), host_input_rate=10.0, copy_bandwidth=100.0)
+    samples, size = find_samples(graph), max(graph.tensors[one].shape[0] for one in graph.inputs)
+    ((fetch, copy),) = input_costs(program, graph, samples, where).values()
+    assert copy > 0
+    assert fetch + copy == pytest.approx(max(size / 10.0, copy))
 
 
 def test_input_in_the_same_step_is_their_sum() -> None:

@@ -40,6 +40,7 @@ class Evaluation:
 
     ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
     hideable message hidden (NaN for a strategy which did not come from the additive model).
+    ``input_seconds``: what its input takes beneath a step, 0 where it is never waited for.
     """
 
     strategy: Strategy
@@ -47,6 +48,7 @@ class Evaluation:
     stage_bytes: tuple[float, ...]
     sources: tuple[tuple[str, float], ...]
     least_seconds: float
+    input_seconds: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -219,6 +221,7 @@ def evaluate_program(
         stage_bytes=peaks,
         sources=prices.by_source(),
         least_seconds=least_seconds,
+        input_seconds=max(map(sum, costs.values()), default=0.0),
     )
 
 

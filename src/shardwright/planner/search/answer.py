@@ -10,6 +10,7 @@ from shardwright.core.staleness import MEANS
 from shardwright.core.strategy import MIXED
 from shardwright.core.version import VERSION
 from shardwright.errors import NoPlan
+from shardwright.planner.cost.feed import input_words, least_input_seconds
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
@@ -115,7 +116,7 @@ def _is_alike(one: Evaluation, other: Evaluation, same: float) -> bool:
 def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
     """Write an evaluation as a plan, with what it was found for."""
     context = found.context
-    notes = list(context.graph.notes)
+    notes = [*context.graph.notes, *_of_input(found, evaluation)]
     if not found.is_complete:
         notes.append("the search did not end: this is the best found so far, without a bound")
     if context.facts.samples.blocker:
@@ -150,9 +151,8 @@ def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     """
     if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
         return None
-    rate = found.context.cluster.input_rate
-    # Whatever the plan, every batch is drawn whole.
-    least = max(found.bound, global_batch(found.context) / rate if rate else 0.0)
+    context = found.context
+    least = max(found.bound, least_input_seconds(global_batch(context), context.cluster))
     if found.fitting[0].seconds < least * (1 - 1e-9):
         return None
     return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=MODEL)
@@ -185,6 +185,24 @@ def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:
     if bound is not None:
         text += f"; the lower bound is {bound.step_seconds:.4g} s, a gap of {bound.gap:.1%}"
     return text + "."
+
+
+def _of_input(found: Findings, evaluation: Evaluation) -> tuple[str, ...]:
+    """Say where a plan waits for its input, and which one of fewer devices waits no longer."""
+    if not 0 < evaluation.seconds * (1 - 1e-9) <= evaluation.input_seconds:
+        return ()
+    devices = evaluation.strategy.devices
+    text = input_words(found.context.cluster, evaluation.input_seconds, evaluation.seconds, devices)
+    alike = [
+        one
+        for one in found.fitting
+        if one.seconds <= evaluation.seconds * 1.01 and len(one.strategy.devices) < len(devices)
+    ]
+    if not alike:
+        return (text,)
+    least = min(alike, key=lambda one: (len(one.strategy.devices), one.seconds))
+    count = len(least.strategy.devices)
+    return (f"{text}; {least.strategy.label} is as fast on {count} of the {len(devices)} devices",)
 
 
 def _size(count: float) -> str:

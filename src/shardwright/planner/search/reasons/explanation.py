@@ -11,6 +11,7 @@ from shardwright.core.explanation import Decision, Reasons, ShadowPrice
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.plan import Plan
 from shardwright.errors import InputError
+from shardwright.planner.cost.feed import input_costs, input_words
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
@@ -56,6 +57,10 @@ def explain(
     tell("shadow prices", 0.95)
     program = lower(graph, plan.strategy, context.facts.samples)
     prices += hardware_prices(program, graph, cluster, table)
+    costs = input_costs(program, graph, context.facts.samples, cluster)
+    given = max(map(sum, costs.values()), default=0.0)
+    words = input_words(cluster, given, plan.predicted.step_seconds, plan.strategy.devices)
+    notes += [words] if words else []
     return Reasons(
         decisions=decisions, prices=prices, byte_seconds=byte_seconds, notes=tuple(notes)
     )
