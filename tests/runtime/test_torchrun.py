@@ -57,6 +57,26 @@ def test_a_stopped_rank_is_noticed_in_time_and_everything_ends(tmp_path: Path) -
     assert not any(map(is_alive, ranks))
 
 
+def test_a_rank_that_is_stopped_after_its_last_message_is_noticed_too(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import os, signal\n"
+        "from shardwright.runtime.launch import join_world, meet\n"
+        f"rank, _ = join_world(timeout={SECONDS})\n"
+        "os.kill(os.getpid(), signal.SIGSTOP) if rank else None\n"
+        "meet('at the end')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line, *_) = lines_of_ranks(done.stdout)
+    assert line.startswith("error: rank 0 waited for other ranks longer than a message may take")
+    assert "is stopped" in line
+
+
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     with training(tmp_path) as (agent, ranks):
         os.killpg(agent.pid, signal.SIGINT)

@@ -38,7 +38,7 @@ import torch.distributed.nn
 
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.allocator import keep_freed_memory
-from shardwright.runtime.endings import prepare_ending
+from shardwright.runtime.endings import cause, prepare_ending
 from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
@@ -124,6 +124,18 @@ def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int
 def _leave_world() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def meet(where: str) -> None:
+    """Wait for all ranks, as long as a message may take: one that ended while another is stopped would
+    leave torchrun waiting for ever. Raises RunError with ``where`` it waited."""
+    if not dist.is_initialized():
+        return
+    rank = dist.get_rank()
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        raise RunError(cause(error, rank, where), rank=rank) from None
 
 
 def launch(

@@ -56,7 +56,7 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
     (the plan's own where it is empty). A collective call: every rank returns what its own clock
     saw, and rank 0's is written. Raises PlanMismatch where the ranks are not the plan's.
     """
-    from shardwright.runtime.launch import join_world
+    from shardwright.runtime.launch import join_world, meet
     from shardwright.runtime.race import Rules
 
     document = read_plan_file(plan)
@@ -102,6 +102,7 @@ def tune(plan: str | Path, model: str, *, out: str | Path = "", tries: int | Non
     if rank == 0:
         origin = document.origin.model_copy(update={"factors": dict(table.factors)})
         write_plan(path, frontier, origin=origin, cluster=cluster)
+    meet("at the end of tuning")
     return Tuning(frontier=frontier, path=path, factors=table.factors, is_first=rank == 0)
 
 

@@ -163,6 +163,19 @@ def squares(batch: int = 8, width: int = 16, depth: int = 2, classes: int = 8) -
     return sketch.finish("squares", sketch.linear(x, classes, "head"), y)
 
 
+def opaque(batch: int = 8) -> OperatorGraph:
+    """A model that is one module nobody can see into."""
+    sketch = Sketch(batch)
+    x = sketch.outside("x", (batch, 16), "input")
+    weight = sketch.outside("weight", (16, 16), "parameter")
+    loss = sketch.apply("opaque.Model", {"tensors.0": x, "tensors.1": weight}, ())
+    sketch.close_block("model", "")
+    return OperatorGraph(
+        name="opaque", tensors=tuple(sketch.tensors), operators=tuple(sketch.operators),
+        blocks=tuple(sketch.blocks), loss=loss,
+    )  # fmt: skip
+
+
 def cluster(
     hosts: int = 1,
     devices: int = 2,

@@ -9,7 +9,7 @@ from shardwright.core.plan import Plan
 from shardwright.errors import InputError
 from shardwright.planner.search import Limits, Wish, search, why_not
 from shardwright.planner.space import find_samples
-from tests.planner.search.models import cluster, residual
+from tests.planner.search.models import cluster, opaque, residual
 
 GRAPH = residual(batch=64, width=64, depth=3, classes=16)
 OPEN = Limits()
@@ -55,6 +55,11 @@ def test_a_tensor_degree_that_splits_nothing_is_refused() -> None:
     wish = Wish(tensor=8, data=1)
     with pytest.raises(InputError, match="tp 8 splits operators"):
         why_not(graph, MACHINE, CostTable(), wish)
+
+
+def test_a_data_degree_that_splits_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="dp 8 splits samples over so many devices"):
+        why_not(opaque(), MACHINE, CostTable(), Wish(data=8))
 
 
 def test_microbatches_and_recomputation_are_kept() -> None:

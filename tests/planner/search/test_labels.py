@@ -18,20 +18,7 @@ from shardwright.planner.model.training import Training
 from shardwright.planner.search.labels import describe, told_apart
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
-from tests.planner.search.models import Sketch, cluster, residual
-
-
-def opaque(batch: int = 8) -> OperatorGraph:
-    """A model that is one module nobody can see into."""
-    sketch = Sketch(batch)
-    x = sketch.outside("x", (batch, 16), "input")
-    weight = sketch.outside("weight", (16, 16), "parameter")
-    loss = sketch.apply("opaque.Model", {"tensors.0": x, "tensors.1": weight}, ())
-    sketch.close_block("model", "")
-    return OperatorGraph(
-        name="opaque", tensors=tuple(sketch.tensors), operators=tuple(sketch.operators),
-        blocks=tuple(sketch.blocks), loss=loss,
-    )  # fmt: skip
+from tests.planner.search.models import cluster, opaque, residual
 
 
 def described(graph: OperatorGraph, arrangement: Arrangement, wanted: str) -> str:

@@ -5,6 +5,7 @@ What the user leaves open is searched; what is named is kept, however bad.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeGuard
@@ -85,23 +86,40 @@ def alternative(pool: Pool, wish: Wish) -> Plan:
     if not pool.evaluations:
         why = "; ".join(pool.refused[:3]) or "the global batch does not divide so"
         raise InputError(f"this alternative is impossible here: {why}")
-    meant = [one for one in pool.evaluations if wish.seed_plan or _uses_tensor(one.strategy)]
-    if not meant:
-        raise InputError(
-            f"tp {wish.tensor} splits operators over so many devices, but of this model none can be "
-            "split so, except by samples; choose a smaller tp, or dp"
-        )
+    meant = _meant(pool.evaluations, wish)
     smallest = min(meant, key=lambda one: one.bytes)
     chosen: Evaluation = next(iter(fitting(meant, pool.limit)), smallest)
     return make_plan(pool.findings(), chosen, 0)
 
 
-def _uses_tensor(strategy: Strategy) -> bool:
-    """Whether the tensor axis, if there is one, splits anything."""
-    axes = strategy.meshes[0].axes
-    if "tensor" not in axes:
+def _uses(strategy: Strategy, axis: str) -> bool:
+    """Whether an axis of more than one device, if there is one, splits anything."""
+    mesh = strategy.meshes[0]
+    if axis not in mesh.axes or mesh.sizes[mesh.axes.index(axis)] == 1:
         return True
-    return any(config.dims[axes.index("tensor")] for config in strategy.configs)
+    return any(config.dims[mesh.axes.index(axis)] for config in strategy.configs)
+
+
+def _meant(tried: Sequence[Evaluation], wish: Wish) -> list[Evaluation]:
+    """Return what splits something over every axis that a wish names. Raises InputError for nothing."""
+    named = (("data", wish.data), ("tensor", wish.tensor))
+    wanted = {axis: size for axis, size in named if size and not wish.seed_plan}
+    meant = [one for one in tried if all(_uses(one.strategy, axis) for axis in wanted)]
+    if not meant:
+        raise InputError(_unused(wanted, tried))
+    return meant
+
+
+def _unused(wanted: dict[str, int], tried: Sequence[Evaluation]) -> str:
+    if "tensor" in wanted and not any(_uses(one.strategy, "tensor") for one in tried):
+        return (
+            f"tp {wanted['tensor']} splits operators over so many devices, but of this model none can be "
+            "split so, except by samples; choose a smaller tp, or dp"
+        )
+    return (
+        f"dp {wanted.get('data', 1)} splits samples over so many devices, but of this model no operator can "
+        "be split so (`shardwright capture` says why); choose tp or pp"
+    )
 
 
 def _judge_degrees(pool: Pool, wish: Wish) -> None:

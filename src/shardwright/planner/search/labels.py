@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Mesh, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.modes import KEEP
@@ -19,6 +19,15 @@ from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.samples import State
 
 Assignments = tuple[tuple[int, ...], ...]
+Placed = tuple[int, tuple[str, ...]]  # an operator, and what splits it, axis by axis
+AXES = ("data", "outer", "tensor")
+# Words of a label that say what is split, and into how many stages.
+_PARALLEL = re.compile(
+    r"(single|one) device|.* tensor parallel\)"
+    r"|(replicated|activations split|(data|tensor|hybrid|spatial|sequence|context|expert) parallel)( x \d+)+"
+)
+_STAGES = re.compile(r"^pipeline x \d+|^\d+ stages|^on \d+ groups")
+_PIECES = re.compile(r"\d+ microbatches")
 
 
 def describe(problem: Problem, arrangement: Arrangement, assignments: Assignments) -> str:
@@ -26,17 +35,12 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
     words: list[str] = []
     if arrangement.stages > 1:
         words.append(f"pipeline x {arrangement.stages} ({arrangement.schedule})")
-    if arrangement.data > 1:
-        is_cut = any(
-            problem.domains[root][assignment[problem.config_of[root]]][0]
-            for assignment in set(assignments)
-            for root in problem.roots
-        )
-        words.append(f"{'data parallel' if is_cut else 'replicated'} x {arrangement.data}")
-    free = [size for size in (arrangement.outer, arrangement.tensor) if size > 1]
-    if free:
-        word = _free_word(problem, set(assignments), len(free))
-        words.append(f"{word} x {' x '.join(map(str, free))}")
+    placed = {
+        (root, problem.domains[root][assignment[problem.config_of[root]]])
+        for assignment in set(assignments)
+        for root in problem.roots
+    }
+    words += parallel_words(problem.context, problem.mesh, placed)
     words = words or ["single device"]
     words += _zero_words(_levels(problem, set(assignments)))
     modes = problem.chosen_modes(assignments)
@@ -45,8 +49,88 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
             words.append(f"{mode.name} {modes.count(mode)} blocks")
     if arrangement.microbatches > 1:
         words.append(f"{arrangement.microbatches} microbatches")
-    many = arrangement.stages * arrangement.data * math.prod(free)
-    return with_dtype(", ".join(words), problem.context.training, many)
+    return with_dtype(", ".join(words), problem.context.training, arrangement.num_devices)
+
+
+def parallel_words(context: Context, mesh: Mesh, placed: Iterable[Placed]) -> list[str]:
+    """Say what operators on a mesh split over its axes: the one called data, and all others."""
+    found: dict[str, list[int]] = {}
+    for axis, word in _uses(context, mesh, set(placed)).items():
+        found.setdefault(word, []).append(mesh.sizes[axis])
+    return [f"{word} x {' x '.join(map(str, sizes))}" for word, sizes in found.items()]
+
+
+def _uses(context: Context, mesh: Mesh, placed: set[Placed]) -> dict[int, str]:
+    """Return what every axis of several devices is for."""
+    words = {axis: "replicated" for axis, size in enumerate(mesh.sizes) if size > 1}
+    used = [axis for axis in words if any(dims[axis] for _, dims in placed)]
+    free = [axis for axis in used if mesh.axes[axis] != "data"]
+    words |= dict.fromkeys(used, "data parallel")
+    if free:
+        word = _free_word(context, placed, free, mixes="data" not in mesh.axes)
+        words |= dict.fromkeys(free, word)
+    return words
+
+
+def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> str:
+    """Return a strategy's label, made for another that was changed into it, without what no longer holds.
+
+    Axes with names of their own, such as a grid's, keep what they are called while they split anything;
+    ``anew``: they do not.
+    """
+    again = bool(strategy.recompute_operators)
+    words = [
+        word
+        for word in strategy.label.split(", ")
+        if not _PIECES.fullmatch(word) and (again or not word.startswith("recompute ("))
+    ]
+    stages = [word for word in words if _STAGES.search(word)]
+    words = [word for word in words if word not in stages]
+    anew |= {axis for mesh in strategy.meshes for axis in mesh.axes} <= {*AXES, "x"}
+    if anew or not any(any(config.dims) for config in strategy.configs):
+        words = [word for word in words if not all(map(_PARALLEL.fullmatch, word.split(" and ")))]
+        words = [_split_words(context, strategy), *words]
+    if strategy.pipeline.num_microbatches > 1:
+        words.append(f"{strategy.pipeline.num_microbatches} microbatches")
+    return ", ".join([*_stage_words(strategy, stages), *words])
+
+
+def _stage_words(strategy: Strategy, before: Sequence[str]) -> Iterator[str]:
+    """Say on how many groups of devices operators lie, as was said before where it is still so."""
+    count = len({mesh.devices for mesh in strategy.meshes})
+    if count > 1:
+        yield from [word for word in before if f" {count} " in f" {word} "] or [
+            f"on {count} groups of devices"
+        ]
+
+
+def _split_words(context: Context, strategy: Strategy) -> str:
+    """Say what is split on each sort of mesh."""
+    said: dict[str, None] = {}
+    for mesh in strategy.meshes:
+        placed = [
+            (context.facts.ties.root[index], config.dims)
+            for index, config in enumerate(strategy.configs)
+            if strategy.meshes[config.mesh].sizes == mesh.sizes
+        ]
+        said[", ".join(parallel_words(context, mesh, placed)) or "single device"] = None
+    return " and ".join(said)
+
+
+def named_grid(context: Context, strategy: Strategy) -> Strategy:
+    """Return a grid's strategy: one in which every operator reads whole parameters goes by another name."""
+    placed = {
+        (context.facts.ties.root[index], name)
+        for index, config in enumerate(strategy.configs)
+        for name in config.dims
+    }
+    if any(
+        _role(context, root, _weights(context, root), name) == "tensor" for root, name in placed
+    ):
+        return strategy
+    return replace(
+        strategy, label=relabelled(context, strategy, anew=True) + ", parameters sharded"
+    )
 
 
 def _zero_words(levels: set[int]) -> Iterator[str]:
@@ -83,25 +167,22 @@ def _levels(problem: Problem, assignments: Iterable[tuple[int, ...]]) -> set[int
     }
 
 
-def _free_word(problem: Problem, assignments: Iterable[tuple[int, ...]], num_axes: int) -> str:
+def _free_word(
+    context: Context, placed: Iterable[Placed], axes: Sequence[int], *, mixes: bool
+) -> str:
     """Return by what the operators with weights, or where none of them is split all, are split over
-    the last axes."""
-    context = problem.context
+    some axes, whether or not samples and weights mix."""
     roles: dict[bool, set[str]] = {True: set(), False: set()}
-    for root in problem.roots:
+    for root, dims in placed:
         weights = _weights(context, root)
-        roles[bool(weights)] |= {
-            _role(context, root, weights, name)
-            for assignment in assignments
-            for name in problem.domains[root][assignment[problem.config_of[root]]][-num_axes:]
-        }
-    if problem.mesh.axes[0] != "data" and {"data", "tensor"} <= roles[True]:
+        roles[bool(weights)] |= {_role(context, root, weights, dims[axis]) for axis in axes}
+    if mixes and {"data", "tensor"} <= roles[True]:
         return "hybrid parallel"
     for known in (roles[True], roles[False]):
         found = [role for role in ("tensor", "spatial", "sequence", "data") if role in known]
         if found:
             return f"{found[0]} parallel"
-    return "replicated"
+    return "activations split" if "activations" in roles[False] else "replicated"
 
 
 def _weights(context: Context, root: int) -> list[int]:
@@ -125,7 +206,7 @@ def _role(context: Context, root: int, weights: list[int], name: str) -> str:
         return "tensor"
     if ".conv" in context.graph.operators[root].kind and name in iteration.inputs[0][2:]:
         return "spatial"
-    return "sequence" if weights else "tensor"
+    return "sequence" if weights else "activations"
 
 
 def told_apart(plans: Sequence[Plan]) -> list[Plan]:

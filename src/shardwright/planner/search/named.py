@@ -23,7 +23,7 @@ from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.schedule import order_of
-from shardwright.planner.search.labels import with_dtype
+from shardwright.planner.search.labels import named_grid, with_dtype
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
@@ -241,10 +241,9 @@ def as_strategy(context: Context, seed: Seed | Grid) -> Strategy:
     """Return a named strategy as it trains here. Raises ValueError where it is impossible."""
     spread = context.facts.spreader.spread
     if isinstance(seed, Seed):
-        made = spread(lambda graph, samples: seed_strategy(graph, seed, samples))
-    else:
-        made = spread(lambda graph, samples: grid_strategy(graph, seed, samples))
-    return _trained(context, made)
+        return _trained(context, spread(lambda graph, own: seed_strategy(graph, seed, own)))
+    made = spread(lambda graph, samples: grid_strategy(graph, seed, samples))
+    return _trained(context, named_grid(context, made))
 
 
 def _trained(context: Context, made: Strategy) -> Strategy:

@@ -23,6 +23,7 @@ from shardwright.planner.judge.evaluate import Evaluation, Run
 from shardwright.planner.judge.incremental import Incremental
 from shardwright.planner.model.arrangements import microbatch_counts
 from shardwright.planner.model.context import Context
+from shardwright.planner.search.labels import relabelled
 from shardwright.planner.search.local.moves import Dims, Space, lay, mend, resplit
 from shardwright.planner.search.local.proposals import Proposals
 from shardwright.planner.search.steering import CANDIDATES, CLOSE, FEW, MOVES, PATIENCE, ROUNDING
@@ -125,7 +126,8 @@ class _Climb:
             if evaluation is None or evaluation.bytes > self.limit:
                 continue
             if is_gain(evaluation, best):
-                label = _refined(best.strategy.label, changed)
+                before = best.strategy.label.removesuffix(REFINED)
+                label = relabelled(self.context, replace(changed, label=before)) + REFINED
                 return replace(evaluation, strategy=replace(changed, label=label))
         return None
 
@@ -140,14 +142,6 @@ def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> I
             continue
         if changed != strategy:
             yield changed
-
-
-def _refined(label: str, strategy: Strategy) -> str:
-    """Say that a strategy is refined, and not of one that makes nothing again that it does."""
-    words = label.removesuffix(REFINED).split(", ")
-    if not strategy.recompute_operators:
-        words = [word for word in words if not word.startswith("recompute (")]
-    return ", ".join(words) + REFINED
 
 
 def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[Bottleneck]:
