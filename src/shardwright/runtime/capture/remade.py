@@ -27,7 +27,7 @@ def remade(
     in these attributes, and leave as many.
     """
     held = {one: vars(twin.get_submodule(one[0])).get(one[1]) for one in attributes}
-    found = {one: outline(value) for one, value in held.items() if value and spoil(value)}
+    found = {one: outline(value) for one, value in held.items() if spoil(value)}
     try:
         is_same = bool(found) and repeats()
     except CaptureError:
