@@ -268,8 +268,7 @@ class _Entries:
     """Everything that enters from outside, tied tensors once. A batch may use names of the module's."""
 
     def __init__(self, job: _Job, recorder: Recorder) -> None:
-        self.job = job
-        self.recorder = recorder
+        self.job, self.recorder = job, recorder
         self.entries: dict[tuple[bool, str], tuple[Entry, Variable]] = {}
         self.owners = tied_names(job.twin)
 
