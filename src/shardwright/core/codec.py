@@ -39,6 +39,7 @@ OMITTED = frozenset(
     {
         ("Plan", "measured"),
         ("Pipeline", "order"),
+        ("Pipeline", "staleness"),
         ("GradientSync", "dtype"),
         ("GradientSync", "error_feedback"),
         ("Strategy", "updates"),

@@ -103,6 +103,8 @@ def check_alone(strategy: Strategy) -> None:
             f"but clips is {strategy.clips} and the precision is {strategy.precision}; update by step, "
             "or neither clip nor plan for float16"
         )
+    if not strategy.pipeline.is_flushed:
+        _check_flushless(strategy)
     sync = strategy.gradient_sync
     if sync.error_feedback and (sync.dtype == "parameter" or strategy.precision == "float16"):
         raise InputError(
@@ -110,6 +112,38 @@ def check_alone(strategy: Strategy) -> None:
             f"loss whose scale stays as it is, but they travel in {sync.dtype} and the precision is "
             f"{strategy.precision}; name a dtype, and plan float16 without error feedback"
         )
+
+
+def _check_flushless(strategy: Strategy) -> None:
+    """Check what a pipeline that is never flushed cannot do."""
+    name, pipeline = strategy.pipeline.staleness, strategy.pipeline
+    for is_wrong, rule, found, remedy in (
+        (any(len(mesh.devices) > 1 for mesh in strategy.meshes),
+         "has one device a stage", f"stages of {[len(m.devices) for m in strategy.meshes[:MOST_NAMED]]}",
+         "cut the model into as many stages as there are devices"),
+        (len(strategy.devices) < len(strategy.meshes),
+         "has a device for every stage", f"{len(strategy.meshes)} stages on {len(strategy.devices)}",
+         "cut the model into as many stages as there are devices"),
+        (pipeline.num_microbatches > 1 or pipeline.schedule != "1f1b",
+         "runs its minibatches whole, one forward and one backward of a stage in turn",
+         f"{pipeline.num_microbatches} microbatches in {pipeline.schedule} order",
+         "set num_microbatches to 1 and the schedule to 1f1b"),
+        (strategy.clips,
+         "cannot clip gradients by their global norm, which no stage knows when it updates", "clips",
+         "plan without --clip"),
+        (strategy.precision in MIXED and strategy.precision != "bfloat16",
+         "trains in float64, float32 or bfloat16: no stage waits for what all say of a scaled loss",
+         strategy.precision, "choose another precision"),
+        (strategy.updates != "step" or strategy.gradient_sync.error_feedback,
+         "updates a stage behind each of its backwards, by whole gradients",
+         f"updates by {strategy.updates}, error feedback {strategy.gradient_sync.error_feedback}",
+         "leave both out"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise InputError(
+                f"an asynchronous pipeline ({name}) {rule}, but the strategy has {found}; {remedy}, "
+                'or set staleness to "none"'
+            )
 
 
 def _may_update_often(strategy: Strategy) -> bool:

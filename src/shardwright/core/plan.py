@@ -33,6 +33,7 @@ def digest_of(strategy: Strategy) -> str:
         *(["error feedback"] if sync.error_feedback else []),
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
         *strategy.pipeline.order,
+        *([] if strategy.pipeline.is_flushed else [f"staleness: {strategy.pipeline.staleness}"]),
     )
     return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
 

@@ -28,9 +28,11 @@ from shardwright.core.layout import Layout, whole_shape
 from shardwright.core.strategy import Mesh, Strategy
 
 Scope = Literal["step", "microbatch"]
-ValueRole = Literal["input", "parameter", "buffer", "activation", "gradient", "master", "state"]
+ValueRole = Literal[
+    "input", "parameter", "buffer", "activation", "gradient", "master", "state", "version"
+]
 Purpose = Literal["activation", "gradient", "parameter", "synchronise", "loss"]
-TransformName = Literal["cast", "feedback"]
+TransformName = Literal["cast", "feedback", "version"]
 Primitive = Literal[
     "slice",
     "all_gather",
@@ -104,6 +106,7 @@ class Value:
     * ``master``: the optimizer's shard where that differs from the parameter at rest;
     * ``state``: zeros at first, read and written by transforms, there from one step to the next. It may
       differ from rank to rank, and checkpoints keep it for each;
+    * ``version``: a parameter as one minibatch of an asynchronous pipeline sees it, written by transforms;
     * ``activation``, ``gradient``: made by instructions. Writing to a gradient accumulates.
     """
 
@@ -247,7 +250,9 @@ class Transform:
     * ``cast``: each value read, in the dtype of the one written;
     * ``feedback`` (error feedback: Seide et al., 2014; Karimireddy et al., 2019): it reads values and then
       as many residuals, and writes the sums of each pair in the dtype of what is written, and as
-      residuals what that lost.
+      residuals what that lost;
+    * ``version``: each parameter read, as it is expected to be ``forward + min(i, lag)`` updates later for the
+      i-th minibatch since the pipeline was empty; where ``copies`` is 0 they are the parameters themselves.
     """
 
     name: TransformName
@@ -336,6 +341,13 @@ class Program:
     def num_instructions(self) -> int:
         """How many instructions all groups have together."""
         return len(self.kind)
+
+    @property
+    def ring(self) -> int:
+        """How many instances of a microbatch's values there are: its microbatches or, of a pipeline that is
+        never flushed, the minibatches under way. Minibatch i has the instance i modulo that."""
+        pipeline = self.strategy.pipeline
+        return pipeline.num_microbatches if pipeline.is_flushed else len(self.meshes)
 
     @property
     def computes(self) -> NDArray[np.bool_]:

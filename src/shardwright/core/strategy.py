@@ -12,6 +12,7 @@ from typing import Literal
 
 from shardwright.core.layout import Layout
 from shardwright.core.schedules import SCHEDULES, ScheduleName
+from shardwright.core.staleness import Staleness
 
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
@@ -94,15 +95,23 @@ class Pipeline:
 
     ``order`` is that of a ``custom`` schedule: one line per crew, the devices of the same meshes, of
     actions such as ``2F0`` (mesh 2, forward of microbatch 0) and ``1B3``, or ``1I3`` and ``1W3``.
+    ``staleness``: where it is not ``none`` the pipeline is never flushed, and it says on which weights
+    minibatches run (``core.staleness``).
     """
 
     schedule: ScheduleName = "1f1b"
     num_microbatches: int = 1
     order: tuple[str, ...] = field(default=(), repr=False)  # see ``digest_of``
+    staleness: Staleness = field(default="none", repr=False)  # likewise
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
             raise ValueError("a pipeline needs at least one microbatch")
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether a step ends with the last backward of its own batch."""
+        return self.staleness == "none"
 
     @property
     def splits_backward(self) -> bool:

@@ -8,12 +8,11 @@ global batch, and devices split each piece further.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +22,24 @@ from shardwright.core.noise import NoiseScale
 from shardwright.core.program import Kind, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
-from shardwright.runtime import checkpoint, gather, inputs, noise, stream, trace, weights
+from shardwright.runtime import inputs, noise, stream, trace
 from shardwright.runtime import outputs as results
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.capture import Captured
 from shardwright.runtime.capture.assemble import with_modules_of
 from shardwright.runtime.endings import cause
-from shardwright.runtime.interpreter import Action, Compiled, Compiler, compile_forward
+from shardwright.runtime.evaluation import compile_forward
+from shardwright.runtime.flushless import Flow, Left, require_finite
+from shardwright.runtime.interpreter import Compiled, Compiler
+from shardwright.runtime.keeping import Keeping
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
-from shardwright.runtime.parameters import taken
 from shardwright.runtime.scaling import Scaling, scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
-from shardwright.runtime.update import bound_of, check_optimizer, clip, owned_gradients
+from shardwright.runtime.update import bound_of, check_optimizer
+from shardwright.runtime.updating import Ends, Updating
+from shardwright.runtime.waiting import Action
 from shardwright.runtime.world import TorchWorld, World
 
 # Captures and lowers the model for a batch of another size, by the same plan.
@@ -70,7 +73,7 @@ class RunOptions:
     noise_decay: float | None = None
 
 
-class Executor:
+class Executor(Keeping):
     """Runs training steps of a Program on this rank.
 
     ``optimizer`` makes the optimizer from this rank's named master shards;
@@ -110,10 +113,9 @@ class Executor:
         self._max_norm = bound_of(program, self.options.max_norm)
         check_optimizer(self.optimizer, self.machine, scales=self.scaler is not None)
         self.outputs: dict[str, Tensor] = {}
-        self.gradient_norm: Tensor | None = None
+        self.left: int | None = None
         self._meter = noise.meter_of(self.options.noise_decay)
         self._wanted: list[Output] = []
-        self._skips: bool | None = None
         self._closed = False
         self._resize = resize
         self._sizes: dict[int, Executor] = {}  # for batches of other sizes
@@ -126,12 +128,21 @@ class Executor:
 
     def _compile(self) -> None:
         """Prepare to run the Program."""
-        compiler = Compiler(self.machine, self._special, training=True)
-        compiled = compiler.compile(self._mine(), self._lasting())
         self._inputs = inputs.compile_inputs(self.captured, self.program, self.machine.sites)
         self.loss = LossSum(self.machine)
         self._noise = noise.watch(self.machine, self._meter)
-        self._training = self._noise.watched(told_early(compiled, compiler, self.loss))
+        ends = Ends(
+            lambda: self.optimizer, self.loss, self._noise, self.scaler, self._max_norm,
+            self.options.check_finite,
+        )  # fmt: skip
+        self._updating = Updating(self.machine, ends)
+        compiler = Compiler(self.machine, self._updating.action, training=True)
+        self._training, self._flow = Compiled((), {}), None
+        if self.program.strategy.pipeline.is_flushed or len(self.program.meshes) == 1:
+            compiled = compiler.compile(self._mine(), self._lasting())
+            self._training = self._noise.watched(told_early(compiled, compiler, self.loss))
+        else:
+            self._flow = Flow(self.machine, compiler, self._mine(), self.loss)
         self._draws = compiler.draws
         self._evaluation: Compiled | None = None
 
@@ -155,13 +166,19 @@ class Executor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether some rank was asked to stop before it finished its last step."""
-        return self.loss.interrupted
+        """Whether some rank was asked to stop before it finished its last step; of an asynchronous pipeline
+        all hear of it some steps later."""
+        return self._flow.interrupted if self._flow else self.loss.interrupted
 
     @property
     def is_asked_to_stop(self) -> bool:
         """The same without waiting for a device: on a GPU it comes true one step later."""
-        return self.loss.heard
+        return self._flow.interrupted if self._flow else self.loss.heard
+
+    @property
+    def gradient_norm(self) -> Tensor | None:
+        """The global norm of the last step's gradient, before it was clipped."""
+        return self._updating.gradient_norm
 
     @property
     def noise(self) -> NoiseScale | None:
@@ -198,24 +215,76 @@ class Executor:
         before the update; all ranks must ask for the same. A batch may have another number of
         samples than planned, such as the last of a data set: its loss and gradient are those of
         plain PyTorch on it.
+
+        In an asynchronous pipeline of N stages the batch enters, and the loss is that of one which has left, the
+        N-th before it: number ``self.left``, counted from 1. While the pipeline fills it is NaN, and ``left`` is None.
+        Batches have the planned size there, and only ``evaluate`` has outputs.
         """
+        if self._flow:
+            return self._enter(self._flow, batch, outputs)
         if (other := self._sized(batch)) is not None:
             return self._through(other, lambda: other.step(batch, outputs))
         self._wanted = results.choose(self.program, outputs)
         loss = self._run(self._training, batch, self._walk)
         self.machine.clock.step += 1
+        self.left = self.steps
         return loss
+
+    def _enter(
+        self, flow: Flow, batch: inputs.Batch | inputs.Shards, names: Sequence[str]
+    ) -> Tensor:
+        if names:
+            raise InputError(
+                "an asynchronous pipeline has the outputs of several batches under way, but "
+                f"{names[0][:40]!r} is asked of a step; ask evaluate for it"
+            )
+        self._check_open()
+
+        def fill(at: int) -> None:
+            inputs.fill(self.machine.store, self._inputs, batch, self.captured, at)
+
+        with self._told(), torch.no_grad():
+            left = flow.enter(fill, self._act)
+        self.left = left.number if left else None
+        if left is None:
+            self.optimizer.step()  # without gradients: nothing, but schedulers want to come behind it
+            return torch.full((), torch.nan, dtype=torch.float64, device=self.machine.store.device)
+        if self.options.check_finite:
+            require_finite(left, self.rank)
+        return left.loss
+
+    def flush(self) -> list[Left]:
+        """Let all batches leave an asynchronous pipeline; return the losses that no step returned yet (a collective
+        call). Of other plans nothing is ever under way."""
+        self.drain()
+        return self._flow.leave() if self._flow else []
+
+    def drain(self) -> None:
+        """Let all batches leave; their losses are returned by the steps, or the flush, to come (a collective
+        call)."""
+        if self._flow and not self._closed:
+            with self._told(), torch.no_grad():
+                self._flow.drain(self._act)
+
+    def _act(self, index: int, action: Action) -> None:
+        words = self.status.words
+        words[0], words[1] = self.machine.clock.step, index + 1
+        action()
 
     def evaluate(self, batch: inputs.Batch, outputs: Sequence[str] = ()) -> Tensor:
         """Return the loss of one global batch, without dropout and with running statistics.
 
-        ``outputs`` are as in ``step``, and so are batches of other sizes.
+        ``outputs`` are as in ``step``, and so are batches of other sizes. An asynchronous pipeline is
+        flushed first, as by all that looks at the model.
         """
+        self.drain()
         if (other := self._sized(batch)) is not None:
             return self._through(other, lambda: other.evaluate(batch, outputs))
         self._wanted = results.choose(self.program, outputs)
         if self._evaluation is None:
-            self._evaluation = compile_forward(self.machine, self._special, self._lasting())
+            self._evaluation = compile_forward(
+                self.machine, self._updating.evaluation, self._lasting()
+            )
         return self._run(self._evaluation, batch, self._walk)
 
     def _sized(self, batch: inputs.Batch | inputs.Shards) -> Executor | None:
@@ -247,13 +316,19 @@ class Executor:
         finally:
             self._running = self
             self._explain()
-        self.outputs, self.gradient_norm = other.outputs, other.gradient_norm
+        self.outputs, self.left = other.outputs, other.left
+        self._updating.gradient_norm = other.gradient_norm
         self.loss.follow(other.loss)
         return loss
 
     def profile_step(self, batch: inputs.Batch) -> Timeline:
         """Take a few training steps on one batch while measuring every instruction and the memory."""
-        self._check_processes("measuring")
+        self.check_processes("measuring")
+        if self._flow:
+            raise InputError(
+                "instructions are measured where a step is one batch's, but this plan's pipeline is "
+                "asynchronous; measure the plan without staleness, or time the steps"
+            )
 
         def run(walk: Callable[[Compiled], None]) -> None:
             self._run(self._training, batch, walk)
@@ -269,32 +344,42 @@ class Executor:
         batch: inputs.Batch | inputs.Shards,
         walk: Callable[[Compiled], None],
     ) -> Tensor:
-        if self._closed:
-            raise InputError("this executor was closed; build another to go on")
+        self._check_open()
         self.loss.check_last()
-        store, source = self.machine.store, next(iter(self.machine.sites.values())).source
-        inputs.fill(store, self._inputs, batch, self.captured, source.device)
+        store = self.machine.store
+        inputs.fill(store, self._inputs, batch, self.captured)
         self.status.words[0] = self.machine.clock.step
         try:
-            with torch.no_grad():
+            with self._told(), torch.no_grad():
                 self.loss.seed(self.scaler.scale if self.scaler else 1.0)
                 walk(compiled)
                 self.loss.start()
-                if self.scaler and self._skips is not None:
-                    self.scaler.advance(self._skips)
+                if self.scaler and self._updating.skips is not None:
+                    self.scaler.advance(self._updating.skips)
                 loss = self.loss.finish()
                 self._noise.finish()
                 self._collect_outputs()
                 return loss
+        finally:
+            self._updating.skips = None
+            self.loss.clear()
+            store.clear()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say of what goes wrong within where that was."""
+        try:
+            yield
         except (KeyboardInterrupt, RunError):
             raise
         except Exception as error:
             raise self._explained(error) from error
         finally:
             self.status.words[1] = 0
-            self._skips = None
-            self.loss.clear()
-            store.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError("this executor was closed; build another to go on")
 
     def _walk(self, compiled: Compiled) -> None:
         words = self.status.words
@@ -332,103 +417,6 @@ class Executor:
             for output in self._wanted
         }
         self._wanted = []
-
-    # -- clipping and update -------------------------------------------------------------------
-
-    def _special(self, index: int) -> Action:
-        program, store = self.program, self.machine.store
-        if program.kind[index] == Kind.CLIP:
-            # Every gradient is complete before the first mesh's update: the first CLIP of a rank
-            # serves all meshes it is on, so that all ranks meet in one sum.
-            if program.group[index] != self.stage:
-                return lambda: None
-            every = owned_gradients(self.machine)
-            return lambda: self._clip(every)
-        masters = taken(program, self.machine.parameters, index)
-        at = int(program.microbatch[index])
-        pairs = [(master.parameter, store.slot(master.gradient, at)) for master in masters]
-        last = program.strategy.pipeline.num_microbatches - 1
-        # While other microbatches or meshes have to run, the loss is not known.
-        knows = at < 0 or (at == last and len(program.meshes) == 1)
-        return lambda: self._update(pairs, knows=knows)
-
-    def _before_update(self) -> None:
-        self.loss.start()
-        self._noise.meet(self.scaler.scale if self.scaler else 1.0)
-        if self.options.check_finite:
-            self.loss.check(self.steps)
-        if self.scaler and self._skips is None:
-            # Here every gradient is complete, of all meshes that this rank is on.
-            store, slots = self.machine.store, [slot for slot, _ in owned_gradients(self.machine)]
-            found = self.scaler.unscale(store.data, store.owned, dict.fromkeys(slots), store.device)
-            self._skips = bool(self.world.all_reduce(found).wait() > 0)
-
-    def _clip(self, pairs: Sequence[tuple[int, bool]]) -> None:
-        """Look at all gradients: scale them by their norm where that is asked for."""
-        self._before_update()
-        if self._max_norm is None:
-            return
-        if self._skips:
-            device = self.machine.store.device
-            self.gradient_norm = torch.full((), torch.inf, dtype=torch.float64, device=device)
-        else:
-            self.gradient_norm = clip(self.machine, pairs, self._max_norm)
-
-    def _update(self, pairs: Sequence[tuple[nn.Parameter, int]], *, knows: bool) -> None:
-        if knows:
-            self._before_update()
-        for parameter, slot in pairs:
-            gradient = self.machine.store.data[slot]
-            parameter.grad = None if gradient is None else gradient.contiguous().view_as(parameter)
-        if not self._skips:
-            self.optimizer.step()
-        for parameter, _ in pairs:
-            parameter.grad = None
-
-    # -- out of and into the executor ----------------------------------------------------------
-
-    def full_parameters(self) -> dict[str, Tensor]:
-        """Gather every parameter whole, by name, on every rank (a collective call)."""
-        return gather.full_parameters(self.machine)
-
-    def to_module(self, module: nn.Module) -> None:
-        """Write parameters and buffers into a plain module on every rank (a collective call)."""
-        gather.to_module(self.machine, module)
-
-    def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a checkpoint atomically (a collective call); returns its own directory.
-
-        ``extra`` is the script's own state: numbers, text, lists, tuples, dicts and tensors, such
-        as a scheduler's ``state_dict()``; that of rank 0 is kept.
-        """
-        self._check_processes("a checkpoint")
-        self.loss.check_last()
-        return checkpoint.save(
-            self.machine, self.optimizer, Path(directory), extra or {}, self.scaler
-        )
-
-    def load(self, directory: str | Path) -> dict[str, Any]:
-        """Load a checkpoint of any plan for this model (a collective call); returns ``extra``."""
-        self._check_processes("a checkpoint")
-        return checkpoint.load(self.machine, self.optimizer, Path(directory), self.scaler)
-
-    def export(self, path: str | Path) -> Path:
-        """Write the weights as one safetensors file (a collective call); returns its path."""
-        self._check_processes("an export")
-        self.loss.check_last()
-        return weights.export(self.machine, path)
-
-    def load_weights(self, path: str | Path) -> None:
-        """Start from a safetensors file, or a folder of them (a collective call)."""
-        self._check_processes("loading weights")
-        weights.load_weights(self.machine, path)
-
-    def _check_processes(self, what: str) -> None:
-        if not isinstance(self.world, TorchWorld):
-            raise InputError(
-                f"{what} needs one process per rank, but all ranks are in this one; use the "
-                "launcher, or torchrun"
-            )
 
     def close(self) -> None:
         """Destroy the process groups that were made for this Program; done at exit if not before.

@@ -111,10 +111,11 @@ def fill(
     cuts: Sequence[Cut],
     batch: Batch | Shards,
     captured: Captured,
-    device: torch.device,
+    at: int | None = None,
 ) -> None:
     """Write the shards of a batch into the store; cuts them, and checks the batch, where that was not
-    done."""
+    done. ``at``: the instance that is to have them, None: its own for each microbatch."""
+    device = store.device
     if isinstance(batch, Shards):
         shards = batch.tensors
         if device.type == "cuda":  # made by another stream, which must not use their memory again
@@ -123,7 +124,8 @@ def fill(
     else:
         shards = cut(cuts, batch, captured, device)
     for place, shard in zip(cuts, shards, strict=True):
-        store.data[store.slot(place.value, place.microbatch)] = shard
+        instance = place.microbatch if at is None else at
+        store.data[store.slot(place.value, instance)] = shard
 
 
 def cut(

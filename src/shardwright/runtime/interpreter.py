@@ -73,8 +73,8 @@ class Compiled:
     exchanges: Mapping[int, Exchange]
 
 
-# Makes the action of an instruction that is a CLIP or an UPDATE.
-Special = Callable[[int], Action]
+# Makes the action of a CLIP, an UPDATE or a version, given which instance of the values it works on.
+Special = Callable[[int, int], Action]
 Slots = Callable[[Sequence[int]], tuple[int, ...]]  # of values
 _NOTHING: Mapping[int, Tensor] = {}
 
@@ -93,6 +93,8 @@ class Compiler:
         self._graphs: dict[tuple[int, int], list[Any]] = {}
         self._again = Again(machine.captured, machine.program, machine.parameters.leaf)
         self._mailbox: dict[int, Tensor] = {}
+        self._turn: int | None = None  # of a pipeline that is never flushed
+        self._sent: dict[int, Send] = {}  # the last of each message, there
         self._routes = Routes(
             program=machine.program,
             device=machine.device,
@@ -116,9 +118,46 @@ class Compiler:
     def compile(self, indices: Sequence[int], keep: frozenset[int]) -> Compiled:
         """Compile instructions in order; the slots in ``keep`` survive the step."""
         touches = [self.touch(index) for index in indices]
-        drops = self._drops(touches, keep)
-        device = next(iter(self.machine.sites.values())).device
-        waiting = Waiting(self.program, indices, on_host=device.type == "cpu")
+        return self._laid_out(indices, touches, self._drops(touches, keep))
+
+    def compile_turns(self, indices: Sequence[int], keep: frozenset[int]) -> list[Compiled]:
+        """Compile the periods of a pipeline that is never flushed: as many as minibatches are under way."""
+        program, ring = self.program, self.program.ring
+        order = sorted(range(len(indices)), key=lambda place: program.shift_of(indices[place]))
+        touches = list[list[Touch]]()
+        for self._turn in range(ring):
+            touches.append([self.touch(index) for index in indices])
+        drops: list[list[list[int]]] = [[[] for _ in indices] for _ in range(ring)]
+        for instance in range(ring):  # one minibatch on its way through the periods
+            turns = [(instance + program.shift_of(indices[place])) % ring for place in order]
+            moments = list(zip(turns, order, strict=True))
+            ends = self._drops([touches[turn][place] for turn, place in moments], keep)
+            for (turn, place), dropped in zip(moments, ends, strict=True):
+                drops[turn][place] = dropped
+        found = list[Compiled]()
+        for turn in range(ring):
+            self._turn = turn
+            found.append(self._laid_out(indices, touches[turn], drops[turn]))
+        return found
+
+    def instance(self, index: int) -> int:
+        """Return which instance of its values an instruction works on: its microbatch's or minibatch's."""
+        if self._turn is not None:
+            return (self._turn - self.program.shift_of(index)) % self.program.ring
+        own, is_flushed = self.program.microbatch, self.program.strategy.pipeline.is_flushed
+        return int(own[index]) if is_flushed else 0
+
+    def let_go(self) -> None:
+        """Wait until all that was sent has arrived."""
+        for exchange in self._sent.values():
+            exchange.complete()
+        self._sent.clear()
+
+    def _laid_out(
+        self, indices: Sequence[int], touches: Sequence[Touch], drops: Sequence[list[int]]
+    ) -> Compiled:
+        on_host = self.machine.store.device.type == "cpu"
+        waiting = Waiting(self.program, indices, on_host=on_host, sends=self._turn is None)
         actions = waiting.actions
         for index, touch, dropped in zip(indices, touches, drops, strict=True):
             waiting.come_to(index)
@@ -128,22 +167,39 @@ class Compiler:
             if kind in SEGMENT_KINDS:
                 actions.append((index, self._compute(kind, index)))
             elif kind == Kind.TRANSFORM:
-                transform = self.program.transforms[int(self.program.item[index])]
-                microbatch = int(self.program.microbatch[index])
-                machine = self.machine
-                work = transformed(transform, machine.store, machine.parameters, microbatch)
-                actions.append((index, work))
+                actions.append((index, self._transform(index)))
             elif kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
                 exchange = self._exchange(kind, index)
-                waiting.issue(index, exchange, (*touch.writes, *touch.adds))
+                if isinstance(exchange, Send) and self._turn is not None:
+                    actions.append((index, self._sending(index, exchange)))
+                else:
+                    waiting.issue(index, exchange, (*touch.writes, *touch.adds))
             else:
-                actions.append((index, self.special(index)))
+                actions.append((index, self.special(index, self.instance(index))))
             for slot in dropped:
                 waiting.need(slot)
             if dropped:
                 actions.append((index, self._drop(dropped)))
         waiting.finish()
         return Compiled(tuple(actions), waiting.exchanges)
+
+    def _transform(self, index: int) -> Action:
+        transform, machine = self.program.transforms[int(self.program.item[index])], self.machine
+        if transform.name == "version":
+            return self.special(index, self.instance(index))
+        return transformed(transform, machine.store, machine.parameters, self.instance(index))
+
+    def _sending(self, index: int, exchange: Send) -> Action:
+        """Send in a period; by then the other end has asked for what was sent in the one before."""
+        item, sent = int(self.program.item[index]), self._sent
+
+        def send() -> None:
+            if before := sent.get(item):
+                before.complete()
+            sent[item] = exchange
+            exchange.issue()
+
+        return send
 
     def _drops(self, touches: Sequence[Touch], keep: frozenset[int]) -> list[list[int]]:
         """Return the slots to drop after each instruction: no use before they are made anew."""
@@ -159,9 +215,9 @@ class Compiler:
 
     def touch(self, index: int) -> Touch:
         """Return the slots that an instruction reads, makes, and adds to."""
-        program, microbatch = self.program, int(self.program.microbatch[index])
+        program = self.program
         kind, item = Kind(int(program.kind[index])), int(program.item[index])
-        slots = self._slots(microbatch)
+        slots = self._slots(self.instance(index))
         values = program.values
         if kind in (Kind.FORWARD, Kind.RECOMPUTE):
             segment = program.segments[item]
@@ -177,7 +233,7 @@ class Compiler:
             segment = program.segments[item]
             incoming = [values[value].gradient for value in segment.outputs]
             made = made_by(segment, self.machine.store, kind)
-            gathered = [v for v in segment.inputs if values[v].role == "parameter"]
+            gathered = [v for v in segment.inputs if values[v].role in ("parameter", "version")]
             return Touch(slots((*gathered, *incoming, *segment.rematerialised)), (), slots(made))
         if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
             message = program.messages[item]
@@ -223,21 +279,18 @@ class Compiler:
     # -- computing -----------------------------------------------------------------------------
 
     def _compute(self, kind: Kind, index: int) -> Action:
-        item, microbatch = int(self.program.item[index]), int(self.program.microbatch[index])
+        item, instance = int(self.program.item[index]), self.instance(index)
         segment = self.program.segments[item]
-        kept = self._graphs.setdefault((item, microbatch), [])
+        kept = self._graphs.setdefault((item, instance), [])
         if kind in BACKWARD_KINDS:
             aside = self._aside.setdefault(item, Aside())
-            return backward(kind, segment, self.machine.store, microbatch, kept, aside)
+            return backward(kind, segment, self.machine.store, instance, kept, aside)
         again = kind == Kind.RECOMPUTE
         keeps_graph = self.training and segment.has_backward and segment.recomputed == again
         writes = not again and writes_buffers(self.machine.captured, segment)
         module = self._module(item, writes=writes, keeps_graph=keeps_graph)
-        moment = (self.program.shift_of(index), microbatch)
-        run = self._forward(segment, moment, module, kept if keeps_graph else None)
-        return (
-            run if not self.training else self._again.both(run, segment, (item, microbatch), again)
-        )
+        run = self._forward(segment, index, module, kept if keeps_graph else None)
+        return run if not self.training else self._again.both(run, segment, (item, instance), again)
 
     def _module(self, item: int, *, writes: bool, keeps_graph: bool) -> fx.GraphModule:
         splits = keeps_graph and self.program.strategy.pipeline.splits_backward
@@ -257,13 +310,14 @@ class Compiler:
     def _forward(
         self,
         segment: Segment,
-        moment: tuple[int, int],
+        index: int,
         module: fx.GraphModule,
         kept: list[Any] | None,
     ) -> Run:
-        """Run a segment at a moment, (shift, microbatch); where ``kept`` is given it receives the
+        """Run the segment of an instruction; where ``kept`` is given it receives the
         graph: edges in and out. What is returned takes tensors, by place, instead of lasting ones."""
-        shift, microbatch = moment
+        shift, microbatch = self.program.shift_of(index), int(self.program.microbatch[index])
+        instance = self.instance(index)
         machine, values = self.machine, self.program.values
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
@@ -276,18 +330,18 @@ class Compiler:
         slots = [
             (
                 place,
-                machine.store.slot(value, microbatch),
+                machine.store.slot(value, instance),
                 kept is not None and values[value].gradient >= 0,
                 value in lent,
             )
             for place, value in enumerate(segment.inputs)
             if fixed[place] is None
         ]
-        rematerialised = [machine.store.slot(value, microbatch) for value in segment.rematerialised]
+        rematerialised = [machine.store.slot(value, instance) for value in segment.rematerialised]
         tracked = [
             place for place, value in enumerate(segment.inputs) if values[value].gradient >= 0
         ]
-        results = [machine.store.slot(value, microbatch) for value in segment.outputs]
+        results = [machine.store.slot(value, instance) for value in segment.outputs]
         trained = [
             place for place, value in enumerate(segment.outputs) if values[value].gradient >= 0
         ]
@@ -339,14 +393,14 @@ class Compiler:
 
     def _exchange(self, kind: Kind, index: int) -> Exchange:
         program, machine = self.program, self.machine
-        item, microbatch = int(program.item[index]), int(program.microbatch[index])
+        item, instance = int(program.item[index]), self.instance(index)
         message = program.messages[item]
-        items = [self._item(message, number, microbatch) for number in range(len(message.sources))]
+        items = [self._item(message, number, instance) for number in range(len(message.sources))]
         if kind in (Kind.SEND, Kind.RECEIVE):
             torch_device = next(iter(machine.sites.values())).device
             if kind == Kind.SEND:
-                return Send(items, self._routes.sending(item, microbatch), self._mailbox)
-            route = self._routes.receiving(item, microbatch)
+                return Send(items, self._routes.sending(item, instance), self._mailbox)
+            route = self._routes.receiving(item, instance)
             return Receive(items, route, self._mailbox, torch_device)
         site = machine.sites[message.mesh]
         if message.primitive in ("slice", "copy"):
@@ -355,11 +409,11 @@ class Compiler:
                 site.mesh,
                 site.coordinate,
                 program.strategy.pipeline.num_microbatches,
-                microbatch,
+                int(program.microbatch[index]),
             )
             return messages.Local(items, *pieces)
         if message.primitive in halos.EXCHANGES:
-            shore = halos.find_shore(self._routes, item, microbatch)
+            shore = halos.find_shore(self._routes, item, instance)
             return halos.EXCHANGES[message.primitive](items, shore)
         group, order = machine.groups.among(site.mesh, machine.device, message.axes)
         return messages.COLLECTIVES[message.primitive](items, group, order)
@@ -394,45 +448,3 @@ def _keep_apart(data: list[Tensor | None], slots: Sequence[int], released: set[i
         held = data[slot]
         if held is not None and held.untyped_storage()._cdata in released:
             data[slot] = held.clone(memory_format=torch.contiguous_format)
-
-
-def compile_forward(machine: Machine, special: Special, goal: frozenset[int]) -> Compiled:
-    """Compile what makes the slots in ``goal`` on this rank, for evaluation."""
-    compiler = Compiler(machine, special, training=False)
-    program = machine.program
-    needed = needed_forward(compiler, range(program.num_instructions), goal)
-    mine = [index for index in needed if int(program.group[index]) in machine.sites]
-    return compiler.compile(mine, goal)
-
-
-def needed_forward(compiler: Compiler, indices: Sequence[int], goal: frozenset[int]) -> list[int]:
-    """Return, in order, the instructions without which the slots in ``goal`` could not be made.
-
-    For the whole Program, so that every rank finds the same sends and receives; each read is
-    traced to the last write before it.
-    """
-    program = compiler.program
-    last: dict[int, int] = {}
-    sent: dict[tuple[int, int], int] = {}
-    causes: dict[int, set[int]] = {}
-    for index in indices:
-        kind = Kind(int(program.kind[index]))
-        if kind in (Kind.RECOMPUTE, Kind.BACKWARD, Kind.CLIP, Kind.UPDATE):
-            continue
-        touch = compiler.touch(index)
-        causes[index] = {last[slot] for slot in touch.reads if slot in last}
-        message = (int(program.item[index]), int(program.microbatch[index]))
-        if kind == Kind.RECEIVE:
-            causes[index].add(sent[message])
-        if kind == Kind.SEND:
-            sent[message] = index
-        last.update(dict.fromkeys(touch.writes, index))
-        if goal <= last.keys():
-            break
-    wanted = {last[slot] for slot in goal}
-    queue = list(wanted)
-    while queue:
-        for cause in causes[queue.pop()] - wanted:
-            wanted.add(cause)
-            queue.append(cause)
-    return sorted(wanted)

@@ -49,7 +49,7 @@ class LossSum:
             return
         gradient = program.values[loss.gradient]
         device = self.machine.sites[loss.mesh].device
-        for piece in range(program.strategy.pipeline.num_microbatches):
+        for piece in range(program.ring):
             begin = torch.full(gradient.shape, scale, dtype=DTYPES[gradient.dtype], device=device)
             store.data[store.slot(loss.gradient, piece)] = begin
 

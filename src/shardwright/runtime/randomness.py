@@ -53,9 +53,11 @@ TURN = threading.RLock()
 
 @dataclass(slots=True)
 class Clock:
-    """How many steps were taken: the step that is being run."""
+    """How many steps were taken: the step that is being run. ``first``: the first minibatch since a pipeline
+    that is never flushed was empty."""
 
     step: int = 0
+    first: int = 0
 
     def minibatch(self, shift: int) -> int:
         """Return which minibatch an instruction works for now that lags so many steps behind."""

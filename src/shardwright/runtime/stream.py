@@ -34,11 +34,13 @@ class TrainingStep:
 
     ``number`` counts from 1, over the whole training. ``loss`` and ``gradient_norm`` are as ``step``
     and ``Executor.gradient_norm`` have them: tensors, so that nothing waits for a device until somebody
-    reads them. ``outputs`` are those that were asked for. ``input_seconds`` is how long the step stood
+    reads them. ``left`` is the number of the batch that has this loss: the same, but in an asynchronous pipeline,
+    where it is an earlier one's, or None while the pipeline fills. ``outputs`` are those that were asked for. ``input_seconds`` is how long the step stood
     still because its batch was not there yet.
     """
 
     number: int
+    left: int | None
     loss: Tensor
     gradient_norm: Tensor | None
     outputs: Mapping[str, Tensor]
@@ -252,8 +254,13 @@ class Feed:
 class Trainee(Protocol):
     """What ``train`` needs of an executor."""
 
-    gradient_norm: Tensor | None
     outputs: dict[str, Tensor]
+    left: int | None
+
+    @property
+    def gradient_norm(self) -> Tensor | None:
+        """The last step's, before clipping."""
+        ...
 
     @property
     def steps(self) -> int:
@@ -277,6 +284,7 @@ def train(executor: Trainee, feed: Feed, outputs: Sequence[str]) -> Iterator[Tra
             loss = executor.step(fetched.batch, outputs)
             yield TrainingStep(
                 number=executor.steps,
+                left=executor.left,
                 loss=loss,
                 gradient_norm=executor.gradient_norm,
                 outputs=executor.outputs,

@@ -90,7 +90,7 @@ class Routes:
 
     def tag(self, item: int, microbatch: int) -> int:
         """Return the tag of a message's first item; equal on both ends, different for all others."""
-        times = self.program.strategy.pipeline.num_microbatches + 1
+        times = self.program.ring + 1
         most = max(len(message.sources) for message in self.program.messages)
         return (item * times + microbatch + 1) * most
 

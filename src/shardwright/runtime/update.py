@@ -12,6 +12,7 @@ from shardwright.core.program import Program
 from shardwright.errors import InputError
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.outputs import counts
+from shardwright.runtime.prediction import check_prediction
 
 # Optimizers of torch that run the model in their step, and those that look at whole tensors.
 CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
@@ -22,6 +23,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, machine: Machine, *, scale
     """Refuse optimizers whose update of an element needs more than the element's shard, or more than one
     call a step where the plan makes several; ``scales``: the loss, by what all gradients are."""
     _check_updates(optimizer, machine.program, scales=scales)
+    check_prediction(optimizer, machine.program.strategy.pipeline.staleness)
     name = type(optimizer).__name__
     values = machine.program.values
     layouts = {values[master.value].layout for master in machine.parameters.masters}

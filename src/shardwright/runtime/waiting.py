@@ -13,14 +13,19 @@ Action = Callable[[], None]
 
 
 class Waiting:
-    """The exchanges of a rank, and who still waits for which; appends completions to ``actions``."""
+    """The exchanges of a rank, and who still waits for which; appends completions to ``actions``.
 
-    def __init__(self, program: Program, indices: Sequence[int], *, on_host: bool) -> None:
+    Without ``sends`` somebody else sees to these.
+    """
+
+    def __init__(
+        self, program: Program, indices: Sequence[int], *, on_host: bool, sends: bool = True
+    ) -> None:
         self.actions: list[tuple[int, Action]] = []
         self.exchanges: dict[int, Exchange] = {}
         self._under_way: dict[int, None] = {}
         self._writer: dict[int, int] = {}
-        self._due = due(program, indices, on_host=on_host)
+        self._due = due(program, indices, on_host=on_host) if sends else {}
 
     def issue(self, index: int, exchange: Exchange, slots: Iterable[int]) -> None:
         """Start a message which writes slots."""

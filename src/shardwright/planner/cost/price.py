@@ -37,6 +37,7 @@ from shardwright.planner.cost.transforms import transform_cost
 from shardwright.planner.cost.update import update_all, updates_by_mesh
 
 MOST_KNOWN, FIRST_ROWS = 100_000, 512  # beyond so many prices, they are forgotten
+WEIGHTS = ("parameter", "version")
 Row = tuple[float, ...]  # seconds, half-width, source, and the columns of a ``Burden``
 Reads = tuple[
     Segment, tuple[tuple[int, int], ...], tuple[int, ...]
@@ -268,11 +269,11 @@ class InstructionCosts:
         uses = self._gradient_uses(segment)
         own = (*segment.inputs, *segment.outputs)
         read = tuple(value for value in own if value in uses)
-        parameters = tuple(v for v in read if values[v].role == "parameter")
+        parameters = tuple(v for v in read if values[v].role in WEIGHTS)
         others = tuple(
             (values[v].gradient, values[v].bytes)
             for v in read
-            if values[v].role != "parameter" and self._adds(values[v].gradient)
+            if values[v].role not in WEIGHTS and self._adds(values[v].gradient)
         )
         return segment, others, parameters
 

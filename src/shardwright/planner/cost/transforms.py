@@ -39,4 +39,17 @@ def _feedback(transform: Transform, values: Sequence[Value], kind: DeviceKind) -
     return Cost(seconds=memory_seconds(touched, kind) + 3 * half * kind.launch_seconds)
 
 
-COSTS: dict[TransformName, Price] = {"cast": _cast, "feedback": _feedback}
+def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+    """Read each parameter and write it; where it is predicted, read two states of the optimizer too, by a few
+    kernels. Nothing where it is the parameter itself."""
+    constants = dict(transform.constants)
+    if not constants["copies"]:
+        return Cost(seconds=0.0)
+    predicts = constants["forward"] or constants["lag"]
+    touched, kernels = (6, 4) if predicts else (2, 1)
+    size = sum(values[one].bytes for one in transform.reads)
+    started = kernels * len(transform.reads) * kind.launch_seconds
+    return Cost(seconds=memory_seconds(touched * size, kind) + started)
+
+
+COSTS: dict[TransformName, Price] = {"cast": _cast, "feedback": _feedback, "version": _version}

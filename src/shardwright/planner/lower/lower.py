@@ -22,6 +22,7 @@ from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import Prefetched
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.compile import Phases, phases_of
+from shardwright.planner.lower.flushless import flushless
 from shardwright.planner.lower.gradients import place
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.link import Linker
@@ -52,7 +53,7 @@ def lower(
     samples: Samples | None = None,
     ground: Ground | None = None,
 ) -> Program:
-    """Return the Program of one training step.
+    """Return the Program of one training step, or of a period where the pipeline is never flushed.
 
     ``samples``, or all ``ground``, may be passed to save its analysis when many strategies of one graph
     are lowered. Raises InputError where the strategy is not legal for the graph (``planner.space.legal``).
@@ -60,7 +61,7 @@ def lower(
     ground = ground or Ground(graph, samples or find_samples(graph))
     check_strategy(graph, strategy, ground.samples, ground.iterations)
     placed = place(graph, strategy, ground.samples, ground.iterations)
-    return Lowering(ProgramBuilder(ground, strategy), placed).run()
+    return flushless(Lowering(ProgramBuilder(ground, strategy), placed).run())
 
 
 class Lowering:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
+from shardwright.planner.simulate.flushless import in_periods
 from shardwright.planner.simulate.memory import Traits, memory_over_time
 from shardwright.planner.simulate.plain import Times, relax_plain, share_plain, shared_groups
 
@@ -31,6 +32,9 @@ def simulate(
 ) -> Timeline:
     """Predict the timeline of one step from the duration of every instruction.
 
+    Of a pipeline that is never flushed it is that of one minibatch on its way; the seconds of a step are those of a
+    period, and memory is that of many (``planner.simulate.flushless``).
+
     ``overlap_slowdown`` is the factor by which the instructions of a group of devices stretch while it
     computes and communicates at once (``Cluster.overlap_slowdown``), as the classes of resources say. ``scatter_copies``: see ``Cluster.scatter_copies``. ``traits``
     remembers messages from one Program to the next. ``plain`` uses plain Python instead of compiled
@@ -38,14 +42,21 @@ def simulate(
     Deterministic. Takes O(n) time without slow-down, O(n log resources) with it.
     """
     seconds = _checked(program, seconds, overlap_slowdown)
-    if not plain:
-        try:
-            times = _compiled_times(program, seconds, overlap_slowdown)
-            return _timeline(program, times, scatter_copies, traits)
-        except OSError:  # compiled, but the disk would not keep it (full, say): twins need none
-            pass
-    times = _plain_times(program, seconds, overlap_slowdown)
-    return _timeline(program, times, scatter_copies, traits, plain=True)
+
+    def play(program: Program, seconds: NDArray[np.float64]) -> Timeline:
+        if not plain:
+            try:
+                times = _compiled_times(program, seconds, overlap_slowdown)
+                return _timeline(program, times, scatter_copies, traits)
+            except OSError:  # compiled, but the disk would not keep it (full, say): twins need none
+                pass
+        times = _plain_times(program, seconds, overlap_slowdown)
+        return _timeline(program, times, scatter_copies, traits, plain=True)
+
+    timeline = play(program, seconds)
+    if program.shift is None or program.shift.max(initial=0) <= 0:
+        return timeline
+    return in_periods(program, seconds, timeline, play)
 
 
 def _timeline(

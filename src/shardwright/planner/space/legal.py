@@ -41,7 +41,22 @@ def check_strategy(
     _check_splits(graph, strategy, samples, iterations)
     trained = depend_on_parameters(graph)
     where = meshes_of_operators(graph, strategy.configs, trained)
+    _check_tied(graph, strategy)
     _check_sums(graph, strategy, samples, iterations, where)
+
+
+def _check_tied(graph: OperatorGraph, strategy: Strategy) -> None:
+    """Check that a pipeline that is never flushed has every trained parameter on one stage."""
+    if strategy.pipeline.is_flushed:
+        return
+    for tensor in graph.parameters:
+        used = {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
+        if graph.tensors[tensor].needs_gradient and len(used) > 1:
+            raise InputError(
+                "in an asynchronous pipeline every stage updates its own parameters at once, but "
+                f"{graph.tensors[tensor].name} is used by stages {numbers(sorted(used))}, whose gradients "
+                'would have to meet; untie it, put its uses on one stage, or set staleness to "none"'
+            )
 
 
 def check_pipeline(strategy: Strategy, samples: Samples) -> None:

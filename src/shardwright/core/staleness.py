@@ -1,0 +1,75 @@
+"""Pipelines that are never flushed: when a stage works for which minibatch, and on which weights.
+
+Time is counted in *periods*. In each a minibatch enters, another leaves, and every stage runs one forward, of a
+newer one, and behind it one backward, of an older one, and then updates its own parameters (PipeDream's 1F1B).
+A tensor travels over two stages in a period. So a minibatch that enters in period i has its forward on stage k
+of N in period i + ceil(k / 2) and its backward in period i + N - 1 - floor(k / 2); between them that
+stage's parameters are updated N - 1 - k times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Staleness = Literal["none", "stale", "stash", "spectrain-v1", "spectrain-v2", "pipeoptim"]
+
+# What each is, as people read it.
+TITLES: dict[Staleness, str] = {
+    "none": "synchronous",
+    "stale": "asynchronous, newest weights",
+    "stash": "asynchronous, stashed weights (PipeDream)",
+    "spectrain-v1": "asynchronous, weights predicted for forward and backward (SpecTrain)",
+    "spectrain-v2": "asynchronous, weights predicted once (SpecTrain)",
+    "pipeoptim": "asynchronous, weights predicted for forward (PipeOptim)",
+}
+PREDICTS: frozenset[Staleness] = frozenset({"spectrain-v1", "spectrain-v2", "pipeoptim"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """On which weights a stage runs a minibatch.
+
+    Its forward runs on those that the stage is expected to have ``forward + lag`` updates later; while the pipeline
+    fills, the minibatch is the i-th (from 0) since it was empty, and there are ``forward + min(i, lag)``. Its backward
+    runs on those of its forward where ``backward`` is None, else on those that are expected so many
+    updates later than they are by then. ``between`` both halves the stage is updated so often.
+    """
+
+    forward: int
+    lag: int
+    backward: int | None
+    between: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether both halves run on the parameters as they are, between which nothing updates them."""
+        return self.backward is None and self.forward == self.between == 0
+
+
+def forward_shift(stage: int) -> int:
+    """Return how many periods after a minibatch entered a stage runs its forward."""
+    return (stage + 1) // 2
+
+
+def backward_shift(stage: int, stages: int) -> int:
+    """Return how many periods after a minibatch entered a stage, of so many, runs its backward."""
+    return stages - 1 - stage // 2
+
+
+def outlook(staleness: Staleness, stage: int, stages: int) -> Outlook:
+    """Return on which weights a stage, of so many, runs its minibatches."""
+    between = stages - 1 - stage
+    aims = stage // 2 if staleness == "spectrain-v1" else 0  # beyond the stage's own backward
+    ahead = between if staleness in PREDICTS else 0
+    # Where nothing is updated between both halves they run on the same weights anyway.
+    keeps = staleness in ("stash", "spectrain-v2") or between == 0
+    return Outlook(forward=aims, lag=ahead, backward=None if keeps else aims, between=between)
+
+
+def versions(staleness: Staleness, stage: int, stages: int) -> int:
+    """Return how many copies of its parameters, besides these, a stage holds at most."""
+    look = outlook(staleness, stage, stages)
+    if look.is_plain or staleness == "stale":
+        return 0
+    return stages - stage if look.backward is None else 1

@@ -1,0 +1,148 @@
+"""A rank's share of a pipeline that is never flushed, period after period.
+
+In a period a minibatch enters, and each of the rank's instructions works for the minibatch that its shift says,
+if there is one. Nobody waits for all ranks: what all are told, the loss, is on its way while the next
+periods run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardwright.core.staleness import forward_shift
+from shardwright.errors import RunError
+from shardwright.runtime import outputs
+from shardwright.runtime.hostcopy import HostCopy
+from shardwright.runtime.interpreter import Compiler, Machine
+from shardwright.runtime.loss import LossSum
+from shardwright.runtime.status import INTERRUPTION
+from shardwright.runtime.waiting import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The loss (0-d, float64, equal on all ranks) of a batch that has left the pipeline; ``number`` counts batches
+    from 1, over the whole training."""
+
+    number: int
+    loss: Tensor
+
+
+class _Told(NamedTuple):
+    """What all ranks are told at the end of a period: of which minibatch (-1: none), and what."""
+
+    period: int
+    minibatch: int
+    sums: HostCopy
+
+
+class Flow:
+    """The pipeline as this rank runs it. ``clock.step`` is the period, and the number of the minibatch
+    that enters."""
+
+    def __init__(
+        self, machine: Machine, compiler: Compiler, indices: Sequence[int], loss: LossSum
+    ) -> None:
+        program, store = machine.program, machine.store
+        self.machine, self.compiler, self.loss = machine, compiler, loss
+        lasting = frozenset(store.slot(program.loss, one) for one in range(program.ring))
+        self._turns = [
+            [(program.shift_of(index), index, action) for index, action in one.actions]
+            for one in compiler.compile_turns(indices, lasting)
+        ]
+        self._stages = len(program.meshes)
+        self._leaves = forward_shift(program.values[program.loss].mesh)  # with the loss, not before
+        self._stream = torch.cuda.Stream(store.device) if store.device.type == "cuda" else None
+        self._end = 0  # behind the last minibatch that entered
+        self._is_empty = True
+        self._told: deque[_Told] = deque()
+        self._left: deque[Left] = deque()
+        self._is_broken = False
+        self.interrupted = False
+
+    def enter(
+        self, fill: Callable[[int], None], walk: Callable[[int, Action], None]
+    ) -> Left | None:
+        """Run a period with a new minibatch, whose instance of inputs ``fill`` fills; return a loss that
+        came out, if one did."""
+        clock = self.machine.clock
+        if self._is_broken:
+            raise RunError(
+                "a pipeline goes on where it was, but its last period failed; build another executor and "
+                "load the last checkpoint",
+                rank=self.machine.world.rank,
+            )
+        fill(clock.step % self._stages)
+        if self._is_empty:
+            clock.first = clock.step
+        self._end, self._is_empty = clock.step + 1, False
+        self._period(walk)
+        return self._left.popleft() if self._left else None
+
+    def drain(self, walk: Callable[[int, Action], None]) -> None:
+        """Run periods until the pipeline is empty."""
+        clock, end = self.machine.clock, self._end
+        if self._is_empty or self._is_broken:
+            return
+        for _ in range(self._stages - 1):
+            self._period(walk)
+        self.compiler.let_go()
+        while self._told:
+            self._hear(self._told.popleft())
+        clock.step, self._is_empty = end, True
+        self.machine.store.clear()
+
+    def leave(self) -> list[Left]:
+        """Return the losses that nobody was told yet of what has left."""
+        found = list(self._left)
+        self._left.clear()
+        return found
+
+    def _period(self, walk: Callable[[int, Action], None]) -> None:
+        clock, first, end = self.machine.clock, self.machine.clock.first, self._end
+        self.loss.seed(1.0)
+        self._is_broken = True
+        for shift, index, action in self._turns[clock.step % self._stages]:
+            if first <= clock.step - shift < end:
+                walk(index, action)
+        self._tell(clock.step - self._leaves)
+        clock.step += 1
+        while self._told and self._told[0].period + self._stages - self._leaves < clock.step:
+            self._hear(self._told.popleft())
+        self._is_broken = False
+
+    def _tell(self, minibatch: int) -> None:
+        """Begin to tell all ranks a minibatch's loss, if it was just made, and whether to stop."""
+        machine, program = self.machine, self.machine.program
+        is_there = machine.clock.first <= minibatch < self._end
+        site = machine.sites.get(program.values[program.loss].mesh)
+        sums = torch.zeros(2, dtype=torch.float64, device=machine.store.device)
+        if is_there and site is not None and outputs.counts(program, program.loss, site):
+            held = machine.store.data[machine.store.slot(program.loss, minibatch % self._stages)]
+            sums[0] = torch.nan if held is None else held
+        sums[1] = float(INTERRUPTION.requested)
+        copy = HostCopy(machine.world.all_reduce(sums), machine.store.device, self._stream)
+        self._told.append(_Told(machine.clock.step, minibatch if is_there else -1, copy))
+
+    def _hear(self, told: _Told) -> None:
+        self.interrupted = bool(told.sums.read()[1])
+        if told.minibatch >= 0:
+            self._left.append(Left(told.minibatch + 1, told.sums.tensor()[0]))
+
+
+def require_finite(left: Left, rank: int) -> None:
+    """Refuse a loss that is not finite: its gradients were used."""
+    if not math.isfinite(loss := float(left.loss)):
+        raise RunError(
+            f"the loss must be finite, but it is {loss} for batch {left.number}; its gradients were used: go "
+            "back to the last checkpoint, and lower the learning rate, or look at the batch",
+            rank=rank,
+            instruction="loss",
+        )

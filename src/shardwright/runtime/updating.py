@@ -1,0 +1,106 @@
+"""Between backward and the next step: looking at the loss, clipping, unscaling, and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.core.program import Kind
+from shardwright.runtime.interpreter import Machine
+from shardwright.runtime.loss import LossSum
+from shardwright.runtime.noise import NoiseWatch
+from shardwright.runtime.parameters import taken
+from shardwright.runtime.prediction import versioned
+from shardwright.runtime.scaling import LossScaler
+from shardwright.runtime.update import clip, owned_gradients
+from shardwright.runtime.waiting import Action
+
+
+class Ends(NamedTuple):
+    """What an executor has for the end of a step. ``max_norm``: of gradients, None where they are not clipped;
+    ``checks``: whether a loss that is not finite is refused."""
+
+    optimizer: Callable[[], torch.optim.Optimizer]
+    loss: LossSum
+    noise: NoiseWatch
+    scaler: LossScaler | None
+    max_norm: float | None
+    checks: bool
+
+
+class Updating:
+    """Makes the actions of a rank's CLIP and UPDATE instructions. ``skips``: whether this step's update is left out,
+    None before that is known; ``gradient_norm`` is the last step's."""
+
+    def __init__(self, machine: Machine, ends: Ends) -> None:
+        self.machine, self.ends = machine, ends
+        self.skips: bool | None = None
+        self.gradient_norm: Tensor | None = None
+
+    def action(self, index: int, instance: int) -> Action:
+        """Return the action of an instruction on an instance of its values."""
+        machine, program = self.machine, self.machine.program
+        if program.kind[index] == Kind.TRANSFORM:
+            return self._versioned(index, instance, self.ends.optimizer)
+        if program.kind[index] == Kind.CLIP:
+            # Every gradient is complete before the first mesh's update: the first CLIP of a rank
+            # serves all meshes it is on, so that all ranks meet in one sum.
+            if program.group[index] != min(machine.sites):
+                return lambda: None
+            every = owned_gradients(machine)
+            return lambda: self._clip(every)
+        masters = taken(program, machine.parameters, index)
+        pairs = [(one.parameter, machine.store.slot(one.gradient, instance)) for one in masters]
+        at, last = int(program.microbatch[index]), program.strategy.pipeline.num_microbatches - 1
+        # While other microbatches or meshes have to run, the loss is not known.
+        knows = at < 0 or (at == last and len(program.meshes) == 1)
+        knows = knows and program.strategy.pipeline.is_flushed
+        return lambda: self._update(pairs, knows=knows)
+
+    def evaluation(self, index: int, instance: int) -> Action:
+        """Return the action of a version where nothing is trained: the parameters as they are."""
+        return self._versioned(index, instance, None)
+
+    def _versioned(
+        self, index: int, instance: int, optimizer: Callable[[], torch.optim.Optimizer] | None
+    ) -> Action:
+        program = self.machine.program
+        transform = program.transforms[int(program.item[index])]
+        return versioned(transform, self.machine, (program.shift_of(index), instance), optimizer)
+
+    def _before_update(self) -> None:
+        ends, machine = self.ends, self.machine
+        ends.loss.start()
+        ends.noise.meet(ends.scaler.scale if ends.scaler else 1.0)
+        if ends.checks:
+            ends.loss.check(machine.clock.step)
+        if ends.scaler and self.skips is None:
+            # Here every gradient is complete, of all meshes that this rank is on.
+            store, slots = machine.store, [slot for slot, _ in owned_gradients(machine)]
+            found = ends.scaler.unscale(store.data, store.owned, dict.fromkeys(slots), store.device)
+            self.skips = bool(machine.world.all_reduce(found).wait() > 0)
+
+    def _clip(self, pairs: Sequence[tuple[int, bool]]) -> None:
+        """Look at all gradients: scale them by their norm where that is asked for."""
+        self._before_update()
+        if self.ends.max_norm is None:
+            return
+        if self.skips:
+            device = self.machine.store.device
+            self.gradient_norm = torch.full((), torch.inf, dtype=torch.float64, device=device)
+        else:
+            self.gradient_norm = clip(self.machine, pairs, self.ends.max_norm)
+
+    def _update(self, pairs: Sequence[tuple[nn.Parameter, int]], *, knows: bool) -> None:
+        if knows:
+            self._before_update()
+        for parameter, slot in pairs:
+            gradient = self.machine.store.data[slot]
+            parameter.grad = None if gradient is None else gradient.contiguous().view_as(parameter)
+        if not self.skips:
+            self.ends.optimizer().step()
+        for parameter, _ in pairs:
+            parameter.grad = None

@@ -1,0 +1,207 @@
+"""A pipeline that is never flushed, in one process: written from the arithmetic of slots, knowing no Program.
+
+In every slot each stage k of N runs one forward, of the minibatch that entered ceil(k / 2) slots ago, and one backward, of
+the one that entered N - 1 - floor(k / 2) slots ago, and then its own optimizer. The model is a row of residual layers,
+each two linear maps with tanh and dropout between, and a linear head under a mean squared error: its backward
+is written out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+Weights = dict[str, Tensor]  # of a stage, by name
+Mask = Callable[[int, int, tuple[int, ...]], Tensor]  # of a layer and a minibatch
+
+
+class Layer(nn.Module):
+    """x + down(dropout(tanh(up(x))))."""
+
+    def __init__(self, width: int, rate: float) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.dropout(torch.tanh(self.up(x)), self.rate, self.training)
+        return x + self.down(h)
+
+
+class Row(nn.Module):
+    """Layers that are alike, and a head."""
+
+    def __init__(self, width: int, depth: int, rate: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width, rate) for _ in range(depth))
+        self.head = nn.Linear(width, 3)
+        self.rate = rate
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.mse_loss(self.head(x), y)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer, by its formulas. ``rate`` is that of a slot."""
+
+    kind: str
+    rate: Callable[[int], float]
+    decay: float = 0.0
+    momentum: float = 0.9
+    dampening: float = 0.0
+
+    def step(self, weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], slot: int) -> None:
+        """Take a step; ``kept`` is what the optimizer remembers of a weight."""
+        rate = self.rate(slot)
+        if self.kind in ("sgd", "nesterov"):
+            gradient = gradient + self.decay * weight
+            before = kept.get("b")
+            damped = (1 - self.dampening) * gradient
+            kept["b"] = gradient.clone() if before is None else self.momentum * before + damped
+            own = gradient + self.momentum * kept["b"] if self.kind == "nesterov" else kept["b"]
+            weight -= rate * own
+            return
+        if self.kind == "adamw":
+            weight *= 1 - rate * self.decay
+        else:
+            gradient = gradient + self.decay * weight
+        kept["t"] = kept.get("t", torch.zeros(())) + 1
+        kept["m"] = 0.9 * kept.get("m", 0.0) + 0.1 * gradient
+        kept["v"] = 0.999 * kept.get("v", 0.0) + 0.001 * gradient**2
+        weight -= rate * self.direction(kept)
+
+    def direction(self, kept: dict[str, Tensor]) -> Tensor:
+        """Return D: what the last step went along."""
+        if "b" in kept:
+            return kept["b"]
+        t = int(kept["t"])
+        return kept["m"] / (1 - 0.9**t) / ((kept["v"] / (1 - 0.999**t)).sqrt() + 1e-8)
+
+    def predicted(self, weight: Tensor, kept: dict[str, Tensor], steps: int, slot: int) -> Tensor:
+        """Return a weight some steps on."""
+        if not kept or steps == 0:
+            return weight.clone()
+        moved = weight.clone()
+        for _ in range(steps):  # one after another: the closed forms are what is tested
+            if self.kind == "adamw":
+                moved = moved * (1 - self.rate(slot) * self.decay)
+            moved = moved - self.rate(slot) * self.direction(kept)
+        return moved
+
+
+@dataclass
+class Stage:
+    """A stage: its layers (and whether the head is among them), weights, and what is under way."""
+
+    layers: list[int]
+    has_head: bool
+    weights: Weights
+    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    saved: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    forward: dict[int, Weights] = field(default_factory=dict)
+    updates: int = 0
+    lags: list[int] = field(default_factory=list)
+    begun: dict[int, int] = field(default_factory=dict)
+
+
+class Emulator:
+    """The pipeline. ``mode`` is a staleness, ``again``: layers whose insides are computed again."""
+
+    def __init__(
+        self, stages: list[Stage], mode: str, rule: Rule, mask: Mask, again: set[int]
+    ) -> None:
+        self.stages, self.mode, self.rule, self.mask, self.again = stages, mode, rule, mask, again
+
+    def run(self, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
+        """Train on minibatches, fill and drain included; return their losses."""
+        count, losses = len(self.stages), dict[int, float]()
+        between: dict[tuple[str, int, int], Tensor] = {}
+        for slot in range(len(batches) + count - 1):
+            for k, stage in enumerate(self.stages):
+                i = slot - math.ceil(k / 2)
+                if 0 <= i < len(batches):
+                    x = batches[i][0] if k == 0 else between.pop(("x", k, i))
+                    out = self._forward(stage, k, i, slot, x)
+                    between["x", k + 1, i] = out
+                    if stage.has_head:
+                        losses[i] = float(((out - batches[i][1]) ** 2).mean())
+            for k in reversed(range(count)):
+                i = slot - (count - 1 - k // 2)
+                if 0 <= i < len(batches):
+                    if self.stages[k].has_head:
+                        difference = between.pop(("x", k + 1, i)) - batches[i][1]
+                        gradient = 2 * difference / difference.numel()
+                    else:
+                        gradient = between.pop(("g", k, i))
+                    between["g", k - 1, i] = self._backward(self.stages[k], k, i, slot, gradient)
+        return [losses[i] for i in range(len(batches))]
+
+    def _ahead(self, stage: Stage, steps: int, slot: int) -> Weights:
+        return {
+            name: self.rule.predicted(weight, stage.kept.get(name, {}), steps, slot)
+            for name, weight in stage.weights.items()
+        }
+
+    def _forward(self, stage: Stage, k: int, i: int, slot: int, x: Tensor) -> Tensor:
+        lag = min(i, len(self.stages) - 1 - k)
+        steps = {"spectrain-v1": k // 2 + lag, "spectrain-v2": lag, "pipeoptim": lag}.get(
+            self.mode, 0
+        )
+        weights = self._ahead(stage, steps, slot)
+        if self.mode in ("stash", "spectrain-v2"):
+            stage.forward[i] = weights
+        saved = stage.saved[i] = {}
+        stage.begun[i] = stage.updates
+        return self._through(stage, weights, i, x, saved)
+
+    def _through(
+        self, stage: Stage, weights: Weights, i: int, x: Tensor, saved: dict[str, Tensor]
+    ) -> Tensor:
+        for layer in stage.layers:
+            saved[f"in{layer}"] = x
+            down = f"layers.{layer}.down"
+            self._within(layer, weights, i, saved)
+            x = x + saved[f"d{layer}"] @ weights[f"{down}.weight"].T + weights[f"{down}.bias"]
+        if stage.has_head:
+            saved["head"] = x
+            x = x @ weights["head.weight"].T + weights["head.bias"]
+        return x
+
+    def _within(self, layer: int, weights: Weights, i: int, saved: dict[str, Tensor]) -> None:
+        """Make what lies within a layer of what comes into it."""
+        up = f"layers.{layer}.up"
+        h = torch.tanh(saved[f"in{layer}"] @ weights[f"{up}.weight"].T + weights[f"{up}.bias"])
+        saved[f"h{layer}"], saved[f"d{layer}"] = h, h * self.mask(layer, i, tuple(h.shape))
+
+    def _backward(self, stage: Stage, k: int, i: int, slot: int, g: Tensor) -> Tensor:
+        stage.lags.append(stage.updates - stage.begun.pop(i))
+        if i in stage.forward:
+            weights = stage.forward.pop(i)
+        else:
+            weights = self._ahead(stage, k // 2 if self.mode == "spectrain-v1" else 0, slot)
+        saved = stage.saved.pop(i)
+        found: Weights = {}
+        if stage.has_head:
+            found["head.weight"], found["head.bias"] = g.T @ saved["head"], g.sum(0)
+            g = g @ weights["head.weight"]
+        for layer in reversed(stage.layers):
+            if layer in self.again:  # of what comes into it, on the weights of backward
+                self._within(layer, weights, i, saved)
+            h, up, down = saved[f"h{layer}"], f"layers.{layer}.up", f"layers.{layer}.down"
+            found[f"{down}.weight"], found[f"{down}.bias"] = g.T @ saved[f"d{layer}"], g.sum(0)
+            inner = g @ weights[f"{down}.weight"]
+            inner = inner * self.mask(layer, i, tuple(h.shape)) * (1 - h**2)
+            found[f"{up}.weight"], found[f"{up}.bias"] = inner.T @ saved[f"in{layer}"], inner.sum(0)
+            g = g + inner @ weights[f"{up}.weight"]
+        for name, gradient in found.items():
+            kept = stage.kept.setdefault(name, {})
+            self.rule.step(stage.weights[name], gradient, kept, slot)
+        stage.updates += 1
+        return g

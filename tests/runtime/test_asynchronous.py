@@ -1,0 +1,385 @@
+"""Pipelines that are never flushed train as the arithmetic of their slots says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shardwright.core.program import Kind
+from shardwright.core.staleness import versions
+from shardwright.core.strategy import Strategy
+from shardwright.errors import InputError
+from shardwright.planner.lower import lower
+from shardwright.planner.lower.flushless import unrolled
+from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime.capture import Captured, capture
+from shardwright.runtime.executor import Executor, RunOptions
+from shardwright.runtime.local_world import LocalWorld, run_locally
+from shardwright.runtime.prediction import expected
+from shardwright.runtime.randomness import place_seed, splitmix64
+from tests import zoo
+from tests.runtime.slots import Emulator, Row, Rule, Stage
+
+pytestmark = pytest.mark.torch
+
+SEED, SAMPLES, WIDTH, RATE = 5, 6, 8, 0.25
+MODES = ("stale", "stash", "spectrain-v1", "spectrain-v2", "pipeoptim")
+# By name: the emulator's rule, and torch's optimizer.
+RULES: dict[str, tuple[Callable[..., Rule], Callable[..., Any]]] = {
+    "momentum": (
+        partial(Rule, "sgd", decay=0.01),
+        partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01),
+    ),
+    "dampened": (
+        partial(Rule, "sgd", dampening=0.9),
+        partial(torch.optim.SGD, momentum=0.9, dampening=0.9),
+    ),
+    "nesterov": (
+        partial(Rule, "nesterov"),
+        partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+    ),
+    "adam": (partial(Rule, "adam", decay=0.01), partial(torch.optim.Adam, weight_decay=0.01)),
+    "adamw": (partial(Rule, "adamw", decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+}
+
+
+def row(depth: int, rate: float = RATE) -> tuple[Row, dict[str, Tensor]]:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module = Row(WIDTH, depth, rate).double()
+    return module, batches(1)[0]
+
+
+def batches(count: int) -> list[dict[str, Tensor]]:
+    drawn = torch.Generator().manual_seed(2)
+
+    def draw(width: int) -> Tensor:
+        return torch.randn(SAMPLES, width, generator=drawn, dtype=torch.float64)
+
+    return [{"x": draw(WIDTH), "y": draw(3)} for _ in range(count)]
+
+
+def asynchronous(captured: Captured, stages: int, staleness: str, **seed: Any) -> Strategy:
+    strategy = seed_strategy(captured.graph, Seed(stages=stages, **seed))
+    pipeline = replace(strategy.pipeline, staleness=staleness)
+    return replace(strategy, pipeline=pipeline)
+
+
+def train(
+    captured: Captured,
+    strategy: Strategy,
+    module: Row,
+    optimizer: Callable[..., Any],
+    data: list[dict[str, Tensor]],
+    decay: float = 1.0,
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Train with all ranks in this process; return the losses by batch, and the parameters."""
+    program = lower(captured.graph, strategy)
+
+    def work(world: LocalWorld) -> tuple[list[float], dict[str, Tensor]]:
+        mine = copy.deepcopy(module)
+        options = RunOptions(seed=SEED, world=world)
+        executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(executor.optimizer, decay)
+        losses: dict[int, float] = {}
+        for batch in data:
+            loss = executor.step(batch)
+            schedule.step()
+            if executor.left is not None:
+                losses[executor.left] = float(loss)
+        losses |= {left.number: float(left.loss) for left in executor.flush()}
+        assert sorted(losses) == list(range(1, len(data) + 1))
+        executor.to_module(mine)
+        return [losses[number] for number in sorted(losses)], dict(mine.named_parameters())
+
+    return run_locally(work, len(strategy.devices))[0][0]
+
+
+def emulate(
+    captured: Captured, strategy: Strategy, module: Row, rule: Rule, data: list[dict[str, Tensor]]
+) -> tuple[list[float], dict[str, Tensor], list[Stage]]:
+    graph, program = captured.graph, lower(captured.graph, strategy)
+    home = {
+        graph.tensors[value.tensor].name: value.mesh
+        for value in program.values
+        if value.role == "parameter"
+    }
+    weights = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    stages = [
+        Stage(
+            layers=[
+                layer
+                for layer in range(len(module.layers))
+                if home[f"layers.{layer}.up.weight"] == mesh
+            ],
+            has_head=home["head.weight"] == mesh,
+            weights={name: weights[name] for name in weights if home[name] == mesh},
+        )
+        for mesh in range(len(program.meshes))
+    ]
+    assert all(stage.weights for stage in stages)
+    draws = [n for n, one in enumerate(graph.operators) if "dropout" in one.kind]
+
+    def mask(layer: int, minibatch: int, shape: tuple[int, ...]) -> Tensor:
+        if not module.rate:
+            return torch.ones(shape, dtype=torch.float64)
+        moment = splitmix64(SEED) + (minibatch << 20) + 1
+        with torch.random.fork_rng():
+            torch.manual_seed(splitmix64(place_seed(draws[layer], ()) + moment))
+            return torch.dropout(torch.ones(shape, dtype=torch.float64), module.rate, True)
+
+    again = {
+        layer
+        for layer, operator in enumerate(draws)
+        for block in strategy.recompute
+        if graph.blocks[block].start <= operator < graph.blocks[block].stop
+    }
+    emulator = Emulator(stages, strategy.pipeline.staleness, rule, mask, again)
+    losses = emulator.run([(batch["x"], batch["y"]) for batch in data])
+    return losses, weights, stages
+
+
+def assert_equal(
+    found: tuple[list[float], dict[str, Tensor]], wanted: tuple[list[float], dict[str, Tensor]]
+) -> None:
+    torch.testing.assert_close(
+        torch.tensor(found[0], dtype=torch.float64),
+        torch.tensor(wanted[0], dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+    for name, tensor in wanted[1].items():
+        torch.testing.assert_close(found[1][name].detach(), tensor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_fifty_minibatches_with_fill_and_drain_are_those_of_the_slots(
+    stages: int, mode: str
+) -> None:
+    """With dropout, weight decay, a learning rate that falls, and activations computed again or not."""
+    module, batch = row(4)
+    captured = capture(module, batch)
+    names = list(RULES)
+    kind = names[(stages + MODES.index(mode)) % len(names)]
+    rule, optimizer = RULES[kind]
+    data, decay = batches(50), 0.97
+
+    def rate(slot: int) -> float:
+        return 0.02 * decay ** min(slot, len(data))
+
+    for again in {2: (True,), 3: (False,), 4: (False, True)}[stages]:
+        strategy = asynchronous(captured, stages, mode, recompute=again)
+        found = train(captured, strategy, module, partial(optimizer, lr=0.02), data, decay)
+        losses, weights, _ = emulate(captured, strategy, module, rule(rate=rate), data)
+        assert_equal(found, (losses, weights))
+
+
+def watched(
+    captured: Captured, strategy: Strategy, module: Row, see: Callable[[Executor, int, int], None]
+) -> None:
+    """Train 12 batches; after every instruction of a rank ``see`` is told the executor, the instruction
+    and the minibatch that it worked for."""
+    program = lower(captured.graph, strategy)
+
+    def work(world: LocalWorld) -> None:
+        optimizer = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+        options = RunOptions(seed=SEED, world=world)
+        executor = Executor(
+            captured, program, copy.deepcopy(module), optimizer=optimizer, options=options
+        )
+        act = executor._act
+
+        def watching(index: int, action: Callable[[], None]) -> None:
+            act(index, action)
+            see(executor, index, executor.steps - program.shift_of(index))
+
+        executor._act = watching
+        for batch in batches(12):
+            executor.step(batch)
+        executor.flush()
+
+    run_locally(work, len(strategy.devices))
+
+
+def test_between_a_forward_and_its_backward_a_stage_is_updated_as_often_as_stages_follow() -> None:
+    module, batch = row(4)
+    captured = capture(module, batch)
+    strategy = asynchronous(captured, 4, "stash")
+    begun: dict[tuple[int, int], int] = {}
+    lags: dict[int, list[int]] = {stage: [] for stage in range(4)}
+    updated: dict[int, set[int]] = {stage: set() for stage in range(4)}
+    ended: set[tuple[int, int]] = set()
+
+    def see(executor: Executor, index: int, minibatch: int) -> None:
+        kind, stage = Kind(int(executor.program.kind[index])), executor.stage
+        if kind == Kind.FORWARD:
+            begun.setdefault((stage, minibatch), len(updated[stage]))
+        if kind == Kind.BACKWARD and (stage, minibatch) not in ended:
+            ended.add((stage, minibatch))
+            lags[stage].append(len(updated[stage]) - begun[stage, minibatch])
+        if kind == Kind.UPDATE:
+            updated[stage].add(minibatch)
+
+    watched(captured, strategy, module, see)
+    for stage in range(4):
+        assert lags[stage] == [min(minibatch, 3 - stage) for minibatch in range(12)]
+
+
+# Of 4 stages: s of forward and of backward, as the papers' formulas give them.
+AHEAD = {
+    "spectrain-v1": ([3, 2, 2, 1], [0, 0, 1, 1]),
+    "spectrain-v2": ([3, 2, 1, 0], None),
+    "pipeoptim": ([3, 2, 1, 0], [0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("mode", AHEAD)
+def test_weights_are_predicted_so_many_steps_ahead_as_the_papers_say(mode: str) -> None:
+    """Measured: how many times the last update they lie away from the weights as they are."""
+    module, batch = row(4)
+    captured = capture(module, batch)
+    found: dict[tuple[str, int], set[int]] = {}
+
+    def see(executor: Executor, index: int, minibatch: int) -> None:
+        program = executor.program
+        if program.kind[index] != Kind.TRANSFORM or not 6 <= minibatch < 9:
+            return
+        transform = program.transforms[int(program.item[index])]
+        parameters, store = executor.machine.parameters, executor.machine.store
+        version = store.data[store.slot(transform.writes[0], minibatch % 4)]
+        tensor = program.values[transform.reads[0]].tensor
+        master = next(m for m in parameters.masters if program.values[m.value].tensor == tensor)
+        buffer = executor.optimizer.state[master.parameter]["momentum_buffer"]
+        assert version is not None
+        steps = (master.parameter.detach() - version).norm() / (0.02 * buffer.norm())
+        half = "backward" if program.shift_of(index) != (executor.stage + 1) // 2 else "forward"
+        key = half, executor.stage
+        if key in found or half == "forward":
+            found.setdefault(key, set()).add(round(float(steps), 6))
+        else:
+            found[key] = {round(float(steps), 6)}
+
+    watched(captured, asynchronous(captured, 4, mode), module, see)
+    forward, backward = AHEAD[mode]
+    for stage in range(4):
+        plain = mode != "spectrain-v1" and stage == 3  # runs on the parameters themselves
+        assert found.get(("forward", stage)) == (None if plain else {float(forward[stage])})
+        if backward is not None and stage < 3:
+            assert found["backward", stage] == {float(backward[stage])}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
+    module, batch = row(4)
+    captured = capture(module, batch)
+    strategy = asynchronous(captured, 4, mode)
+    program = lower(captured.graph, strategy)
+    most = dict.fromkeys(range(4), 0)
+
+    def see(executor: Executor, index: int, minibatch: int) -> None:
+        del index, minibatch
+        own = {raw.data_ptr() for raw in executor.machine.parameters.raw.values()}
+        store, held = executor.machine.store, 0
+        for number, value in enumerate(program.values):
+            if value.role == "version" and value.mesh == executor.stage:
+                tensors = [store.data[store.slot(number, one)] for one in range(4)]
+                held += sum(
+                    t.numel() * t.element_size()
+                    for t in tensors
+                    if t is not None and t.data_ptr() not in own
+                )
+        most[executor.stage] = max(most[executor.stage], held)
+
+    watched(captured, strategy, module, see)
+    many, _ = unrolled(program, 12)
+    for stage in range(4):
+        alive = peak = 0
+        for index in np.flatnonzero(many.group == stage).tolist():
+            if many.kind[index] == Kind.TRANSFORM:
+                alive += int(many.allocated[index])
+                copies = bool(many.allocated[index])
+            peak = max(peak, alive)
+            freed = many.free_value[many.free_offset[index] : many.free_offset[index + 1]].tolist()
+            sizes = [program.values[v].bytes for v in freed if program.values[v].role == "version"]
+            alive -= sum(sizes) if sizes and (copies or mode in ("stash", "spectrain-v2")) else 0
+        weights = {
+            value.tensor: value.bytes
+            for value in program.values
+            if value.role == "parameter" and value.mesh == stage
+        }
+        assert most[stage] == peak == versions(mode, stage, 4) * sum(weights.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_stage_is_the_plain_optimizer_to_the_last_bit(mode: str) -> None:
+    module, batch = row(2, rate=0.0)
+    captured = capture(module, batch)
+    optimizer, data = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1), batches(5)
+    _, weights = train(captured, asynchronous(captured, 1, mode), module, optimizer, data)
+    plain = copy.deepcopy(module)
+    stepping = optimizer(plain.parameters())
+    for one in data:
+        stepping.zero_grad()
+        plain(**one).backward()
+        stepping.step()
+    for name, tensor in plain.named_parameters():
+        assert torch.equal(weights[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_of_a_constant_gradient_the_future_is_known(kind: str) -> None:
+    """With the momentum at its fixed point; s = 1, 2, 3 at once and one after another."""
+    torch.manual_seed(0)
+    gradient = torch.randn(20, dtype=torch.float64)
+    parameter = torch.nn.Parameter(torch.randn(20, dtype=torch.float64))
+    optimizer = RULES[kind][1]([parameter], lr=0.05)
+    optimizer.param_groups[0]["weight_decay"] *= kind == "adamw"  # else gradients are not constant
+    parameter.grad = gradient
+    optimizer.step()
+    state = optimizer.state[parameter]
+    if "momentum_buffer" in state:
+        group = optimizer.param_groups[0]
+        share = (1 - group["dampening"]) / (1 - group["momentum"])
+        state["momentum_buffer"] = gradient * share
+    ahead = [expected(optimizer, parameter, steps) for steps in (1, 2, 3)]
+    for one in ahead:
+        optimizer.step()
+        assert float((one - parameter.detach()).square().mean().sqrt()) < 1e-15
+
+
+def test_what_an_asynchronous_pipeline_cannot_do_is_refused_in_a_sentence() -> None:
+    module, batch = row(2)
+    captured = capture(module, batch)
+    strategy = asynchronous(captured, 2, "spectrain-v2")
+    for changed, words in (
+        (replace(strategy, clips=True), "cannot clip"),
+        (replace(strategy, precision="float16"), "trains in float64"),
+        (replace(strategy, updates="ready"), "updates a stage behind each"),
+        (replace(strategy, pipeline=replace(strategy.pipeline, schedule="gpipe")), "in turn"),
+        (asynchronous(captured, 2, "stash", data=2), "one device a stage"),
+    ):
+        with pytest.raises(InputError, match=words):
+            lower(captured.graph, changed)
+    tied, tokens = zoo.gpt(tied=True)
+    other = capture(tied, tokens)
+    with pytest.raises(InputError, match="untie it"):
+        lower(other.graph, asynchronous(other, 2, "stash"))
+    program = lower(captured.graph, strategy)
+    for optimizer, words in ((torch.optim.SGD, "momentum is 0"), (torch.optim.RMSprop, "RMSprop")):
+
+        def work(world: LocalWorld, optimizer: Any = optimizer) -> None:
+            made, options = partial(optimizer, lr=0.1), RunOptions(world=world)
+            mine = copy.deepcopy(module)
+            Executor(captured, program, mine, optimizer=made, options=options)
+
+        with pytest.raises(InputError, match=words):
+            run_locally(work, 2)
