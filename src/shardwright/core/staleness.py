@@ -10,7 +10,7 @@ stage's parameters are updated N - 1 - k times.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Staleness = Literal["none", "stale", "stash", "spectrain-v1", "spectrain-v2", "pipeoptim"]
 
@@ -23,6 +23,24 @@ TITLES: dict[Staleness, str] = {
     "spectrain-v2": "asynchronous, weights predicted once (SpecTrain)",
     "pipeoptim": "asynchronous, weights predicted for forward (PipeOptim)",
 }
+# What that means for training, as a plan says it.
+MEANS: dict[Staleness, str] = {
+    "none": "",
+    "stale": (
+        "a batch's forward and backward see different weights, and gradients are up to one update per stage "
+        "behind late: losses are not those of synchronous training, and may need a smaller learning rate"
+    ),
+    "stash": (
+        "gradients are those of the weights that the batch's forward saw, and late by one update per stage behind: "
+        "losses are not those of synchronous training, and may need a smaller learning rate"
+    ),
+    **dict.fromkeys(
+        ("spectrain-v1", "spectrain-v2", "pipeoptim"),
+        "batches run on weights predicted from the optimizer's momentum, and gradients are late by one update "
+        "per stage behind: losses are near those of synchronous training while updates change slowly, not equal",
+    ),
+}
+ASYNCHRONOUS: tuple[Staleness, ...] = get_args(Staleness)[1:]
 PREDICTS: frozenset[Staleness] = frozenset({"spectrain-v1", "spectrain-v2", "pipeoptim"})
 
 

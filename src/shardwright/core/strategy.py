@@ -12,7 +12,7 @@ from typing import Literal
 
 from shardwright.core.layout import Layout
 from shardwright.core.schedules import SCHEDULES, ScheduleName
-from shardwright.core.staleness import Staleness
+from shardwright.core.staleness import TITLES, Staleness
 
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8", "fp8-row"]
 SyncEvery = Literal["step", "microbatch"]
@@ -112,6 +112,11 @@ class Pipeline:
     def is_flushed(self) -> bool:
         """Whether a step ends with the last backward of its own batch."""
         return self.staleness == "none"
+
+    @property
+    def title(self) -> str:
+        """The schedule as people read it."""
+        return self.schedule if self.is_flushed else TITLES[self.staleness]
 
     @property
     def splits_backward(self) -> bool:

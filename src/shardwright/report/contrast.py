@@ -113,7 +113,7 @@ def _facts(one: Plan, other: Plan) -> list[tuple[str, str, str]]:
         row("devices", lambda plan: len(plan.strategy.devices)),
         row("stages", lambda plan: " + ".join(_mesh(mesh) for mesh in plan.strategy.meshes)),
         row("microbatches", lambda plan: plan.strategy.pipeline.num_microbatches),
-        row("schedule", lambda plan: plan.strategy.pipeline.schedule),
+        row("schedule", lambda plan: plan.strategy.pipeline.title),
         row("recomputed blocks", lambda plan: len(plan.strategy.recompute)),
         row("segments begun for gradients", lambda plan: len(plan.strategy.segment_starts)),
         row(

@@ -142,7 +142,7 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
         else [plan.bound.step_seconds, plan.bound.gap, plan.bound.model],
         "facts": [
             ["Stages", " | ".join(_mesh_text(program, i) for i in range(len(strategy.meshes)))],
-            ["Schedule", f"{pipeline.schedule}, {pipeline.num_microbatches} microbatch(es)"],
+            ["Schedule", f"{pipeline.title}, {pipeline.num_microbatches} microbatch(es)"],
             ["Global batch", str(plan.global_batch)],
             ["Precision", strategy.precision],
             ["Recomputed", _recomputed_text(strategy)],

@@ -103,7 +103,8 @@ def train(
     ``start``.
 
     Stops after a step once any rank was interrupted, or was told so by ``tell``, writing a
-    checkpoint where they are kept.
+    checkpoint where they are kept. Of an asynchronous pipeline a step is told when its loss is known, some steps
+    later, and the last ones when it is flushed at the end.
     """
     if options.resume:
         executor.load(options.checkpoint_dir)
@@ -112,22 +113,26 @@ def train(
     checkpoint, before = "", time.perf_counter()
     for step in executor.train(itertools.islice(data, max(options.steps - first, 0))):
         loss, norm = float(step.loss), step.gradient_norm
-        now = Step(
-            number=step.number,
-            loss=loss,
-            seconds=time.perf_counter() - before - step.input_seconds,
-            gradient_norm=None if norm is None else float(norm),
-            input_seconds=step.input_seconds,
-        )
-        if tell(now):
+        seconds = time.perf_counter() - before - step.input_seconds
+        if step.left is not None and tell(
+            Step(
+                number=step.left,
+                loss=loss,
+                seconds=seconds,
+                gradient_norm=None if norm is None else float(norm),
+                input_seconds=step.input_seconds,
+            )
+        ):
             INTERRUPTION.requested = True  # all ranks agree on it in the next step
         last = executor.interrupted or step.number == options.steps
         if options.checkpoint_dir and (last or step.number % options.checkpoint_every == 0):
-            extra: dict[str, Any] = {"step": step.number, "loss": loss}
+            extra: dict[str, Any] = {"step": step.number}
+            extra |= {} if step.left is None else {"loss": loss}
             checkpoint = str(executor.save(options.checkpoint_dir, extra))
         if executor.interrupted:
             break
         before = time.perf_counter()
+    _tell_rest(executor, tell)
     is_complete = executor.steps >= options.steps
     if not is_complete and not executor.interrupted:
         raise InputError(
@@ -141,8 +146,18 @@ def train(
         is_terminated=INTERRUPTION.terminated and not is_complete,
     )
     held_out = [float(executor.evaluate(batch)) for batch in options.held_out]
-    timeline = executor.profile_step(next(data)) if options.profiles else None
+    profiles = options.profiles and executor.program.strategy.pipeline.is_flushed
+    timeline = executor.profile_step(next(data)) if profiles else None
     return replace(end, timeline=timeline, held_out=tuple(held_out))
+
+
+def _tell_rest(executor: Executor, tell: Callable[[Step], bool]) -> None:
+    """Tell the steps whose losses come only when an asynchronous pipeline is flushed."""
+    before = time.perf_counter()
+    left = executor.flush()
+    seconds = (time.perf_counter() - before) / max(len(left), 1)
+    for one in left:
+        tell(Step(number=one.number, loss=float(one.loss), seconds=seconds))
 
 
 def train_alone(

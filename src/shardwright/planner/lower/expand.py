@@ -45,8 +45,8 @@ class Expanded:
 def expand(folded: Folded, whole: Strategy) -> Expanded:
     """Return the Program of the strategy that was folded. Raises Irregular, or ValueError where
     lowering does."""
-    if whole.updates != "step":
-        raise Irregular  # an update between blocks is of neither
+    if whole.updates != "step" or not whole.pipeline.is_flushed:
+        raise Irregular  # an update between blocks, or a version of all, is of neither
     short = folded.short
     check_pipeline(folded.strategy, short.samples)
     placed = gradients.place(short.graph, folded.strategy, short.samples, short.ground.iterations)

@@ -21,6 +21,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.core.strategy import OperatorConfig, Strategy
 from shardwright.planner.lower.alike import Surroundings
+from shardwright.planner.lower.flushless import flushless
 from shardwright.planner.lower.gradients import let_through
 from shardwright.planner.lower.ground import Ground
 from shardwright.planner.lower.lower import Lowering
@@ -91,7 +92,7 @@ class IncrementalLowering:
             builder.begin(strategy)
         program = _Replay(builder, placed, self._records).run()
         builder.first_size = builder.first_size or len(builder.values)
-        return program
+        return flushless(program)
 
     def _place(self, strategy: Strategy) -> list[Placements]:
         """Return the placements of every operator's tensors, as ``gradients.place`` does."""

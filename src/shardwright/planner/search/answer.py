@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
+from shardwright.core.staleness import MEANS
 from shardwright.core.strategy import MIXED
 from shardwright.core.version import VERSION
 from shardwright.errors import NoPlan
@@ -119,6 +120,8 @@ def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
         notes.append("the search did not end: this is the best found so far, without a bound")
     if context.facts.samples.blocker:
         notes.append(f"one microbatch only: {context.facts.samples.blocker}")
+    if note := MEANS[evaluation.strategy.pipeline.staleness]:
+        notes.append(f"no flush: {note}")
     return Plan(
         strategy=evaluation.strategy,
         predicted=evaluation.objective,

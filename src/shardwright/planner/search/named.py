@@ -15,6 +15,7 @@ from typing import cast
 from shardwright.core.layout import local_bytes, local_shape
 from shardwright.core.legality import MOST_MICROBATCHES
 from shardwright.core.schedules import NAMED, SCHEDULES, NamedSchedule
+from shardwright.core.staleness import ASYNCHRONOUS, Staleness
 from shardwright.core.strategy import Strategy
 from shardwright.errors import InputError
 from shardwright.planner.cost.recomputation import with_recomputation
@@ -50,6 +51,7 @@ SEED_PLANS = {
         name: "STAGESxCHUNKSxMICROBATCHES" if _asks_chunks(name) else "STAGESxMICROBATCHES"
         for name in NAMED
     },
+    **dict.fromkeys(ASYNCHRONOUS, "STAGES"),
 }
 
 
@@ -100,7 +102,9 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
             f"{name} splits the height of images (samples x channels x height x width), but none of "
             "the batch's tensors has such dims; choose another seed plan"
         )
-    if name in NAMED:
+    if name in ASYNCHRONOUS:
+        seed = _asynchronous(context, name, sizes)
+    elif name in NAMED:
         seed = _pipelined(context, name, sizes)
     else:
         seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
@@ -306,6 +310,19 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
         num_microbatches=pieces,
         schedule=cast(NamedSchedule, name),
     )
+
+
+def _asynchronous(context: Context, name: str, text: str) -> Seed:
+    """Return a pipeline that is never flushed, every device a stage."""
+    count = context.num_devices
+    (stages,) = _read_sizes(name, text) if text else (count,)
+    if stages != count or count < 2:
+        raise InputError(
+            "an asynchronous pipeline has one device a stage, two at least, but the cluster has "
+            f"{count} and {name} asks for {stages} stages; name as many as there are devices, or a "
+            "smaller cluster"
+        )
+    return Seed(stages=stages, staleness=cast(Staleness, name))
 
 
 def _read_sizes(name: str, text: str) -> tuple[int, ...]:

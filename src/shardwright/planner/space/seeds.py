@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.schedules import SCHEDULES, ScheduleName
+from shardwright.core.staleness import Staleness
 from shardwright.core.strategy import (
     GradientSync,
     Mesh,
@@ -78,6 +79,7 @@ class Seed:
     sequence: bool = False
     recompute: bool = False
     precision: Precision = "float32"
+    staleness: Staleness = "none"
 
     @property
     def label(self) -> str:
@@ -86,6 +88,7 @@ class Seed:
         within = f" in groups of {self.group}" if self.group > 1 else ""
         sizes = [size for size in (self.height, self.width) if size > 1 or self.height == 1]
         chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
+        order = self.schedule if self.staleness == "none" else f"asynchronous, {self.staleness}"
         said = (
             (copies > 1, f"data parallel x {copies}"),
             (self.zero, f"ZeRO-{self.zero}{within}"),
@@ -95,7 +98,7 @@ class Seed:
             (self.expert > 1, f"expert parallel x {self.expert}"),
             (self.tensor > 1, f"tensor parallel x {self.tensor}"),
             (self.sequence, "sequence parallel"),
-            (self.stages > 1, f"{self.stages} stages{chunks} {self.schedule}"),
+            (self.stages > 1, f"{self.stages} stages{chunks} {order}"),
             (self.num_microbatches > 1, f"{self.num_microbatches} microbatches"),
             (self.recompute, "recomputation"),
         )
@@ -127,7 +130,11 @@ def seed_strategy(graph: OperatorGraph, seed: Seed, samples: Samples | None = No
         meshes=meshes,
         configs=tuple(configs),
         parameters=parameters,
-        pipeline=Pipeline(schedule=seed.schedule, num_microbatches=seed.num_microbatches),
+        pipeline=Pipeline(
+            schedule=seed.schedule,
+            num_microbatches=seed.num_microbatches,
+            staleness=seed.staleness,
+        ),
         gradient_sync=GradientSync(method="block", buckets=block_buckets(graph)),
         recompute=repeated_blocks(graph) if seed.recompute else (),
         precision=seed.precision,
