@@ -50,6 +50,23 @@ def workplace(tmp_path_factory):
     return directory
 
 
+def test_the_guide_to_pipelines_without_flushes_plans_and_trains(workplace):
+    plan, run = commands("guides/asynchronous.md", "shardwright plan").splitlines()
+    assert shardwright(*plan.split()[1:], "--measure", "never", folder=workplace).returncode == 0
+    done = shardwright(*run.replace("200", "3").split()[1:], folder=workplace)
+    assert done.returncode == 0, done.stderr
+    script = snippet("guides/asynchronous.md", "flushless.py").replace("range(100)", "range(4)")
+    (workplace / "flushless.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "flushless.py"],
+        cwd=workplace, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    numbers = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("batch")]
+    assert numbers == ["1:", "2:", "3:", "4:"]
+
+
 @pytest.mark.parametrize("without", ["", "torch.distributed.destroy"])
 def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
     script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")

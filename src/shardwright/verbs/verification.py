@@ -167,6 +167,7 @@ def prepare(
     strategy = task.strategy
     if original is not None:
         strategy = carry_over(strategy, original, captured.graph)
+    strategy = replace(strategy, pipeline=replace(strategy.pipeline, staleness="none"))
     program = lower(captured.graph, strategy)
     captured, num_dropouts = without_dropout(module, captured)
     batches = made(task.global_batch, task.steps)
@@ -307,6 +308,10 @@ def _notes(plan: Plan, task: Task, dropouts: int, exact: bool) -> tuple[str, ...
         notes.append(f"gradients travel in {used} instead of {wire}")
     if dropouts:
         notes.append(f"dropout is off (rates set to 0: {dropouts})")
+    if not plan.strategy.pipeline.is_flushed:
+        notes.append(
+            "the pipeline is flushed after every batch: stages are verified, not what late gradients do"
+        )
     if used != PRECISIONS[0]:
         notes.append("the model does not run in float64: rounding is held to a wider tolerance")
     elif not exact:
