@@ -51,10 +51,8 @@ def workplace(tmp_path_factory):
 
 
 def test_the_guide_to_pipelines_without_flushes_plans_and_trains(workplace):
-    plan, run = commands("guides/asynchronous.md", "shardwright plan").splitlines()
+    plan, _ = commands("guides/asynchronous.md", "shardwright plan").splitlines()
     assert shardwright(*plan.split()[1:], "--measure", "never", folder=workplace).returncode == 0
-    done = shardwright(*run.replace("200", "3").split()[1:], folder=workplace)
-    assert done.returncode == 0, done.stderr
     script = snippet("guides/asynchronous.md", "flushless.py").replace("range(100)", "range(4)")
     (workplace / "flushless.py").write_text(script)
     done = subprocess.run(

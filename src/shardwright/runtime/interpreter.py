@@ -317,8 +317,7 @@ class Compiler:
         """Run the segment of an instruction; where ``kept`` is given it receives the
         graph: edges in and out. What is returned takes tensors, by place, instead of lasting ones."""
         shift, microbatch = self.program.shift_of(index), int(self.program.microbatch[index])
-        instance = self.instance(index)
-        machine, values = self.machine, self.program.values
+        machine, values, instance = self.machine, self.program.values, self.instance(index)
         data, run, clock = machine.store.data, module.forward, machine.clock
         source = machine.sites[segment.mesh].source
         fixed: list[Any] = [machine.parameters.leaf.get(value) for value in segment.inputs]

@@ -24,35 +24,13 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.schedule import order_of
 from shardwright.planner.search.labels import with_dtype
+from shardwright.planner.search.seedplans import SEED_PLANS, read_sizes
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
 from shardwright.planner.space.experts import expert_dims
 from shardwright.planner.space.grids import AXES, Grid, grid_strategy
 from shardwright.planner.space.images import IMAGE_RANK
 from shardwright.planner.space.seeds import Seed, seed_strategy
-
-
-def _asks_chunks(name: str) -> bool:
-    """Whether a schedule takes any number of chunks: a V has two."""
-    return SCHEDULES[name].chunks and not SCHEDULES[name].folds
-
-
-# What may be asked for by name, and how its grid is written.
-SEED_PLANS = {
-    "megatron": "DATAxTENSOR",
-    "megatron-sequence": "DATAxTENSOR",
-    "expert": "DATAxEXPERT",
-    "summa": "ROWSxCOLUMNS",
-    "tesseract": "DEPTHxROWSxCOLUMNS",
-    "cube": "IxJxL",
-    "spatial": "DATAxHEIGHT",
-    "spatial-2d": "DATAxHEIGHTxWIDTH",
-    **{
-        name: "STAGESxCHUNKSxMICROBATCHES" if _asks_chunks(name) else "STAGESxMICROBATCHES"
-        for name in NAMED
-    },
-    **dict.fromkeys(ASYNCHRONOUS, "STAGES"),
-}
 
 
 class Named:
@@ -284,7 +262,7 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
     that were asked for, or up to four stages, two chunks and twice as many microbatches as stages."""
     count = context.num_devices
     if text:
-        stages, *chunks, pieces = _read_sizes(name, text)
+        stages, *chunks, pieces = read_sizes(name, text)
         chunks = chunks or [2] * SCHEDULES[name].folds
     else:
         chunks = [2] * SCHEDULES[name].chunks
@@ -315,7 +293,7 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
 def _asynchronous(context: Context, name: str, text: str) -> Seed:
     """Return a pipeline that is never flushed, every device a stage."""
     count = context.num_devices
-    (stages,) = _read_sizes(name, text) if text else (count,)
+    (stages,) = read_sizes(name, text) if text else (count,)
     if stages != count or count < 2:
         raise InputError(
             "an asynchronous pipeline has one device a stage, two at least, but the cluster has "
@@ -325,21 +303,9 @@ def _asynchronous(context: Context, name: str, text: str) -> Seed:
     return Seed(stages=stages, staleness=cast(Staleness, name))
 
 
-def _read_sizes(name: str, text: str) -> tuple[int, ...]:
-    parts, form = text.split("x"), SEED_PLANS[name]
-    if len(parts) != form.count("x") + 1 or not all(
-        p.isdigit() and 0 < int(p) < 10**6 for p in parts
-    ):
-        shown = "x".join("2" * len(form.split("x")))
-        raise InputError(
-            f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}"
-        )
-    return tuple(map(int, parts))
-
-
 def _sized(context: Context, name: str, text: str) -> Seed | Grid:
     """Return a named strategy with the sizes that were asked for."""
-    sizes = _read_sizes(name, text)
+    sizes = read_sizes(name, text)
     needed, count = math.prod(sizes), context.num_devices
     if needed > count:
         raise InputError(

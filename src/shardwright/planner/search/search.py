@@ -67,7 +67,7 @@ def search(
     ``stop`` is asked between steps; once true the best found so far is returned. ``seed`` is
     recorded in the plans: this search is deterministic and draws no random numbers. Raises NoPlan
     when nothing fits, saying how much is missing where. ``seed_plan`` names the one strategy
-    wanted (``cube``, ``summa:2x2``; see ``named.SEED_PLANS``), or is one: then nothing is searched.
+    wanted (``cube``, ``summa:2x2``; see ``seedplans.SEED_PLANS``), or is one: then nothing is searched.
     """
     found = survey(
         graph, cluster, table, training=training, limits=limits, goal=goal, seed=seed,

@@ -1,0 +1,43 @@
+"""What strategies may be asked for by name, and how their sizes are written."""
+
+from __future__ import annotations
+
+from shardwright.core.schedules import NAMED, SCHEDULES
+from shardwright.core.staleness import ASYNCHRONOUS
+from shardwright.errors import InputError
+
+
+def _asks_chunks(name: str) -> bool:
+    """Whether a schedule takes any number of chunks: a V has two."""
+    return SCHEDULES[name].chunks and not SCHEDULES[name].folds
+
+
+# What may be asked for by name, and how its grid is written.
+SEED_PLANS = {
+    "megatron": "DATAxTENSOR",
+    "megatron-sequence": "DATAxTENSOR",
+    "expert": "DATAxEXPERT",
+    "summa": "ROWSxCOLUMNS",
+    "tesseract": "DEPTHxROWSxCOLUMNS",
+    "cube": "IxJxL",
+    "spatial": "DATAxHEIGHT",
+    "spatial-2d": "DATAxHEIGHTxWIDTH",
+    **{
+        name: "STAGESxCHUNKSxMICROBATCHES" if _asks_chunks(name) else "STAGESxMICROBATCHES"
+        for name in NAMED
+    },
+    **dict.fromkeys(ASYNCHRONOUS, "STAGES"),
+}
+
+
+def read_sizes(name: str, text: str) -> tuple[int, ...]:
+    """Read the sizes of a named strategy. Raises InputError where they are written otherwise."""
+    parts, form = text.split("x"), SEED_PLANS[name]
+    if len(parts) != form.count("x") + 1 or not all(
+        p.isdigit() and 0 < int(p) < 10**6 for p in parts
+    ):
+        shown = "x".join("2" * len(form.split("x")))
+        raise InputError(
+            f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}"
+        )
+    return tuple(map(int, parts))
