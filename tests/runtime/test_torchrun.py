@@ -77,6 +77,19 @@ def test_a_rank_that_is_stopped_after_its_last_message_is_noticed_too(tmp_path: 
     assert "is stopped" in line
 
 
+def test_ranks_that_cannot_meet_say_so_in_a_line() -> None:
+    script = "from shardwright.runtime.launch import join_world\njoin_world(timeout=1)"
+    world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9",
+             "TORCHELASTIC_RUN_ID": "none"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=os.environ | world, stderr=subprocess.PIPE,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: rank 1 could not join the 2 ranks: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     with training(tmp_path) as (agent, ranks):
         os.killpg(agent.pid, signal.SIGINT)

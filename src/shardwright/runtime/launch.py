@@ -109,13 +109,19 @@ def join_world(*, timeout: float = 60.0, device: str | None = None) -> tuple[int
         place = device_of(device or "", "", this_host())
         if place.startswith("cuda"):
             torch.cuda.set_device(place)
-        dist.init_process_group(
-            "nccl" if place.startswith("cuda") else "gloo",
-            init_method=f"file://{store}" if store else "env://",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout),
-        )
+        try:
+            dist.init_process_group(
+                "nccl" if place.startswith("cuda") else "gloo",
+                init_method=f"file://{store}" if store else "env://",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout),
+            )
+        except RuntimeError as error:  # a store that is gone, ranks that never came
+            reason = str(error).strip().partition("\n")[0][:300]
+            raise RunError(
+                f"rank {rank} could not join the {size} ranks: {reason}; start all of them again"
+            ) from None
         atexit.register(_leave_world)
         prepare_ending()
     return rank, size
