@@ -48,7 +48,7 @@ def _there(parameters: Sequence[Tensor]) -> Iterator[None]:
     ]
     for one in gone:
         last = sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
-        one.untyped_storage().resize_((one.storage_offset() + last + 1) * one.itemsize)
+        one.untyped_storage().resize_(int(one.storage_offset() + last + 1) * one.itemsize)
         one.data.fill_(torch.nan)  # unseen by autograd, which would take it for another value
     try:
         yield
