@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import Precision, Strategy
 from shardwright.errors import CheckpointError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
@@ -57,7 +57,7 @@ def as_it_is(strategy: Strategy) -> Strategy:
 
 
 # ZeRO's stage, precision, and what else a strategy asks for.
-KINDS: dict[str, tuple[int, str, Callable[[Strategy], Strategy]]] = {
+KINDS: dict[str, tuple[int, Precision, Callable[[Strategy], Strategy]]] = {
     "clipped, moments in flat shards": (3, "float32", clipping),
     "residuals of error feedback": (1, "float32", feeding_back),
     "a loss that is scaled": (2, "float16", as_it_is),
@@ -68,8 +68,8 @@ def executor_of(kind: str, ranks: int) -> Executor:
     zero, precision, change = KINDS[kind]
     module = Odd()
     captured = capture(module, BATCH, precision=precision)
-    name = "" if precision == "float32" else precision
-    seed = Seed(data=ranks, zero=zero if ranks > 1 else 0, precision=name)
+
+    seed = Seed(data=ranks, zero=zero if ranks > 1 else 0, precision=precision)
     program = lower(captured.graph, change(seed_strategy(captured.graph, seed)))
     return Executor(captured, program, module, optimizer=partial(torch.optim.AdamW, lr=0.1))
 

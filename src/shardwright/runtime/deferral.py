@@ -8,7 +8,8 @@ twice, and what neither needs is gone after the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +31,30 @@ class Later:
 
     def run(self) -> list[tuple[int, Tensor]]:
         """Return the gradients of its parameters, by place."""
-        found = run_backward(self.edges, self.gradients, self.parameters)
+        with _there(self.parameters):
+            found = run_backward(self.edges, self.gradients, self.parameters)
         pairs = zip(self.places, found, strict=True)
         return [(place, gradient) for place, gradient in pairs if gradient is not None]
+
+
+@contextmanager
+def _there(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Give convolutions' weights that were released storage for a while: torch takes views of them for
+    their gradients, whose values it never reads. Not-a-number would show if it did."""
+    gone = [
+        one
+        for one in parameters
+        if one.dim() > 2 and not one.untyped_storage().size() and one.numel()
+    ]
+    for one in gone:
+        last = sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+        one.untyped_storage().resize_(int(one.storage_offset() + last + 1) * one.itemsize)
+        one.data.fill_(torch.nan)  # unseen by autograd, which would take it for another value
+    try:
+        yield
+    finally:
+        for one in gone:
+            one.untyped_storage().resize_(0)
 
 
 @dataclass(slots=True)
