@@ -29,14 +29,21 @@ def digest_of(strategy: Strategy) -> str:
         [configs[one] for one in strategy.configs],
         [parameters[one] for one in strategy.parameters],
         *([] if is_own else ["on the wire"]),
-        # Only where they say something: digests of older files stay true.
+        *_said_later(strategy),
+    )
+    return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
+
+
+def _said_later(strategy: Strategy) -> list[object]:
+    """Return what older files could not say, only where it says something: their digests stay true."""
+    sync, pipeline = strategy.gradient_sync, strategy.pipeline
+    return [
         *(["error feedback"] if sync.error_feedback else []),
         *([sync.compressor, sync.density] if sync.compressor != "none" else []),
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
-        *strategy.pipeline.order,
-        *([] if strategy.pipeline.is_flushed else [f"staleness: {strategy.pipeline.staleness}"]),
-    )
-    return hashlib.sha256(repr((short, numbers)).encode()).hexdigest()[:16]
+        *pipeline.order,
+        *([] if pipeline.is_flushed else [f"staleness: {pipeline.staleness}"]),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -22,7 +22,7 @@ from shardwright.planner.schedule.play import ROUNDING, Policy, Room, list_sched
 SHARES = (0.0, 0.4, 0.7, 1.0)
 # So many actions are played at most: a second of a slow core. All policies are tried up to 1,000 actions,
 # such as 8 stages of 40 microbatches; of more, as many as there is time for, spread over all of them:
-# twelve were within 0.4 % of all 104 where that was tried (4 to 64 stages, 1,500 to 12,300 actions).
+# twelve were within 0.6 % of all 104 where that was tried (4 to 64 stages, 1,500 to 12,300 actions).
 MOST_PLAYED = 100_000
 # So few actions, three stages of three microbatches, take some 20 ms to try in every order; a
 # microbatch more can take seconds.
