@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -98,12 +99,21 @@ def test_what_a_full_host_declines_is_cached_by_the_next(tmp_path):
         assert hosts.epoch(2) == 0
 
 
+def wait_for_end(process: int) -> None:
+    """Wait until a process is stopped or dead: a signal may reach it after another answer."""
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "TZ":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_host_that_is_gone_or_stuck_is_done_without_and_its_items_move(tmp_path, end):
     with job(tmp_path) as hosts:
         hosts.epoch(0)
         lost = hosts.local[2].state().items
         os.kill(hosts.servers[2].pid, end)
+        wait_for_end(hosts.servers[2].pid)
         with pytest.warns(ShardwrightWarning, match="does not answer"):
             assert hosts.epoch(1, alive=(0, 1)) == lost
         assert hosts.epoch(2, alive=(0, 1)) == 0
