@@ -153,6 +153,14 @@ def test_a_plan_says_in_what_gradients_travel_and_is_faster_for_it(tmp_path: Pat
     assert read_frontier(tmp_path / "plan.json") == half
 
 
+def test_a_pipeline_that_is_never_flushed_is_not_compared(tmp_path: Path) -> None:
+    module, batch = mlp()
+    frontier = shardwright.plan(module, "1x2xV100", batch=batch, seed_plan="stash:2")
+    write_plan(tmp_path / "plan.json", frontier)
+    with pytest.raises(InputError, match=r"never flushed; `shardwright run`"):
+        api.compare(tmp_path / "plan.json", Job(model="net.py:build"))
+
+
 def test_a_built_executor_takes_the_short_last_batch_of_a_data_set() -> None:
     module, batch = mlp()
     plain, _ = mlp()

@@ -184,6 +184,11 @@ def compare(
 
     document = document_of(plan)
     chosen = picked(document.frontier, pick)
+    if not chosen.strategy.pipeline.is_flushed:
+        raise InputError(
+            "predicted and measured steps are compared from flush to flush, but "
+            f"{chosen.strategy.label} is never flushed; `shardwright run` says what a step takes"
+        )
     story = simulate(plan, job.model, pick=pick)
     outcome = start(chosen, document.origin, replace(job, profiles=True), watch or Watch())
     if outcome.timeline is None:
