@@ -15,7 +15,7 @@ from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.model.training import Training
-from shardwright.planner.search.labels import describe, told_apart
+from shardwright.planner.search.labels import describe, relabelled, told_apart
 from shardwright.planner.search.named import as_strategy
 from shardwright.planner.space import Seed
 from tests.planner.search.models import cluster, opaque, residual
@@ -65,6 +65,14 @@ def plan_of(strategy: Strategy) -> Plan:
         graph_fingerprint="", cluster_name="", cluster_fingerprint="", costs_fingerprint="",
         global_batch=8, method="", seed=0, version="",
     )  # fmt: skip
+
+
+def test_stages_of_one_device_each_are_no_single_device() -> None:
+    context = Context.of(residual(), cluster(1, 2), CostTable(), Training())
+    strategy = as_strategy(context, Seed(stages=2, num_microbatches=2))
+    assert relabelled(context, strategy) == strategy.label == "2 stages 1f1b, 2 microbatches"
+    merged = replace(strategy, meshes=(strategy.meshes[0],) * 2)
+    assert relabelled(context, merged) == "single device, 2 microbatches"
 
 
 def test_plans_of_one_label_are_told_apart_by_what_differs() -> None:

@@ -20,6 +20,7 @@ from shardwright.planner.space.samples import State
 
 Assignments = tuple[tuple[int, ...], ...]
 Placed = tuple[int, tuple[str, ...]]  # an operator, and what splits it, axis by axis
+ALONE = "single device"
 AXES = ("data", "outer", "tensor")
 # Words of a label that say what is split, and into how many stages.
 _PARALLEL = re.compile(
@@ -41,7 +42,7 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
         for root in problem.roots
     }
     words += parallel_words(problem.context, problem.mesh, placed)
-    words = words or ["single device"]
+    words = words or [ALONE]
     words += _zero_words(_levels(problem, set(assignments)))
     modes = problem.chosen_modes(assignments)
     for mode in dict.fromkeys(modes):
@@ -89,7 +90,8 @@ def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> s
     anew |= {axis for mesh in strategy.meshes for axis in mesh.axes} <= {*AXES, "x"}
     if anew or not any(any(config.dims) for config in strategy.configs):
         words = [word for word in words if not all(map(_PARALLEL.fullmatch, word.split(" and ")))]
-        words = [_split_words(context, strategy), *words]
+        split = _split_words(context, strategy)
+        words = [split, *words] if split != ALONE or not _on_groups(strategy) else words
     if strategy.pipeline.num_microbatches > 1:
         words.append(f"{strategy.pipeline.num_microbatches} microbatches")
     return ", ".join([*_stage_words(strategy, stages), *words])
@@ -97,11 +99,16 @@ def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> s
 
 def _stage_words(strategy: Strategy, before: Sequence[str]) -> Iterator[str]:
     """Say on how many groups of devices operators lie, as was said before where it is still so."""
-    count = len({mesh.devices for mesh in strategy.meshes})
-    if count > 1:
+    if count := _on_groups(strategy):
         yield from [word for word in before if f" {count} " in f" {word} "] or [
             f"on {count} groups of devices"
         ]
+
+
+def _on_groups(strategy: Strategy) -> int:
+    """Return on how many groups of devices operators lie, 0 where that is one."""
+    count = len({mesh.devices for mesh in strategy.meshes})
+    return count if count > 1 else 0
 
 
 def _split_words(context: Context, strategy: Strategy) -> str:
@@ -113,7 +120,7 @@ def _split_words(context: Context, strategy: Strategy) -> str:
             for index, config in enumerate(strategy.configs)
             if strategy.meshes[config.mesh].sizes == mesh.sizes
         ]
-        said[", ".join(parallel_words(context, mesh, placed)) or "single device"] = None
+        said[", ".join(parallel_words(context, mesh, placed)) or ALONE] = None
     return " and ".join(said)
 
 
