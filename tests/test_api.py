@@ -11,10 +11,11 @@ import torch
 import shardwright
 from shardwright import api
 from shardwright.api import read_frontier
-from shardwright.core.plan import Plan
+from shardwright.core.plan import Frontier, Plan
 from shardwright.errors import InputError, PlanMismatch, ShardwrightError
 from shardwright.files.planfile import read_plan, write_plan
 from shardwright.verbs.request import Job, Request, Watch
+from tests.files.test_planfile import make_plan
 from tests.zoo import mlp
 
 pytestmark = pytest.mark.torch
@@ -151,6 +152,12 @@ def test_a_plan_says_in_what_gradients_travel_and_is_faster_for_it(tmp_path: Pat
     assert half.best.predicted.step_seconds < own.best.predicted.step_seconds
     write_plan(tmp_path / "plan.json", half)
     assert read_frontier(tmp_path / "plan.json") == half
+
+
+def test_any_plan_of_a_frontier_may_be_picked_where_the_simplest_was_recommended() -> None:
+    fastest, simplest, smallest = make_plan(1.0, 2.0), make_plan(1.1, 3.0), make_plan(2.0, 1.0)
+    frontier = Frontier(plans=(fastest, simplest, smallest), chosen=1)
+    assert [read_frontier(frontier, pick).best for pick in range(3)] == [*frontier.plans]
 
 
 def test_a_pipeline_that_is_never_flushed_is_not_compared(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def read_frontier(plan: Plan | Frontier | str | Path, pick: int | None = None) -
     """Return a plan or plan file as a frontier, with ``pick`` chosen instead where it is given."""
     frontier = document_of(plan).frontier
     picked(frontier, pick)
-    return frontier if pick is None else Frontier(plans=frontier.plans, chosen=pick)
+    return frontier if pick is None else frontier.choosing(pick)
 
 
 def read_origin(plan: str | Path) -> Origin:

@@ -167,3 +167,13 @@ class Frontier:
     def best(self) -> Plan:
         """The recommended plan."""
         return self.plans[self.chosen]
+
+    def choosing(self, place: int) -> Frontier:
+        """Return the frontier with another plan chosen; the recommended one leaves where it is dominated."""
+        chosen, others = self.plans[place], [plan.objective for plan in self.plans]
+        kept = tuple(
+            plan
+            for plan in self.plans
+            if plan is chosen or not any(one.dominates(plan.objective) for one in others)
+        )
+        return Frontier(plans=kept, chosen=kept.index(chosen))

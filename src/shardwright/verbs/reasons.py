@@ -65,7 +65,7 @@ def reasons(
     frontier = document.frontier
     chosen = picked(frontier, pick)
     if pick is not None:
-        frontier = Frontier(plans=frontier.plans, chosen=pick)
+        frontier = frontier.choosing(pick)
     watch.tell("capturing the model", 0.0)
     graph, machine, costs = evidence(document, chosen, model, cluster, batch)
     story = tell(chosen, graph, machine, costs)
