@@ -88,7 +88,8 @@ def test_the_guides_script_for_data_sets_ends_at_its_last_epoch_also_when_it_is_
 ):
     (workplace / "epochs.py").write_text(
         snippet("guides/train.md", "epochs.py")
-        + "print('ENDED AT', executor.steps, executor.epochs)"
+        # Whole lines at once, since both ranks write to one pipe.
+        + r"print(f'ENDED AT {executor.steps} {executor.epochs}\n', end='', flush=True)"
     )
     for _ in range(2):
         done = subprocess.run(
