@@ -17,30 +17,16 @@ from torch import nn
 
 from shardwright.runtime.capture import load_model
 from shardwright.runtime.train import build_seeded
+from tests import command
 from tests.command import shardwright, start
 from tests.docs.pages import ROOT
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-MODEL = """
+MODEL = (
+    command.MODEL
+    + """
 import itertools
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.down(torch.relu(self.up(x))), y)
-
-def build():
-    return Net()
-
-def example_batch(batch_size=8):
-    return {"x": torch.zeros(batch_size, 16), "y": torch.zeros(batch_size, dtype=torch.int64)}
 
 def training_data(batch_size=8, start=0):
     for step in itertools.count(start):
@@ -48,6 +34,7 @@ def training_data(batch_size=8, start=0):
         x = torch.randn(batch_size, 16, generator=random)
         yield {"x": x, "y": x[:, :8].argmax(1)}
 """
+)
 
 
 def finish(*words: str, folder: Path) -> dict[str, object]:

@@ -418,3 +418,27 @@ class ProgramBuilder:
             writes=message.results,
             last_only=last_only,
         )
+
+    def transform_step(
+        self,
+        transform: Transform,
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        *,
+        last_only: bool = False,
+    ) -> Step:
+        """Append a transform and return its step.
+
+        The step does not say that it touches residuals: these are there all the time, and what does runs in
+        the order of its mesh's computation.
+        """
+        self.transforms.append(transform)
+        self.external.update(reads)
+        return Step(
+            kind=Kind.TRANSFORM,
+            item=len(self.transforms) - 1,
+            resource=f"compute:{transform.mesh}",
+            reads=reads,
+            writes=writes,
+            last_only=last_only,
+        )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from shardwright.core.compression import is_compressed, packed_bytes, wide_dtype
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import REPLICATE
-from shardwright.core.program import Kind, Message, Transform, TransformName
+from shardwright.core.program import Message, Transform, TransformName
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 
 Pair = tuple[int, int]
@@ -90,9 +90,9 @@ def compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) 
         constants=(("dtype", builder.values[residuals[0]].dtype), ("ranks", ranks)),
     )
     return [
-        transform_step(builder, pack, sources, mine, last_only),
+        builder.transform_step(pack, sources, mine, last_only=last_only),
         builder.message_step(gather, last_only=last_only),
-        transform_step(builder, add, everyone, results, last_only),
+        builder.transform_step(add, everyone, results, last_only=last_only),
     ]
 
 
@@ -136,30 +136,6 @@ _TEMPORARIES: dict[TransformName, tuple[int, int, int]] = {
     "int8 sum": (1, 0, 0),
     "1-bit sum": (1, 1, 1),
 }
-
-
-def transform_step(
-    builder: ProgramBuilder,
-    transform: Transform,
-    reads: tuple[int, ...],
-    writes: tuple[int, ...],
-    last_only: bool,
-) -> Step:
-    """Append a transform and return its step.
-
-    The step does not say that it touches residuals: these are there all the time, and what does runs in
-    the order of its mesh's computation.
-    """
-    builder.transforms.append(transform)
-    builder.external.update(reads)
-    return Step(
-        kind=Kind.TRANSFORM,
-        item=len(builder.transforms) - 1,
-        resource=f"compute:{transform.mesh}",
-        reads=reads,
-        writes=writes,
-        last_only=last_only,
-    )
 
 
 def residual_of(builder: ProgramBuilder, gradient: int) -> int:

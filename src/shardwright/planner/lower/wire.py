@@ -17,7 +17,6 @@ from shardwright.planner.lower.compress import (
     compressed,
     compressible,
     residual_of,
-    transform_step,
 )
 
 Pair = tuple[int, int]
@@ -93,4 +92,4 @@ def _cast(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> St
         writes=(*results, *residuals),
         purpose="synchronise",
     )
-    return transform_step(builder, transform, sources, results, last_only)
+    return builder.transform_step(transform, sources, results, last_only=last_only)
