@@ -23,6 +23,8 @@ demo: $(INSTALLED)
 	$(BIN)/shardwright demo --out out
 
 test: $(INSTALLED)
+	@echo "Compiling the planner's kernels, once; some 20 s"
+	@$(BIN)/python -m tests.kernels
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 laws: $(INSTALLED)

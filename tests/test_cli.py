@@ -11,6 +11,7 @@ import pytest
 
 from shardwright.cli import app
 from tests.command import MODEL, fresh, shardwright
+from tests.kernels import CONTEST
 
 pytestmark = pytest.mark.slow
 
@@ -244,17 +245,7 @@ def test_plan_simulate_explain_and_report_follow_each_other(model: str, tmp_path
 
 
 def test_a_contest_problem_is_solved_and_its_solution_written(tmp_path):
-    problem = {
-        "problem": {
-            "nodes": {
-                "intervals": [[0, 2], [1, 3]],
-                "costs": [[1, 5], [2, 4]],
-                "usages": [[6, 3], [6, 3]],
-            },
-            "edges": {"nodes": [[0, 1]], "costs": [[0, 0, 9, 1]]},
-            "usage_limit": 10,
-        }
-    }
+    problem = {"problem": CONTEST}
     (tmp_path / "p.json").write_text(json.dumps(problem))
     words = ["iopddl", "p.json", "--seconds", "60", "--out", "s.json", "--json"]
     done = shardwright(*words, folder=tmp_path)

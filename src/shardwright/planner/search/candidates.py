@@ -174,23 +174,27 @@ def _relaxed_bound(
     With A the seconds on the compute stream's path and H those of messages that could hide, a step
     takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean
     of the two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
-    (Lagrangian duality); so is the value at any one price of memory, which is tried first.
+    (Lagrangian duality); so is the value at any one price of memory, which is tried first. As the
+    same stages may run interleaved, which waits less, the bound shrinks by as much.
     """
+    p, m = arrangement.stages, arrangement.microbatches
+    looped = least_looped_rounds(p, m) / least_rounds(p, m, arrangement.schedule)[0]
+    known /= looped
     best = least_work(problem, arrangement)
     if not curve.points or best >= known:
-        return known
+        return known * looped
     means = MEANS[: 1 if problem.is_wide else None]  # where every answer takes seconds
     views = [problem.elimination(_bound_weights(problem, arrangement, mean)) for mean in means]
     price = curve.price(limit)
     for view in views:
         best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)
         if best >= known:
-            return known
+            return known * looped
     for view in views:
         best = max(best, hull(view, 2, limit).bound(limit))
         if best >= known:
-            return known
-    return best
+            return known * looped
+    return best * looped
 
 
 def _bound_weights(problem: Problem, arrangement: Arrangement, mean: float) -> Weights:
@@ -224,6 +228,21 @@ def least_rounds(stages: int, microbatches: int, schedule: str = "1f1b") -> tupl
     if order.chunks or order.splits or not order.flushes:
         return microbatches / stages, 0.0
     return 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages), 0.0
+
+
+def least_looped_rounds(stages: int, microbatches: int) -> float:
+    """Return the a of ``least_rounds`` where each of so many devices has two chunks, by turns.
+
+    Besides T >= m (x_s + y_s) + sum of x before s, for chunks x and y of device s, the second ones
+    wait for all first ones: T >= m y_s + sum of all x + sum of y before s. What fills a time of 1
+    with both tight everywhere is most, by linear programming: of it second chunks have ``second``,
+    first ones the rest.
+    """
+    if stages == 1:
+        return float(microbatches)
+    lost = 1.0 - 1.0 / microbatches
+    second = lost**stages / (1.0 - stages / microbatches * lost ** (stages - 1))
+    return 1.0 / (1.0 - second * lost**stages)
 
 
 def _from_hull(
