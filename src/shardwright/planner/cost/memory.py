@@ -26,7 +26,7 @@ from shardwright.planner.cost.derivatives import (
 
 Shapes = tuple[tuple[int, ...], ...]
 # What the runtime exponentiates at a time on a CPU; on an accelerator it is more, of much more.
-LOGSUMEXP_ELEMENTS = 1 << 19
+LOGSUMEXP_ELEMENTS = 1 << 18
 
 
 @dataclass(slots=True)

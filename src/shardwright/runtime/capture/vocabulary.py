@@ -17,8 +17,8 @@ from torch import Tensor
 MOST_BLOCKS = 32
 # Below so many classes the scores are too small to be worth two operators.
 FEWEST_CLASSES = 48
-# Elements that one step of a kernel works on: a temporary of float32 fits a core's share of the caches.
-CPU_ELEMENTS = 1 << 19
+# Elements that one step of a kernel works on: a temporary of float32 fits the cache of a core.
+CPU_ELEMENTS = 1 << 18
 ACCELERATOR_ELEMENTS = 1 << 26
 
 
@@ -102,7 +102,7 @@ class _VocabularyLoss(torch.autograd.Function):
         if scores.is_meta:
             return scores.new_empty(())
         x, wide = scores.reshape(-1, scores.shape[-1]), _wide(scores.dtype)
-        z = blocks.reshape(-1, blocks.shape[-1]).to(wide).logsumexp(-1)
+        z = _total(blocks, wide)
         labels = target.reshape(-1)
         chosen, place = _share(labels, x.shape[1], ignored, offset)
         own = 1 if weight is None else weight[torch.where(chosen, labels, 0)].to(wide)
@@ -120,7 +120,8 @@ class _VocabularyLoss(torch.autograd.Function):
         scores, target, blocks, weight = ctx.saved_tensors
         ignored, smoothing, classes, offset = ctx.settings
         x, wide = scores.reshape(-1, scores.shape[-1]), _wide(scores.dtype)
-        z = blocks.reshape(-1, blocks.shape[-1]).to(wide).logsumexp(-1, keepdim=True)
+        is_whole = x.shape[1] == classes  # then it is what softmax makes
+        z = None if is_whole else _total(blocks, wide).unsqueeze(-1)
         labels = target.reshape(-1)
         counted = labels != ignored
         chosen, place = _share(labels, x.shape[1], ignored, offset)
@@ -136,7 +137,7 @@ class _VocabularyLoss(torch.autograd.Function):
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             into = result[rows] if wide == x.dtype else None
-            if x.shape[1] == classes:  # what is not split is what softmax makes
+            if z is None:
                 part = torch.softmax(x[rows].to(wide), -1, out=into).mul_(share[rows])
             else:
                 part, total = _shares(x[rows].to(wide), into)
@@ -155,6 +156,11 @@ def _share(labels: Tensor, width: int, ignored: int, offset: int) -> tuple[Tenso
     local = labels - offset
     chosen = (local >= 0) & (local < width) & (labels != ignored)
     return chosen, torch.where(chosen, local, 0)
+
+
+def _total(blocks: Tensor, wide: torch.dtype) -> Tensor:
+    """Return log sum exp of all classes of each token."""
+    return blocks.reshape(-1, blocks.shape[-1]).to(wide).logsumexp(-1)
 
 
 def _slice(weight: Tensor, scores: Tensor, offset: int) -> Tensor:
