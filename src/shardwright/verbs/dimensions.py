@@ -25,6 +25,27 @@ OTHERS = (
     "diffusion",
 )
 USUAL_VOCAB = 50304
+# Vocabularies by families of models, where none is printed: the first that the name has.
+VOCABULARIES = (("llama-?3", 128256), ("llama", 32000), ("mistral|mixtral", 32000), ("qwen", 152064),
+                ("gemma", 256000), ("deepseek", 102400))  # fmt: skip
+# Families whose feed-forward layers have a gate.
+GATED = re.compile(
+    r"llama|mistral|mixtral|qwen|gemma|deepseek|olmo|phi-?3|internlm|baichuan|\byi\b"
+)
+# Parts of frameworks' names: kernels fused by hand, and by a compiler where the row does not say.
+MEGATRON = ("megatron", "nemo", "internevo", "mcore", "megascale", "neox", "metaseq")
+COMPILED = (
+    "jax",
+    "maxtext",
+    "xla",
+    "pax",
+    "levanter",
+    "alpa",
+    "torch.compile",
+    "compiled",
+    "unsloth",
+    "fast-llm",
+)
 USUAL_RANK = 32
 USUAL_DROPOUT = 0.1
 # Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
@@ -48,16 +69,18 @@ def is_no(text: str) -> bool:
 
 def is_yes(text: str) -> bool:
     """Whether a cell says yes, and perhaps more."""
-    return text.strip().lower().startswith(("y", "true", "on", "1", "enabled")) and not is_no(text)
+    return re.match(r"(?:yes|y|true|on|enabled?)\b|1$", text.strip().lower()) is not None
 
 
 def software_of(run: PublishedRun) -> str:
     """Name how a run's kernels were made: ``megatron`` (fused by hand), ``compiled`` or ``eager``."""
     name = run.framework.lower()
-    if any(word in name for word in ("megatron", "nemo", "internevo", "mcore")):
+    if any(word in name for word in MEGATRON):
         return "megatron"
     is_compiled = not is_no(run.compile) and not run.compile.lower().startswith(("no", "eager"))
-    return "compiled" if is_compiled else "eager"
+    if is_compiled or (not run.compile and any(word in name for word in COMPILED)):
+        return "compiled"
+    return "eager"
 
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
@@ -67,8 +90,9 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         raise Inexpressible("not a decoder", run.arch)
     if "mla" in arch or "latent" in arch:
         raise Inexpressible("latent attention", "the columns do not tell its ranks")
-    gated = any(word in ffn for word in ("swiglu", "silu", "geglu", "gated", "reglu"))
-    gated = gated or (not ffn and "llama" in run.model.lower())
+    gated = any(word in ffn for word in ("glu", "silu", "gated"))
+    is_named = bool(re.sub(r"\W*(?:dense|mlp|moe|mixture of experts)\W*", "", ffn))
+    gated = gated or (not is_named and GATED.search(run.model.lower()) is not None)
     width = run.ffn_hidden
     if width is None:
         if gated:
@@ -77,14 +101,16 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         assumed.append(f"ffn_hidden {width}")
     vocab = run.vocab
     if vocab is None:
-        vocab = USUAL_VOCAB
+        name = run.model.lower().replace(" ", "-")
+        vocab = next((size for word, size in VOCABULARIES if re.search(word, name)), USUAL_VOCAB)
         assumed.append(f"vocab {vocab}")
     tensor = run.tp or 1
     if vocab % (tensor * 8):
         vocab += -vocab % (128 * tensor)
         assumed.append(f"vocab padded to {vocab}")
     experts, topk = _experts(run)
-    activation = "relu2" if "square" in ffn else "silu" if gated and "ge" not in ffn else "gelu"
+    is_squared = re.search(r"square|relu ?(?:\^|\*\*)? ?2|relu²", ffn) is not None
+    activation = "relu2" if is_squared else "silu" if gated and "ge" not in ffn else "gelu"
     turns = gated or any(word in arch for word in ("rope", "rotary")) or activation == "relu2"
     shape = Decoder(
         layers=run.layers,

@@ -61,6 +61,9 @@ def test_blocks_never_overlap_and_everything_merges_again() -> None:
         else:
             held.append(allocator.take(int(10 ** draw.uniform(1, 8))))
         wanted = sum(block.wanted for block in held)
+        assert (
+            wanted <= allocator.reserved - allocator.idle <= allocator.pinned <= allocator.reserved
+        )
         assert allocator.allocated == wanted <= sum(b.size for b in held) <= allocator.reserved
     for block in held:
         allocator.give(block)
@@ -70,6 +73,20 @@ def test_blocks_never_overlap_and_everything_merges_again() -> None:
     for size in sorted((int(10**8 * share) for share in (0.2, 0.3, 0.4)), reverse=True):
         allocator.take(size)
     assert allocator.reserved == before
+
+
+def test_without_memory_only_segments_of_which_a_part_is_used_stay() -> None:
+    allocator = CachingAllocator()
+    whole = [allocator.take(16 * MIB) for _ in range(4)]
+    for block in whole:
+        allocator.give(block)
+    assert (allocator.reserved, allocator.idle, allocator.pinned) == (64 * MIB, 64 * MIB, 64 * MIB)
+    part = allocator.take(12 * MIB)  # in one of the four
+    assert allocator.idle == 48 * MIB
+    allocator.take(96 * MIB)  # beside that one, once the other three are given back
+    assert (allocator.reserved, allocator.pinned) == (160 * MIB, 112 * MIB)
+    allocator.give(part)
+    assert allocator.idle == 64 * MIB
 
 
 @cache
@@ -96,9 +113,9 @@ def test_a_replay_has_the_simulators_peak(seed: Seed) -> None:
     program = lower(graph, seed_strategy(graph, seed))
     peaks = simulate(program, np.ones(program.num_instructions)).peak_bytes
     for mesh, peak in enumerate(peaks):
-        allocated, reserved = replay(program, graph, mesh)
+        allocated, reserved, pinned = replay(program, graph, mesh)
         assert allocated == pytest.approx(peak, rel=0.05)
-        assert allocated <= reserved
+        assert allocated <= pinned <= reserved
 
 
 @pytest.mark.torch

@@ -14,9 +14,11 @@ from shardwright.planner.simulate.replay import replay
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Bytes on one device beside its tensors: what PyTorch's allocator reserves beyond them
-    (``slack``), NCCL's buffers (``communicators``), and the process with its kernels (``context``)."""
+    (``slack``; of it ``pinned`` when it finds no memory and gives back the segments that lie free),
+    NCCL's buffers (``communicators``), and the process with its kernels (``context``)."""
 
     slack: int = 0
+    pinned: int = 0
     communicators: int = 0
     context: int = 0
 
@@ -26,11 +28,9 @@ class Surroundings:
         return self.slack + self.communicators + self.context
 
     @property
-    def needed(self) -> float:
-        """Those without which a plan does not run: an allocator that finds no memory gives back the
-        segments that lie free, but not those of which a part is in use. That half of its slack is
-        needed is fitted to published runs, few of which tell."""
-        return self.total - self.slack / 2
+    def needed(self) -> int:
+        """Those without which a plan does not run."""
+        return self.pinned + self.communicators + self.context
 
 
 def surroundings(
@@ -49,9 +49,10 @@ def surroundings(
     context = context_bytes(cluster, software_date)
     if not context:
         return Surroundings()
-    allocated, reserved = replay(program, graph, mesh, streams=streams)
+    allocated, reserved, pinned = replay(program, graph, mesh, streams=streams)
     return Surroundings(
         slack=reserved - allocated,
+        pinned=pinned - allocated,
         communicators=communicator_bytes(program, cluster, mesh),
         context=context,
     )

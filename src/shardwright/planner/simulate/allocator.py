@@ -5,8 +5,9 @@ segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more gets a segment of 
 2 MiB. A request takes the smallest free block that is large enough and gives back the rest of it if
 that is more than 1 MiB (512 bytes of small blocks); neighbours within a segment merge again, different
 segments never do. So what was cut for small tensors serves no larger one, and remains reserved.
-Without ``expandable_segments``, which are off unless asked for. That an allocator which finds no memory
-first gives back the segments that lie free is not modelled.
+Without ``expandable_segments``, which are off unless asked for. An allocator that finds no memory gives
+back the segments that lie free as a whole (``release_cached_blocks``): ``idle`` counts these, and without
+``pinned``, the most of all others at a time, nothing goes.
 """
 
 from __future__ import annotations
@@ -31,13 +32,20 @@ class Block:
     before: Block | None = None
     after: Block | None = None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a whole segment."""
+        return self.before is None and self.after is None
+
 
 @dataclass(slots=True)
 class CachingAllocator:
-    """One device's allocator on one stream; ``allocated`` and ``reserved`` in bytes."""
+    """One device's allocator on one stream; all counts in bytes."""
 
     allocated: int = 0
     reserved: int = 0
+    idle: int = 0
+    pinned: int = 0
     _count: int = 0
     # By pool (large, small): free blocks as (size, number, block), smallest first.
     _free: tuple[list[tuple[int, int, Block]], list[tuple[int, int, Block]]] = field(
@@ -50,13 +58,18 @@ class CachingAllocator:
         is_small = wanted <= SMALL
         free = self._free[is_small]
         place = bisect_left(free, (wanted,))
-        block = free.pop(place)[2] if place < len(free) else self._segment(wanted, is_small)
+        if place < len(free):
+            block = free.pop(place)[2]
+            self.idle -= block.size * block.is_alone
+        else:
+            block = self._segment(wanted, is_small)
         rest = block.size - wanted
         if rest > SMALL or (is_small and rest >= STEP):
             block.size = wanted
             self._put(self._new(rest, is_small, block))
         block.is_free, block.wanted = False, wanted
         self.allocated += wanted
+        self.pinned = max(self.pinned, self.reserved - self.idle)
         return block
 
     def give(self, block: Block) -> None:
@@ -98,6 +111,7 @@ class CachingAllocator:
 
     def _put(self, block: Block) -> None:
         block.is_free = True
+        self.idle += block.size * block.is_alone
         insort(self._free[block.is_small], (block.size, block.number, block))
 
     def _remove(self, block: Block) -> None:

@@ -255,8 +255,9 @@ def _drop(found: Sequence[_Held]) -> None:
 
 def replay(
     program: Program, graph: OperatorGraph, mesh: int, *, streams: bool = False
-) -> tuple[int, int]:
-    """Return the most bytes that the tensors of a mesh's devices take, and that are reserved for them.
+) -> tuple[int, int, int]:
+    """Return the most bytes that the tensors of a mesh's devices take, that are reserved for them, and
+    that are left of these when an allocator without memory gives back what it can.
 
     ``streams``: gathered parameters arrive, and reduced gradients lie, in memory of the streams that
     communicate, as with PyTorch's FSDP: blocks are reused on their own stream only.
@@ -274,8 +275,12 @@ def replay(
                 for size in states:
                     main.take(size)
         device.end()
-    apart = 0 if device.apart is main else device.apart.reserved
-    return device.peak, main.reserved + apart
+    allocators = {id(one): one for one in (main, device.apart)}.values()
+    return (
+        device.peak,
+        sum(one.reserved for one in allocators),
+        sum(one.pinned for one in allocators),
+    )
 
 
 def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:
