@@ -246,3 +246,17 @@ def test_pytorchs_pipelines_gather_parameters_once_a_step() -> None:
     """torchtitan: ``reshard_after_forward=not pp_enabled``; gradients stay whole until the last."""
     assert said(sharding="FSDP2", framework="torchtitan").seeds[0].zero == 1
     assert said(sharding="FSDP2", framework="torchtitan", pp=1, dp=32).seeds[0].zero == 3
+
+
+def test_kernels_are_those_of_the_time_and_the_framework() -> None:
+    experts = {"experts": 8, "experts_topk": 2, "model": "OLMoE", "pp": 1, "gpus": 32}
+    for framework, date, kernels in (
+        ("torchtitan", "2024-12", (True, "triton", True)),
+        ("torchtitan", "2026-01", (False, "cutlass", True)),
+        ("Megatron-LM", "2024-12", (False, "cutlass", False)),
+        ("HF + Liger", "2024-12", (False, "triton", False)),
+    ):
+        decoder = said(framework=framework, software_date=date, **experts).decoder
+        assert (decoder.stepwise, decoder.grouped, decoder.sorts) == kernels
+        assert decoder.qk_norm
+    assert not said().decoder.qk_norm

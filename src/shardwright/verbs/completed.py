@@ -62,43 +62,55 @@ def date_in(text: str) -> str:
     return RELEASES[min(int(release[1]), len(RELEASES) - 1)] if release else ""
 
 
+def _degrees(run: PublishedRun) -> tuple[int, ...]:
+    """Return the tensor, pipeline, context and expert degrees."""
+    return tuple(one or 1 for one in (run.tp, run.pp, run.cp, run.ep))
+
+
 def _data(run: PublishedRun, assumed: list[str]) -> int | None:
     """Return the data-parallel degree without what others split; some sources count ``cp`` in it, some
     leave ``ep`` out of it."""
-    rest = (run.tp or 1) * (run.pp or 1)
-    context, expert = run.cp or 1, run.ep or 1
-    if run.dp is None or run.gpus % (rest * context) or run.gpus == run.dp * rest * context:
+    tensor, stages, context, expert = _degrees(run)
+    whole = tensor * stages * context
+    if run.dp is None or run.gpus % whole or run.gpus == run.dp * whole:
         return run.dp
-    for note, product in (
-        ("dp counts cp", run.dp * rest if context > 1 else 0),
-        ("dp leaves ep out", run.dp * rest * context * expert if expert > 1 else 0),
+    for note, degree, all_of_them in (
+        ("dp counts cp", context, run.dp * tensor * stages),
+        ("dp leaves ep out", expert, run.dp * whole * expert),
     ):
-        if product == run.gpus:
+        if degree > 1 and all_of_them == run.gpus:
             assumed.append(note)
-            return run.gpus // (rest * context)
+            return run.gpus // whole
     return run.dp
 
 
 def _with_batch(run: PublishedRun, assumed: list[str]) -> PublishedRun:
     """Return a run whose batch is in samples, from tokens, microbatches or throughput where it is not."""
-    data = run.dp or run.gpus // ((run.tp or 1) * (run.pp or 1) * (run.cp or 1))
-    batch, micro, count = run.global_batch, run.micro_batch, run.grad_accum
-    in_tokens = batch is not None and batch * run.seq > MOST_TOKENS and batch % run.seq == 0
-    if batch is not None and in_tokens:
-        batch //= run.seq
-        assumed.append(f"global batch of {batch} samples")
-        if micro and micro % run.seq == 0:
-            micro //= run.seq
-    if batch is None and micro and count:
-        batch = micro * count * data
-    if batch is None and run.iter_s is not None:
-        batch = _processed(run, run.iter_s)
-        if batch:
-            assumed.append(f"global batch of {batch} samples")
-    if batch is None and micro and (run.pp or 1) == 1 and data:
-        batch = micro * data
-        assumed.append("one microbatch")
+    if run.global_batch is None:
+        return replace(run, global_batch=_batch(run, assumed))
+    batch, left = divmod(run.global_batch, run.seq)
+    if run.global_batch * run.seq <= MOST_TOKENS or left:
+        return run
+    assumed.append(f"global batch of {batch} samples")
+    micro = run.micro_batch
+    if micro and micro % run.seq == 0:
+        micro //= run.seq
     return replace(run, global_batch=batch, micro_batch=micro)
+
+
+def _batch(run: PublishedRun, assumed: list[str]) -> int | None:
+    """Return the samples of a step whose batch is blank, None where nothing tells them."""
+    tensor, stages, context, _ = _degrees(run)
+    each = (run.micro_batch or 0) * (run.dp or run.gpus // (tensor * stages * context))
+    if each and run.grad_accum:
+        return each * run.grad_accum
+    batch = _processed(run, run.iter_s) if run.iter_s is not None else None
+    if batch:
+        assumed.append(f"global batch of {batch} samples")
+    elif each and stages == 1:
+        assumed.append("one microbatch")
+        batch = each
+    return batch
 
 
 def _processed(run: PublishedRun, seconds: float) -> int | None:

@@ -24,6 +24,8 @@ OTHERS = (
     "linear attention",
     "diffusion",
 )
+# Since when PyTorch has one kernel for RMS norms (2.9), and grouped products by CUTLASS (2.8).
+NORMS_SINCE, GROUPED_SINCE = "2025-10", "2025-08"
 USUAL_VOCAB = 50304
 # Vocabularies by families of models, where none is printed: the first that the name has.
 VOCABULARIES = (("llama-?3", 128256), ("llama", 32000), ("mistral|mixtral", 32000), ("qwen", 152064),
@@ -32,6 +34,8 @@ VOCABULARIES = (("llama-?3", 128256), ("llama", 32000), ("mistral|mixtral", 3200
 GATED = re.compile(
     r"llama|mistral|mixtral|qwen|gemma|deepseek|olmo|phi-?3|internlm|baichuan|\byi\b"
 )
+# What normalises queries and keys, in words or by its name.
+NORMED = re.compile(r"\bqk[-_ ]?norm|olmoe|olmo[- ]?2|qwen[- ]?3|gemma[- ]?3")
 # Parts of frameworks' names: kernels fused by hand, and by a compiler where the row does not say.
 MEGATRON = ("megatron", "nemo", "internevo", "mcore", "megascale", "neox", "metaseq")
 COMPILED = (
@@ -109,6 +113,8 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         vocab += -vocab % (128 * tensor)
         assumed.append(f"vocab padded to {vocab}")
     experts, topk = _experts(run)
+    made = software_of(run)
+    is_eager = made == "eager" and "liger" not in run.framework.lower()
     is_squared = re.search(r"square|relu ?(?:\^|\*\*)? ?2|relu²", ffn) is not None
     activation = "relu2" if is_squared else "silu" if gated and "ge" not in ffn else "gelu"
     turns = gated or any(word in arch for word in ("rope", "rotary")) or activation == "relu2"
@@ -128,10 +134,14 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         rotary=turns and "alibi" not in arch and "learned" not in arch,
         positions="learned" in arch or not (turns or "alibi" in arch),
         flash=_is_flash(run, assumed),
-        fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
+        fused=not is_eager,
         experts=experts,
         topk=topk,
         adapters=_rank(run, assumed),
+        qk_norm=NORMED.search(f"{arch} {run.notes} {run.model}".lower()) is not None,
+        stepwise=gated and is_eager and run.software_date < NORMS_SINCE,
+        grouped="triton" if made != "megatron" and run.software_date < GROUPED_SINCE else "cutlass",
+        sorts=is_eager,
         dropout=_dropout(run, gated, assumed),
         loss=_loss(run),
     )

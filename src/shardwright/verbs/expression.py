@@ -215,20 +215,14 @@ def _share(text: str, per_stage: int) -> float | None:
     not."""
     if PARTS.search(text):
         return None
-    if (
-        is_yes(text)
-        or "uniform" in text
-        or re.search(r"(?:every|each|per|all) ?(?:1 )?layers?$", text)
-    ):
+    if is_yes(text) or re.search(r"uniform|(?:every|each|per|all) ?(?:1 )?layers?$", text):
         return 1.0
     if not re.search(r"\d|partial|every|half", text):
         return 1.0 if any(word in text for word in WHOLE) else None
-    of = re.search(r"(\d+) ?(?:of|/) ?(\d+)", text)
-    if of:
-        return min(int(of[1]) / max(int(of[2]), 1), 1.0)
-    part = re.search(r"\bhalf\b|(\d+) ?%", text)
+    part = re.search(r"\bhalf\b|(\d+) ?(?:of|/) ?(\d+)|(\d+) ?%", text)
     if part:
-        return min(int(part[1] or 50) / 100, 1.0)
+        of = int(part[1] or part[3] or 1) / max(int(part[2] or (100 if part[3] else 2)), 1)
+        return min(of, 1.0)
     every = re.search(r"every (\d+)|every (?:second|other)", text)
     if every:
         return 1 / max(int(every[1] or 2), 1)
@@ -381,10 +375,12 @@ def _group(run: PublishedRun, text: str) -> int:
 def _zero(text: str) -> int:
     """Return the ZeRO stage that words of sharding mean. Raises Inexpressible for others."""
     plain = re.sub(r"[-_ ]+", " ", text)
-    stage = re.search(r"(?:zero|\bz) ?(?:stage ?)?([0-3])\b|\bstage ?([0-3])|^([0-3])$", plain)
+    stage = re.search(r"(?:zero|\bz|\bstage) ?(?:stage ?)?([0-3])\b|^([0-3])$", plain)
     if stage and "no zero" not in plain:
-        return int(stage[1] or stage[2] or stage[3])
-    found = next((zero for words, zero in SHARDINGS if any(one in plain for one in words)), None)
-    if found is None and not is_no(text):
-        raise Inexpressible("sharding in other words", text)
-    return found or 0
+        return int(stage[1] or stage[2])
+    for words, zero in SHARDINGS:
+        if any(one in plain for one in words):
+            return zero
+    if is_no(text):
+        return 0
+    raise Inexpressible("sharding in other words", text)

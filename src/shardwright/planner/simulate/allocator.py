@@ -5,13 +5,13 @@ segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more gets a segment of 
 2 MiB. A request takes the smallest free block that is large enough and gives back the rest of it if
 that is more than 1 MiB (512 bytes of small blocks); neighbours within a segment merge again, different
 segments never do. So what was cut for small tensors serves no larger one, and remains reserved.
-Without ``expandable_segments``, which are off unless asked for. An allocator that finds no memory gives
-back the segments that lie free as a whole (``release_cached_blocks``): ``idle`` counts these, and without
-``pinned``, the most of all others at a time, nothing goes.
+Without ``expandable_segments``, which are off unless asked for. Where the device has no more memory, the
+segments that lie free as a whole are given back first, those of other streams too.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
@@ -39,18 +39,38 @@ class Block:
 
 
 @dataclass(slots=True)
-class CachingAllocator:
-    """One device's allocator on one stream; all counts in bytes."""
+class DeviceMemory:
+    """The bytes that the allocators of a device may reserve together; ``is_short``: they needed more."""
 
+    limit: float = math.inf
+    is_short: bool = False
+    allocators: list[CachingAllocator] = field(default_factory=list["CachingAllocator"])
+
+    def make_room(self, size: int) -> None:
+        """Let every allocator give back what lies free if so many bytes are not there."""
+        if sum(one.reserved for one in self.allocators) + size <= self.limit:
+            return
+        for one in self.allocators:
+            one.release()
+        left = sum(one.reserved for one in self.allocators)
+        self.is_short = self.is_short or left + size > self.limit
+
+
+@dataclass(slots=True)
+class CachingAllocator:
+    """One device's allocator on one stream; ``allocated`` and ``reserved`` in bytes."""
+
+    memory: DeviceMemory = field(default_factory=DeviceMemory)
     allocated: int = 0
     reserved: int = 0
-    idle: int = 0
-    pinned: int = 0
     _count: int = 0
     # By pool (large, small): free blocks as (size, number, block), smallest first.
     _free: tuple[list[tuple[int, int, Block]], list[tuple[int, int, Block]]] = field(
         default_factory=lambda: ([], [])
     )
+
+    def __post_init__(self) -> None:
+        self.memory.allocators.append(self)
 
     def take(self, size: int) -> Block:
         """Return a block of at least so many bytes."""
@@ -58,18 +78,13 @@ class CachingAllocator:
         is_small = wanted <= SMALL
         free = self._free[is_small]
         place = bisect_left(free, (wanted,))
-        if place < len(free):
-            block = free.pop(place)[2]
-            self.idle -= block.size * block.is_alone
-        else:
-            block = self._segment(wanted, is_small)
+        block = free.pop(place)[2] if place < len(free) else self._segment(wanted, is_small)
         rest = block.size - wanted
         if rest > SMALL or (is_small and rest >= STEP):
             block.size = wanted
             self._put(self._new(rest, is_small, block))
         block.is_free, block.wanted = False, wanted
         self.allocated += wanted
-        self.pinned = max(self.pinned, self.reserved - self.idle)
         return block
 
     def give(self, block: Block) -> None:
@@ -84,11 +99,18 @@ class CachingAllocator:
             block = self._join(block, after)
         self._put(block)
 
+    def release(self) -> None:
+        """Give back the segments that lie free as a whole."""
+        for free in self._free:
+            self.reserved -= sum(block.size for _, _, block in free if block.is_alone)
+            free[:] = [entry for entry in free if not entry[2].is_alone]
+
     def _segment(self, wanted: int, is_small: bool) -> Block:
         """Ask the device for memory."""
         size = SMALL_SEGMENT if is_small else LARGE_SEGMENT
         if wanted >= ALONE:
             size = -(-wanted // SMALL_SEGMENT) * SMALL_SEGMENT
+        self.memory.make_room(size)
         self.reserved += size
         return self._new(size, is_small, None)
 
@@ -111,7 +133,6 @@ class CachingAllocator:
 
     def _put(self, block: Block) -> None:
         block.is_free = True
-        self.idle += block.size * block.is_alone
         insort(self._free[block.is_small], (block.size, block.number, block))
 
     def _remove(self, block: Block) -> None:

@@ -41,6 +41,7 @@ def _with_kernels(graph: OperatorGraph, shape: Decoder) -> OperatorGraph:
     kernel_of = {
         "shardwright.vocabulary_cross_entropy_sum": shape.loss,
         "aten.dropout.default": "marks" if shape.dropout else "",
+        "aten.einsum.default": shape.grouped if shape.experts else "",
     }
     operators = tuple(
         replace(operator, attributes=(*operator.attributes, ("kernel", kernel)))
@@ -58,7 +59,7 @@ class _Model(nn.Module):
         self.embed = nn.Embedding(shape.vocab, shape.hidden)
         self.place = nn.Embedding(shape.seq, shape.hidden) if shape.positions else None
         self.layers = nn.ModuleList([_Layer(shape) for _ in range(shape.layers)])
-        self.norm = _norm(shape)
+        self.norm = _norm(shape, shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
             self.head.weight = self.embed.weight
@@ -79,9 +80,9 @@ class _Model(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, shape: Decoder) -> None:
         super().__init__()
-        self.before_attention = _norm(shape)
+        self.before_attention = _norm(shape, shape.hidden)
         self.attention = _Attention(shape)
-        self.before_forward = _norm(shape)
+        self.before_forward = _norm(shape, shape.hidden)
         self.forward_layer = _Experts(shape) if shape.experts else _FeedForward(shape)
 
         self.dropout = shape.dropout
@@ -134,6 +135,8 @@ class _Attention(nn.Module):
         if not self.is_one:
             self.key_value = _linear(shape, shape.hidden, 2 * narrow)
         self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
+        width = shape.head_size
+        self.norms = nn.ModuleList(_norm(shape, width) for _ in range(2 * shape.qk_norm))
         half = torch.empty(shape.seq, shape.head_size)
         self.register_buffer("cos", half if shape.rotary else None)
         self.register_buffer("sin", half.clone() if shape.rotary and not shape.fused else None)
@@ -147,6 +150,8 @@ class _Attention(nn.Module):
         query, key, value = (
             one.unflatten(-1, (-1, shape.head_size)).transpose(1, 2) for one in (query, key, value)
         )
+        if shape.qk_norm:
+            query, key = (norm(one) for norm, one in zip(self.norms, (query, key), strict=True))
         if shape.rotary:
             query, key = self._turn(query), self._turn(key)
         mixed = self._mix(query, key, value).transpose(1, 2)
@@ -177,6 +182,7 @@ class _Experts(nn.Module):
 
     Copies of tokens are put in order by one operator and added up by another, each moving what a
     permutation of the routed tokens moves. Which token goes where does not matter for the price.
+    Where they are put back in order first, a copy moves what that moves.
     """
 
     def __init__(self, shape: Decoder) -> None:
@@ -201,7 +207,10 @@ class _Experts(nn.Module):
         else:
             inner = _activated(inner, shape.activation)
         made = torch.einsum("becf,efd->becd", inner, self.down)
-        made = made.flatten(1, 2).unflatten(1, (-1, shape.topk))
+        made = made.flatten(1, 2)
+        if shape.sorts:
+            made = made.flip(1)
+        made = made.unflatten(1, (-1, shape.topk))
         mixed = (made * weights.unsqueeze(-1)).sum(2)
         return mixed if self.shared is None else mixed + self.shared(x_BSH)
 
@@ -231,5 +240,20 @@ def _dropped(x: Tensor, share: float) -> Tensor:
     return F.dropout(x, share) if share else x
 
 
-def _norm(shape: Decoder) -> nn.Module:
-    return nn.RMSNorm(shape.hidden) if shape.rms else nn.LayerNorm(shape.hidden)
+class _Stepwise(nn.Module):
+    """RMS norm as PyTorch's before 2.9 and those of model code: every step a kernel, most in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+def _norm(shape: Decoder, width: int) -> nn.Module:
+    if not shape.rms:
+        return nn.LayerNorm(width)
+    return _Stepwise(width) if shape.stepwise else nn.RMSNorm(width)
