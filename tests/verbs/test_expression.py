@@ -260,3 +260,10 @@ def test_kernels_are_those_of_the_time_and_the_framework() -> None:
         assert (decoder.stepwise, decoder.grouped, decoder.sorts) == kernels
         assert decoder.qk_norm
     assert not said().decoder.qk_norm
+
+
+def test_where_the_microbatch_is_not_known_those_interleave_that_can() -> None:
+    found = said(vpp=None, micro_batch=None, pp=4, dp=8, global_batch=64)
+    # 8, 4, 2 and 1 microbatches, of which whole rounds of four interleave.
+    assert [seed.chunks for seed in found.seeds] == [2, 2, 1, 1]
+    assert {"2 chunks per stage", "no interleaving"} <= set(found.assumed)

@@ -282,15 +282,15 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     counts, batch = _batches(run, data)
     if len(counts) > 1:
         assumed.append("microbatch")
-    chunks = _chunks(run, counts, assumed)
+    chunks = {count: _chunks(run, count, assumed) for count in counts}
     return tuple(
         Seed(
             data=data // group // expert,
             group=group,
             tensor=tensor,
             stages=stages,
-            chunks=chunks,
-            schedule="interleaved" if chunks > 1 else "1f1b",
+            chunks=chunks[count],
+            schedule="interleaved" if chunks[count] > 1 else "1f1b",
             context=context,
             expert=expert,
             zero=zero,
@@ -301,15 +301,16 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     ), batch
 
 
-def _chunks(run: PublishedRun, counts: tuple[int, ...], assumed: list[str]) -> int:
+def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
     """Return the chunks of each stage's devices; Megatron interleaves whole rounds of microbatches."""
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
     usual = _usual_chunks(run, stages)
-    divides = [run.layers % (stages * usual) == 0, *(count % stages == 0 for count in counts)]
-    could = all(divides) and _may_interleave(run)
-    assumed.append(f"{usual} chunks per stage" if could else "no interleaving")
+    could = run.layers % (stages * usual) == 0 and count % stages == 0 and _may_interleave(run)
+    note = f"{usual} chunks per stage" if could else "no interleaving"
+    if note not in assumed:
+        assumed.append(note)
     return usual if could else 1
 
 
@@ -319,7 +320,7 @@ def _usual_chunks(run: PublishedRun, stages: int) -> int:
 
 def _may_interleave(run: PublishedRun) -> bool:
     is_older = "" < run.software_date < INTERLEAVED_SINCE
-    is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo"))
+    is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo", "neox"))
     return not (is_older or is_other)
 
 
