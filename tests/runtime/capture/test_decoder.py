@@ -90,6 +90,12 @@ def test_eager_decoders_run_norms_step_by_step_and_experts_by_triton() -> None:
     assert made_by == {"triton", "cutlass"}
 
 
+def test_tokens_that_do_not_divide_by_experts_are_rounded_up() -> None:
+    graph = capture_decoder(replace(EXPERTS, layers=1, experts=6), 16, "bfloat16")
+    routed = [graph.tensors[one.inputs[0]].shape for one in graph.operators if "einsum" in one.kind]
+    assert [shape[:3] for shape in routed] == [(16, 6, 11)] * 2  # 32 tokens, each to 2 of 6
+
+
 def test_only_adapters_are_trained() -> None:
     graph = capture_decoder(replace(LLAMA, adapters=8), 16, "bfloat16")
     trained = [i for i in graph.parameters if graph.tensors[i].needs_gradient]

@@ -182,7 +182,8 @@ class _Experts(nn.Module):
 
     Copies of tokens are put in order by one operator and added up by another, each moving what a
     permutation of the routed tokens moves. Which token goes where does not matter for the price.
-    Where they are put back in order first, a copy moves what that moves.
+    Where they are put back in order first, a copy moves what that moves. Shares that are no whole
+    tokens are rounded up.
     """
 
     def __init__(self, shape: Decoder) -> None:
@@ -198,6 +199,10 @@ class _Experts(nn.Module):
         shape = self.shape
         weights = self.router(x_BSH).float().softmax(-1)[..., : shape.topk].to(x_BSH.dtype)
         copies = x_BSH.repeat_interleave(shape.topk, 1)
+        num_copies = copies.shape[1]
+        missing = -num_copies % shape.experts
+        if missing:
+            copies = F.pad(copies, (0, 0, 0, missing))
         # b samples, e experts, c tokens of a sample and expert, d hidden, f inner
         routed = copies.unflatten(1, (shape.experts, -1))
         inner = torch.einsum("becd,edf->becf", routed, self.up)
@@ -208,6 +213,8 @@ class _Experts(nn.Module):
             inner = _activated(inner, shape.activation)
         made = torch.einsum("becf,efd->becd", inner, self.down)
         made = made.flatten(1, 2)
+        if missing:
+            made = made[:, :num_copies]
         if shape.sorts:
             made = made.flip(1)
         made = made.unflatten(1, (-1, shape.topk))
