@@ -110,10 +110,11 @@ def test_virtual_stages_are_an_interleaved_pipeline() -> None:
 
 
 def test_megatrons_pipelines_interleave_where_their_chunks_are_not_said() -> None:
-    """Two chunks, of one layer each in NeMo's recipes, where layers and rounds of microbatches divide;
+    """The fewest equal chunks, of one layer each in NeMo's recipes, where microbatches are whole rounds;
     DeepSpeed's pipelines cannot."""
     for cells, chunks in (
-        ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 1),
+        ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 3),
+        ({"layers": 31}, 1),
         ({"global_batch": 48}, 1), ({"framework": "Megatron-DeepSpeed"}, 1), ({"task": "lora"}, 2),
         ({"framework": "NeMo"}, 16),
         ({"framework": "torchtitan", "sharding": "FSDP2"}, 1),
@@ -266,3 +267,5 @@ def test_where_the_microbatch_is_not_known_those_interleave_that_can() -> None:
     # 8, 4, 2 and 1 microbatches, of which whole rounds of four interleave.
     assert [seed.chunks for seed in found.seeds] == [2, 2, 1, 1]
     assert {"2 chunks per stage", "no interleaving"} <= set(found.assumed)
+    # Seven layers of a stage are one, or seven chunks.
+    assert said(vpp=None, layers=28, pp=4, dp=8, global_batch=64).seeds[0].chunks == 7

@@ -33,7 +33,7 @@ CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo", "bridge")
 # Since when Megatron-LM sends gradients beneath backward.
 MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
-# Chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
+# The fewest chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
 # Frameworks whose recipes interleave as finely as they can: one layer a chunk (of six published, four have one).
 FINELY = ("nemo",)
@@ -306,16 +306,21 @@ def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
-    usual = _usual_chunks(run, stages)
-    could = run.layers % (stages * usual) == 0 and count % stages == 0 and _may_interleave(run)
-    note = f"{usual} chunks per stage" if could else "no interleaving"
+    could = count % stages == 0 and _may_interleave(run)
+    chunks = _usual_chunks(run, stages) if could else 1
+    note = f"{chunks} chunks per stage" if chunks > 1 else "no interleaving"
     if note not in assumed:
         assumed.append(note)
-    return usual if could else 1
+    return chunks
 
 
 def _usual_chunks(run: PublishedRun, stages: int) -> int:
-    return max(run.layers // stages, 1) if _names(run, FINELY) else USUAL_CHUNKS
+    """Return the fewest chunks of equally many layers, the most where recipes cut finely; 1 for none."""
+    each, left = divmod(run.layers, stages)
+    if left:
+        return 1
+    fewest = max(each, 1) if _names(run, FINELY) else USUAL_CHUNKS
+    return next((count for count in range(fewest, each + 1) if each % count == 0), 1)
 
 
 def _may_interleave(run: PublishedRun) -> bool:
