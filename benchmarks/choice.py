@@ -13,6 +13,7 @@ plan's step over the best measured.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ from choice_models import BATCHES, TUNED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
-from shardwright.core.plan import Plan
+from shardwright.core.plan import Measured, Plan
 from shardwright.files.planfile import read_plan_file
 from shardwright.report.units import seconds_text
 from shardwright.verbs.narrate import tell
@@ -33,7 +34,7 @@ from shardwright.verbs.request import Job, Request, Watch
 from shardwright.verbs.results import Study
 from shardwright.verbs.study import study
 from shardwright.verbs.training import start
-from shardwright.verbs.trials import LEARNING_RATE, Entry, run_trial
+from shardwright.verbs.trials import LEARNING_RATE, Entry, run_trial, told_apart
 from tests.hosts import hosts, why_not
 
 FILE = Path(__file__).with_name("choice_models.py")
@@ -67,6 +68,11 @@ class Ran:
     measured: float
     spread: float
     memory: float  # predicted over measured bytes of tensors
+
+    @property
+    def lap(self) -> Measured:
+        """As trials have it."""
+        return Measured(step_seconds=self.measured, spread_seconds=self.spread, num_steps=1)
 
 
 def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
@@ -113,20 +119,23 @@ def memory_ratio(plan: Plan, spec: str, told: Study) -> float:
     return tensors / timeline.worst_peak_bytes
 
 
-def tau(rows: list[Ran]) -> float:
-    """Return Kendall's tau of predicted and measured step times."""
+def tau(rows: list[Ran], *, apart: bool = False) -> float:
+    """Return Kendall's tau of predicted and measured step times, over all pairs or over those only
+    whose measured times differ by more than the machine moves them; NaN where there are none."""
     pairs = [(a, b) for n, a in enumerate(rows) for b in rows[n + 1 :]]
     signs = [
-        1 if (a.predicted - b.predicted) * (a.measured - b.measured) > 0 else -1 for a, b in pairs
+        1 if (a.predicted - b.predicted) * (a.measured - b.measured) > 0 else -1
+        for a, b in pairs
+        if not apart or told_apart(a.lap, b.lap)
     ]
     return sum(signs) / len(signs) if signs else float("nan")
 
 
 def between_hosts(
     name: str, count: int, rate: str, rates: tuple[float, float]
-) -> tuple[Plan, float]:
-    """Plan for so many hosts, tune on them; return the chosen plan, and what was predicted of it
-    before (NaN where it was not on the frontier).
+) -> tuple[Plan, list[tuple[float, Plan]]]:
+    """Plan for so many hosts, tune on them; return the chosen plan, and every plan that ran and is on
+    the frontier with what was predicted of it before (NaN where it was not there).
 
     Hosts share this machine's cores: each is described with its share of them.
     """
@@ -172,13 +181,14 @@ def between_hosts(
                 rank.kill()
         if any(rank.returncode for rank in ranks):
             raise RuntimeError("\n".join(err[-500:] for _, err in ends))
-        best = read_plan_file(plan).frontier.best
-        return best, before.get(best.strategy, float("nan"))
+        frontier = read_plan_file(plan).frontier
+        ran = [one for one in frontier.plans if one.measured is not None]
+        return frontier.best, [(before.get(one.strategy, float("nan")), one) for one in ran]
 
 
 def machine_part(names: list[str]) -> None:
     """Print every plan of every model on this machine, and what choosing gained."""
-    lines, every = [], list[Ran]()
+    lines, every, taus = [], list[Ran](), list[tuple[float, float]]()
     print(
         "| model | plan | predicted | measured | spread | memory, predicted / measured |\n"
         "|---|---|--:|--:|--:|--:|"
@@ -195,21 +205,26 @@ def machine_part(names: list[str]) -> None:
             )
         best = min(row.measured for row in rows)
         half = "tuned" if name in TUNED else "held out"
+        taus.append((tau(rows), tau(rows, apart=True)))
         lines.append(
             f"| {name} ({half}) | {seconds_text(plain)} | {seconds_text(torch_seconds)} "
-            f"| {seconds_text(told)} | {plain / told:.2f}x | {told / best - 1:.1%} "
-            f"| {believed / best - 1:.1%} | {tau(rows):.2f} |"
+            f"| {seconds_text(told)} | {plain / told:.2f}x | {torch_seconds / told:.2f}x "
+            f"| {told / best - 1:.1%} | {believed / best - 1:.1%} "
+            f"| {taus[-1][0]:.2f} | {taus[-1][1]:.2f} |"
         )
     print(
-        "\n| model | plain data parallelism | torch DDP | chosen (tried) | gain | regret "
-        "| regret with --try 0 | tau |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+        "\n| model | plain data parallelism | torch DDP | chosen (tried) | gain | over torch | regret "
+        "| regret with --try 0 | tau, all pairs | tau, pairs told apart |\n"
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     )
     print("\n".join(lines))
     errors = [abs(row.predicted / row.measured - 1) for row in every]
     memory = [abs(row.memory - 1) for row in every]
     print(
         f"\n{len(every)} plans, median error of predicted steps {statistics.median(errors):.1%}, "
-        f"of memory {statistics.median(memory):.1%} (worst {max(memory):.1%})"
+        f"of memory {statistics.median(memory):.1%} (worst {max(memory):.1%}); mean tau of all pairs "
+        f"{statistics.mean(one for one, _ in taus):.2f}, of pairs told apart "
+        f"{statistics.mean(one for _, one in taus if not math.isnan(one)):.2f}"
     )
 
 
@@ -227,13 +242,19 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
         "\n| model | hosts | rate | plain data parallelism | chosen | gain | predicted: modelled "
         "| with fitted costs | plan |\n|---|--:|---|--:|--:|--:|--:|--:|---|"
     )
+    modelled, fitted = list[float](), list[float]()
     for name in names:
         for count in counts:
             for rate in rates:
-                best, before = between_hosts(name, count, rate, known)
+                best, every = between_hosts(name, count, rate, known)
                 ran = best.measured
                 if ran is None:
                     raise RuntimeError(f"{name}: nothing ran")
+                before = next(told for told, one in every if one.strategy == best.strategy)
+                for told, one in every:
+                    seconds = one.objective.step_seconds  # measured, where that was
+                    modelled += [abs(told / seconds - 1)] if not math.isnan(told) else []
+                    fitted.append(abs(one.predicted.step_seconds / seconds - 1))
                 print(
                     f"| {name} | {count} | {rate} | {seconds_text(ran.plain_seconds)} "
                     f"| {seconds_text(ran.step_seconds)} "
@@ -243,6 +264,10 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
                     f"| {best.strategy.label} |",
                     flush=True,
                 )
+    print(
+        f"\n{len(fitted)} plans between hosts, median error of steps {statistics.median(modelled):.1%} as "
+        f"modelled ({len(modelled)} of them), {statistics.median(fitted):.1%} with fitted costs"
+    )
 
 
 def main() -> None:

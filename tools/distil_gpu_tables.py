@@ -29,7 +29,12 @@ WIDTHS = (64, 128)  # of attention heads
 HEADS = (4, 16, 64, 256, 1024)  # batch x heads, around which measurements are pooled
 SEQUENCES = (256, 512, 1024, 2048, 4096, 8192, 16384)
 ROWS = (16, 64, 256, 1024, 4096, 16384)  # of one expert
-GROUPED_BY = ("moe_torch_flow", "moe_torch_flow_cutlass", "moe_torch_flow_min_latency")
+# Grouped products by CUTLASS, which are whole chips' best, and by Triton, as most training code has them.
+GROUPED_BY = {
+    "cutlass": ("moe_torch_flow", "moe_torch_flow_cutlass", "moe_torch_flow_min_latency"),
+    "triton": ("sglang_fused_moe_triton", "vllm_fused_moe",
+               "vllm_unquantizedfusedmoe_triton_tritonexperts"),
+}  # fmt: skip
 OPERATIONS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
@@ -106,7 +111,9 @@ def attention(frames: list[pd.DataFrame], width: int) -> np.ndarray | None:
         return filled(np.nanmedian(layers, axis=0))
 
 
-def grouped(frames: list[pd.DataFrame], grid: np.ndarray, axes: list[np.ndarray]) -> np.ndarray:
+def grouped(
+    frames: list[pd.DataFrame], grid: np.ndarray, axes: list[np.ndarray], made_by: str
+) -> np.ndarray:
     """Return by rows of one expert what grouped products reach of one product of all their rows.
 
     Of balanced loads, over the first product (gate and up) and the second.
@@ -116,8 +123,9 @@ def grouped(frames: list[pd.DataFrame], grid: np.ndarray, axes: list[np.ndarray]
         kept = frame[
             (frame.moe_dtype == "bfloat16")
             & frame.distribution.isin(["balanced", "power_law_1.01"])
-            & frame.kernel_source.isin(GROUPED_BY)
+            & frame.kernel_source.isin(GROUPED_BY[made_by])
             & (frame.num_experts >= frame.moe_ep_size)
+            & ((made_by == "cutlass") | (frame.moe_ep_size * frame.moe_tp_size == 1))
         ]
         for row in kept.itertuples():
             routed = row.num_tokens * row.topk / row.moe_ep_size
@@ -136,7 +144,9 @@ def grouped(frames: list[pd.DataFrame], grid: np.ndarray, axes: list[np.ndarray]
     place = np.abs(logs[:, None] - np.log2(np.array(ROWS))[None, :]).argmin(axis=1)
     # The better half: a fused kernel also routes and adds up, which is priced apart.
     found = [ratios[place == i] for i in range(len(ROWS))]
-    return filled(np.array([np.quantile(x, 0.75) if len(x) else np.nan for x in found]))
+    shares = filled(np.array([np.quantile(x, 0.75) if len(x) else np.nan for x in found]))
+    # Triton's tiles are tuned for few rows in some of the tables: more rows could be cut into as many.
+    return np.maximum.accumulate(shares) if made_by == "triton" else shares
 
 
 def lookup(grid: np.ndarray, axes: list[np.ndarray], at: tuple[float, float, float]) -> float:
@@ -207,7 +217,12 @@ def distil(source: Path, output: Path) -> None:
                 continue
             arrays[f"{name}/product/{ours}"] = grid.astype(np.float16)
             if ours == "bfloat16":
-                arrays[f"{name}/grouped"] = grouped(read["moe"], grid, axes).astype(np.float32)
+                arrays |= {
+                    f"{name}/grouped/{one}": grouped(read["moe"], grid, axes, one).astype(
+                        np.float32
+                    )
+                    for one in GROUPED_BY
+                }
         for width in WIDTHS:
             found = attention(read["attention"], width)
             if found is not None:
@@ -225,7 +240,8 @@ def distil(source: Path, output: Path) -> None:
     np.savez_compressed(output, allow_pickle=False, **arrays)
     print(f"{output}: {output.stat().st_size / 2**20:.2f} MiB, {len(arrays)} arrays")
     for name in KINDS:
-        print(name, "grouped", np.round(arrays[f"{name}/grouped"], 2))
+        for one in GROUPED_BY:
+            print(name, "grouped by", one, np.round(arrays[f"{name}/grouped/{one}"], 2))
 
 
 if __name__ == "__main__":

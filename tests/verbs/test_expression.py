@@ -94,7 +94,6 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
         ({"ffn_hidden": None}, "dimensions not published"),
         ({"recompute": "partial"}, "recomputation in part"),
         ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
-        ({"experts": 6, "experts_topk": 2}, "tokens do not divide"),
     ],
 )
 def test_what_cannot_be_said_is_refused_with_its_reason(cells: Any, reason: str) -> None:
@@ -111,10 +110,11 @@ def test_virtual_stages_are_an_interleaved_pipeline() -> None:
 
 
 def test_megatrons_pipelines_interleave_where_their_chunks_are_not_said() -> None:
-    """Two chunks, of one layer each in NeMo's recipes, where layers and rounds of microbatches divide;
+    """The fewest equal chunks, of one layer each in NeMo's recipes, where microbatches are whole rounds;
     DeepSpeed's pipelines cannot."""
     for cells, chunks in (
-        ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 1),
+        ({}, 2), ({"vpp": 1}, 1), ({"software_date": "2020-11"}, 1), ({"layers": 30}, 3),
+        ({"layers": 31}, 1),
         ({"global_batch": 48}, 1), ({"framework": "Megatron-DeepSpeed"}, 1), ({"task": "lora"}, 2),
         ({"framework": "NeMo"}, 16),
         ({"framework": "torchtitan", "sharding": "FSDP2"}, 1),
@@ -151,7 +151,7 @@ def test_almost_everything_may_be_blank() -> None:
     )  # fmt: skip
     found = express(bare)
     assert found.seeds == (Seed(data=8, num_microbatches=2),)
-    assert {"vocab 50304", "bfloat16", "no recomputation"} <= set(found.assumed)
+    assert {"vocab 32000", "bfloat16", "no recomputation"} <= set(found.assumed)
 
 
 def test_float16_multiplies_at_float16s_rate() -> None:
@@ -246,3 +246,26 @@ def test_pytorchs_pipelines_gather_parameters_once_a_step() -> None:
     """torchtitan: ``reshard_after_forward=not pp_enabled``; gradients stay whole until the last."""
     assert said(sharding="FSDP2", framework="torchtitan").seeds[0].zero == 1
     assert said(sharding="FSDP2", framework="torchtitan", pp=1, dp=32).seeds[0].zero == 3
+
+
+def test_kernels_are_those_of_the_time_and_the_framework() -> None:
+    experts = {"experts": 8, "experts_topk": 2, "model": "OLMoE", "pp": 1, "gpus": 32}
+    for framework, date, kernels in (
+        ("torchtitan", "2024-12", (True, "triton", True)),
+        ("torchtitan", "2026-01", (False, "cutlass", True)),
+        ("Megatron-LM", "2024-12", (False, "cutlass", False)),
+        ("HF + Liger", "2024-12", (False, "triton", False)),
+    ):
+        decoder = said(framework=framework, software_date=date, **experts).decoder
+        assert (decoder.stepwise, decoder.grouped, decoder.sorts) == kernels
+        assert decoder.qk_norm
+    assert not said().decoder.qk_norm
+
+
+def test_where_the_microbatch_is_not_known_those_interleave_that_can() -> None:
+    found = said(vpp=None, micro_batch=None, pp=4, dp=8, global_batch=64)
+    # 8, 4, 2 and 1 microbatches, of which whole rounds of four interleave.
+    assert [seed.chunks for seed in found.seeds] == [2, 2, 1, 1]
+    assert {"2 chunks per stage", "no interleaving"} <= set(found.assumed)
+    # Seven layers of a stage are one, or seven chunks.
+    assert said(vpp=None, layers=28, pp=4, dp=8, global_batch=64).seeds[0].chunks == 7

@@ -14,6 +14,8 @@ class Decoder:
     neither: they are part of attention (ALiBi). ``flash``: attention is one kernel. ``fused``: so is
     turning by positions. ``dropout``: the share dropped of scores, and before each residual sum.
     ``loss``: the kernel of cross entropy, see ``planner.cost.derivatives``; "" is this runtime's.
+    ``qk_norm``: queries and keys are normalised head by head. ``stepwise``: RMS norms run operator by operator, in float32. ``grouped``: what experts' products are
+    made by, see ``planner.cost.kernels``; ``sorts``: tokens are put back in order by a kernel of its own.
     """
 
     layers: int
@@ -39,6 +41,10 @@ class Decoder:
     adapters: int = 0
     dropout: float = 0.0
     loss: str = ""
+    qk_norm: bool = False
+    stepwise: bool = False
+    grouped: str = "cutlass"
+    sorts: bool = False
 
     @property
     def num_parameters(self) -> int:

@@ -17,6 +17,10 @@ from shardwright.files.presets import (
 from shardwright.files.runs import PublishedRun
 
 USUAL_GPUS_PER_NODE = 8
+# Bytes per second and device of the network beside devices that no published node has: one port of 400 or
+# 200 Gbit/s each, from memory.
+USUAL_PORT = {"H800-SXM": 50e9, "H20-SXM": 50e9, "MI300X": 50e9, "MI325X": 50e9, "GB300-SXM": 50e9,
+              "A800-SXM4-80GB": 25e9, "GH200-96GB": 25e9, "MI250X": 25e9}  # fmt: skip
 # What people write before a device's name.
 VENDORS = re.compile(r"^((nvidia|amd|instinct|tesla|geforce|dgx)[ -]+)+", re.IGNORECASE)
 # Memories that differ by more are another product.
@@ -52,8 +56,8 @@ def _kind(run: PublishedRun) -> tuple[DeviceKind, Link, tuple[str, ...]]:
     gpu = VENDORS.sub("", run.gpu.strip())
     family = re.match(r"[A-Za-z]+[ -]?\d+[A-Za-z]*", gpu)
     wanted = (family[0] if family else gpu).replace(" ", "").replace("-", "").lower()
-    written = re.search(r"[- ](\d+)(?: ?GB)?\b", gpu, re.IGNORECASE)
-    memory = run.gpu_mem_gb or (float(written[1]) if written else None)
+    written = re.search(r"\b(\d+) ?Gi?B?\b|[- ](\d+)$", gpu, re.IGNORECASE)
+    memory = run.gpu_mem_gb or (float(written[1] or written[2]) if written else None)
     names = [name for name in kind_names() if name.lower().split("-")[0] == wanted]
     names = [n for n in names if ("pcie" in n.lower()) == ("pcie" in run.gpu.lower())] or names
     if not names:
@@ -78,6 +82,9 @@ def _uplink(run: PublishedRun, kind: str, wide: int) -> tuple[float, tuple[str, 
     if run.inter_bw_gbps_node is not None:
         return run.inter_bw_gbps_node * 1e9 / 8, ()
     node = usual_node(kind)
+    if node is None and kind in USUAL_PORT:
+        port = USUAL_PORT[kind]
+        return port * wide, (f"{port * 8e-9:g} Gbit/s of network per device",)
     if node is None:
         raise InputError(f"no network published, and no usual one known for {run.gpu}")
     uplink = node.uplink * min(wide / node.num_devices, 1.0)

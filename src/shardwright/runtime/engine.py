@@ -13,7 +13,10 @@ def edge_of(output: Tensor) -> GradientEdge | None:
     """Return where a gradient enters the graph of an output, without keeping the output alive."""
     if not output.requires_grad:
         return None
-    return get_gradient_edge(output)
+    node = output.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):  # a leaf; a node written in Python
+        return get_gradient_edge(output)
+    return GradientEdge(node, output.output_nr)
 
 
 def run_backward(

@@ -10,30 +10,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 
-class _StandIn(torch.autograd.Function):
-    """The identity on ``tensor``, whose gradient goes to ``leaf``."""
-
-    @staticmethod
-    def forward(_ctx: Any, _leaf: Tensor, tensor: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return tensor.detach()
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gradient, None
-
-
 def stand_in(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (a leaf of the tensor's shape without its memory, the tensor as made from the leaf)."""
-    leaf = tensor.new_empty(()).expand(tensor.shape).requires_grad_()
+    """Return (a leaf of the tensor's shape without its memory, the tensor as made from the leaf).
+
+    The view keeps the memory that its leaf then exchanges for none: no Python runs in backward.
+    """
+    leaf = tensor.detach().requires_grad_()
     with torch.enable_grad():
-        return leaf, _StandIn.apply(leaf, tensor)
+        made = leaf.view_as(leaf)
+    leaf.data = _hollow(tensor.shape, tensor.dtype, tensor.device)
+    return leaf, made
+
+
+@cache
+def _hollow(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of one element's memory; nobody reads or writes it."""
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 @dataclass(frozen=True, slots=True)

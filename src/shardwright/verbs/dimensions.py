@@ -24,7 +24,32 @@ OTHERS = (
     "linear attention",
     "diffusion",
 )
+# Since when PyTorch has one kernel for RMS norms (2.9), and grouped products by CUTLASS (2.8).
+NORMS_SINCE, GROUPED_SINCE = "2025-10", "2025-08"
 USUAL_VOCAB = 50304
+# Vocabularies by families of models, where none is printed: the first that the name has.
+VOCABULARIES = (("llama-?3", 128256), ("llama", 32000), ("mistral|mixtral", 32000), ("qwen", 152064),
+                ("gemma", 256000), ("deepseek", 102400))  # fmt: skip
+# Families whose feed-forward layers have a gate.
+GATED = re.compile(
+    r"llama|mistral|mixtral|qwen|gemma|deepseek|olmo|phi-?3|internlm|baichuan|\byi\b"
+)
+# What normalises queries and keys, in words or by its name.
+NORMED = re.compile(r"\bqk[-_ ]?norm|olmoe|olmo[- ]?2|qwen[- ]?3|gemma[- ]?3")
+# Parts of frameworks' names: kernels fused by hand, and by a compiler where the row does not say.
+MEGATRON = ("megatron", "nemo", "internevo", "mcore", "megascale", "neox", "metaseq")
+COMPILED = (
+    "jax",
+    "maxtext",
+    "xla",
+    "pax",
+    "levanter",
+    "alpa",
+    "torch.compile",
+    "compiled",
+    "unsloth",
+    "fast-llm",
+)
 USUAL_RANK = 32
 USUAL_DROPOUT = 0.1
 # Frameworks besides Megatron-LM and its kin whose cross entropy works in place.
@@ -48,16 +73,18 @@ def is_no(text: str) -> bool:
 
 def is_yes(text: str) -> bool:
     """Whether a cell says yes, and perhaps more."""
-    return text.strip().lower().startswith(("y", "true", "on", "1", "enabled")) and not is_no(text)
+    return re.match(r"(?:yes|y|true|on|enabled?)\b|1$", text.strip().lower()) is not None
 
 
 def software_of(run: PublishedRun) -> str:
     """Name how a run's kernels were made: ``megatron`` (fused by hand), ``compiled`` or ``eager``."""
     name = run.framework.lower()
-    if any(word in name for word in ("megatron", "nemo", "internevo", "mcore")):
+    if any(word in name for word in MEGATRON):
         return "megatron"
     is_compiled = not is_no(run.compile) and not run.compile.lower().startswith(("no", "eager"))
-    return "compiled" if is_compiled else "eager"
+    if is_compiled or (not run.compile and any(word in name for word in COMPILED)):
+        return "compiled"
+    return "eager"
 
 
 def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
@@ -67,8 +94,9 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         raise Inexpressible("not a decoder", run.arch)
     if "mla" in arch or "latent" in arch:
         raise Inexpressible("latent attention", "the columns do not tell its ranks")
-    gated = any(word in ffn for word in ("swiglu", "silu", "geglu", "gated", "reglu"))
-    gated = gated or (not ffn and "llama" in run.model.lower())
+    gated = any(word in ffn for word in ("glu", "silu", "gated"))
+    is_named = bool(re.sub(r"\W*(?:dense|mlp|moe|mixture of experts)\W*", "", ffn))
+    gated = gated or (not is_named and GATED.search(run.model.lower()) is not None)
     width = run.ffn_hidden
     if width is None:
         if gated:
@@ -77,14 +105,18 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         assumed.append(f"ffn_hidden {width}")
     vocab = run.vocab
     if vocab is None:
-        vocab = USUAL_VOCAB
+        name = run.model.lower().replace(" ", "-")
+        vocab = next((size for word, size in VOCABULARIES if re.search(word, name)), USUAL_VOCAB)
         assumed.append(f"vocab {vocab}")
     tensor = run.tp or 1
     if vocab % (tensor * 8):
         vocab += -vocab % (128 * tensor)
         assumed.append(f"vocab padded to {vocab}")
     experts, topk = _experts(run)
-    activation = "relu2" if "square" in ffn else "silu" if gated and "ge" not in ffn else "gelu"
+    made = software_of(run)
+    is_eager = made == "eager" and "liger" not in run.framework.lower()
+    is_squared = re.search(r"square|relu ?(?:\^|\*\*)? ?2|relu²", ffn) is not None
+    activation = "relu2" if is_squared else "silu" if gated and "ge" not in ffn else "gelu"
     turns = gated or any(word in arch for word in ("rope", "rotary")) or activation == "relu2"
     shape = Decoder(
         layers=run.layers,
@@ -102,10 +134,14 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
         rotary=turns and "alibi" not in arch and "learned" not in arch,
         positions="learned" in arch or not (turns or "alibi" in arch),
         flash=_is_flash(run, assumed),
-        fused=software_of(run) != "eager" or "liger" in run.framework.lower(),
+        fused=not is_eager,
         experts=experts,
         topk=topk,
         adapters=_rank(run, assumed),
+        qk_norm=NORMED.search(f"{arch} {run.notes} {run.model}".lower()) is not None,
+        stepwise=gated and is_eager and run.software_date < NORMS_SINCE,
+        grouped="triton" if made != "megatron" and run.software_date < GROUPED_SINCE else "cutlass",
+        sorts=is_eager,
         dropout=_dropout(run, gated, assumed),
         loss=_loss(run),
     )
@@ -125,12 +161,7 @@ def _experts(run: PublishedRun) -> tuple[int, int]:
         return 0, 0
     if run.experts_topk is None:
         raise Inexpressible("dimensions not published", "no experts_topk")
-    experts, topk = run.experts or 1, run.experts_topk
-    if run.seq * topk % experts:
-        raise Inexpressible(
-            "tokens do not divide", f"{run.seq} tokens to {topk} of {experts} experts"
-        )
-    return experts, topk
+    return run.experts or 1, run.experts_topk
 
 
 def _shared(run: PublishedRun, shape: Decoder, assumed: list[str]) -> int:

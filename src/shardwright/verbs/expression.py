@@ -17,6 +17,7 @@ from shardwright.files.rungpus import cluster_of_run
 from shardwright.files.runs import PublishedRun
 from shardwright.planner.search import Training
 from shardwright.planner.space import Seed
+from shardwright.verbs.completed import MOST_TOKENS, completed
 from shardwright.verbs.dimensions import (
     Inexpressible,
     decoder_of,
@@ -28,11 +29,11 @@ from shardwright.verbs.dimensions import (
 # Since when eager PyTorch has the kernels of today (2.2 and later); older and undated is older.
 EAGER_SINCE = "2024"
 # What is built on Megatron-Core and Transformer Engine; Megatron-LM itself is since its models are.
-CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo"), "2024"
+CORE, CORE_SINCE = ("megatron-core", "megatron core", "mcore", "nemo", "bridge"), "2024"
 # Since when Megatron-LM sends gradients beneath backward.
 MODERN_SINCE = "2023"
 UNFUSED = "no gradient-accumulation fusion"
-# Chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
+# The fewest chunks of a stage where Megatron's pipelines do not say theirs: tuned ones interleave, since they can.
 USUAL_CHUNKS, INTERLEAVED_SINCE = 2, "2021-04"
 # Frameworks whose recipes interleave as finely as they can: one layer a chunk (of six published, four have one).
 FINELY = ("nemo",)
@@ -41,12 +42,39 @@ NARROW_SUMS = ("deepspeed", "nemo")
 # Words of sharding and the ZeRO stage that they mean, first come first served.
 SHARDINGS = (
     (("no shard", "unsharded", "not sharded", "no fsdp"), 0),
-    (("shard grad", "grad op", "reshard after forward=false", "p os+g"), 2),
-    (("fsdp", "full shard", "fully shard", "hybrid", "hsdp", "zero++", "mics"), 3),
-    (("distributed optimizer", "dist opt", "distopt", "optimizer state", "p os"), 1),
+    (("shard grad", "grad op", "reshard after forward=false", "os+g"), 2),
+    (("fsdp", "full shard", "fully shard", "hybrid", "hsdp", "zero++", "mics", "dp shard"), 3),
+    (
+        (
+            "distributed optimizer",
+            "dist opt",
+            "distopt",
+            "optimizer state",
+            "sharded optim",
+            "p os",
+        ),
+        1,
+    ),
+    (
+        (
+            "dp",
+            "data parallel",
+            "replicat",
+            "no zero",
+            "none",
+            "tensor",
+            "pipeline",
+            "3d",
+            "tp",
+            "pp",
+        ),
+        0,
+    ),
 )
-# Words for recomputing layers whole, and devices without bfloat16.
+ON_HOST = ("offload", "infinity", "nvme", "cpu")
+# Words for recomputing layers whole, for parts of them, and devices without bfloat16.
 WHOLE = ("full", "block", "uniform", "checkpoint", "layer", "all")
+PARTS = re.compile(r"norm|\bact\b|moe|mlp|mla|proj|loss|budget")
 BEFORE_BFLOAT16 = ("V100", "T4", "P40", "1080")
 # What a run whose microbatch was not published may have used: the fastest of these that fits.
 MICROBATCHES = (1, 2, 4, 8, 16)
@@ -82,6 +110,7 @@ class Expression:
 def express(run: PublishedRun) -> Expression:
     """Return a run as the planner says it. Raises Inexpressible."""
     assumed: list[str] = []
+    run = completed(run, assumed)
     precision = _precision(run, assumed)
     decoder = decoder_of(run, assumed)
     seeds, batch = _seeds(run, assumed)
@@ -164,10 +193,10 @@ def _is_core(run: PublishedRun) -> bool:
 def _precision(run: PublishedRun, assumed: list[str]) -> str:
     """Return the planner's name of a precision."""
     text = run.precision.lower()
-    if any(word in text for word in ("fp4", "int8", "int4")):
+    if any(word in text for word in ("fp4", "int8", "int4", "tf32")):
         raise Inexpressible("products of other formats", run.precision)
     if "fp8" in text or "float8" in text:
-        return "fp8-row" if "row" in text or "mx" in text else "fp8"
+        return "fp8-row" if any(word in text for word in ("row", "mx", "block")) else "fp8"
     if not text:
         assumed.append("bfloat16")
     if not re.search(r"\d", text):
@@ -184,13 +213,16 @@ def _lacks_bfloat16(run: PublishedRun) -> bool:
 def _share(text: str, per_stage: int) -> float | None:
     """Return the share of the layers that are recomputed whole, as words say it; None where they do
     not."""
-    if is_yes(text) or "uniform" in text:
+    if PARTS.search(text):
+        return None
+    if is_yes(text) or re.search(r"uniform|(?:every|each|per|all) ?(?:1 )?layers?$", text):
         return 1.0
-    if not re.search(r"\d|partial|every", text):
+    if not re.search(r"\d|partial|every|half", text):
         return 1.0 if any(word in text for word in WHOLE) else None
-    of = re.search(r"(\d+) ?(?:of|/) ?(\d+)", text)
-    if of:
-        return int(of[1]) / max(int(of[2]), 1)
+    part = re.search(r"\bhalf\b|(\d+) ?(?:of|/) ?(\d+)|(\d+) ?%", text)
+    if part:
+        of = int(part[1] or part[3] or 1) / max(int(part[2] or (100 if part[3] else 2)), 1)
+        return min(of, 1.0)
     every = re.search(r"every (\d+)|every (?:second|other)", text)
     if every:
         return 1 / max(int(every[1] or 2), 1)
@@ -198,22 +230,23 @@ def _share(text: str, per_stage: int) -> float | None:
 
 
 def _counted(text: str, per_stage: int) -> float | None:
-    count = re.search(r"(\d+) ?(?:transformer )?(?:layers?|blocks?)", text)
-    return min(int(count[1]) / per_stage, 1.0) if count else None
+    count = re.search(r"(\d+) ?(?:transformer )?(?:layers?|blocks?)|layers?[ =:]+(\d+)", text)
+    return min(int(count[1] or count[2]) / per_stage, 1.0) if count else None
 
 
 def _recomputation(
     run: PublishedRun, decoder: Decoder, assumed: list[str]
 ) -> tuple[Recomputation, float]:
     """Return what is recomputed, and in which share of the layers."""
-    text = run.recompute.lower()
+    text = re.sub(r"\bac[ =:]+", "", run.recompute.lower())
     if not text:
         assumed.append("no recomputation")
     if is_no(text):
         return "none", 1.0
     if "offload" in text:
         raise Inexpressible("activations kept on the host", run.recompute)
-    if text.startswith(("sel", "attention", "core", "op")) and "layer" not in text:
+    is_selected = text.startswith(("sel", "attention", "attn", "core", "op", "sac"))
+    if is_selected and "layer" not in text and not PARTS.search(text):
         return _selected(run, decoder), 1.0
     share = _share(text, max(run.layers // (run.pp or 1), 1))
     if share is None:
@@ -249,15 +282,15 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     counts, batch = _batches(run, data)
     if len(counts) > 1:
         assumed.append("microbatch")
-    chunks = _chunks(run, counts, assumed)
+    chunks = {count: _chunks(run, count, assumed) for count in counts}
     return tuple(
         Seed(
             data=data // group // expert,
             group=group,
             tensor=tensor,
             stages=stages,
-            chunks=chunks,
-            schedule="interleaved" if chunks > 1 else "1f1b",
+            chunks=chunks[count],
+            schedule="interleaved" if chunks[count] > 1 else "1f1b",
             context=context,
             expert=expert,
             zero=zero,
@@ -268,25 +301,31 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     ), batch
 
 
-def _chunks(run: PublishedRun, counts: tuple[int, ...], assumed: list[str]) -> int:
+def _chunks(run: PublishedRun, count: int, assumed: list[str]) -> int:
     """Return the chunks of each stage's devices; Megatron interleaves whole rounds of microbatches."""
     stages = run.pp or 1
     if stages == 1 or run.vpp is not None:
         return (run.vpp or 1) if stages > 1 else 1
-    usual = _usual_chunks(run, stages)
-    divides = [run.layers % (stages * usual) == 0, *(count % stages == 0 for count in counts)]
-    could = all(divides) and _may_interleave(run)
-    assumed.append(f"{usual} chunks per stage" if could else "no interleaving")
-    return usual if could else 1
+    could = count % stages == 0 and _may_interleave(run)
+    chunks = _usual_chunks(run, stages) if could else 1
+    note = f"{chunks} chunks per stage" if chunks > 1 else "no interleaving"
+    if note not in assumed:
+        assumed.append(note)
+    return chunks
 
 
 def _usual_chunks(run: PublishedRun, stages: int) -> int:
-    return max(run.layers // stages, 1) if _names(run, FINELY) else USUAL_CHUNKS
+    """Return the fewest chunks of equally many layers, the most where recipes cut finely; 1 for none."""
+    each, left = divmod(run.layers, stages)
+    if left:
+        return 1
+    fewest = max(each, 1) if _names(run, FINELY) else USUAL_CHUNKS
+    return next((count for count in range(fewest, each + 1) if each % count == 0), 1)
 
 
 def _may_interleave(run: PublishedRun) -> bool:
     is_older = "" < run.software_date < INTERLEAVED_SINCE
-    is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo"))
+    is_other = software_of(run) != "megatron" or _names(run, ("deepspeed", "internevo", "neox"))
     return not (is_older or is_other)
 
 
@@ -305,10 +344,10 @@ def _is_sequence(run: PublishedRun, assumed: list[str]) -> bool:
 def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
     """Return the numbers of microbatches that are possible, and samples per step."""
     micro, count, batch = run.micro_batch, run.grad_accum, run.global_batch
-    if batch is None and micro and count:
-        batch = micro * count * data
     if batch is None:
         raise Inexpressible("batch not published", "no global_batch")
+    if batch * run.seq > MOST_TOKENS:
+        raise Inexpressible("batch does not divide", f"{batch} samples of {run.seq} tokens a step")
     if micro is None and count is not None and batch % (count * data) == 0:
         micro = batch // (count * data)
     sizes = MICROBATCHES if micro is None else (micro,)
@@ -320,8 +359,8 @@ def _batches(run: PublishedRun, data: int) -> tuple[tuple[int, ...], int]:
 
 def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:
     """Return the ZeRO stage and the size of its groups (1: all data-parallel devices)."""
-    text = run.sharding.lower()
-    if "offload" in text:
+    text = re.sub(r"(?:no|without) (?:cpu )?offload\w*", "", run.sharding.lower())
+    if any(word in text for word in ON_HOST):
         raise Inexpressible("states kept on the host", run.sharding)
     zero, group = _zero(text), _group(run, text)
     if not zero or group in (0, 1) or group >= data:
@@ -333,16 +372,21 @@ def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:
 
 def _group(run: PublishedRun, text: str) -> int:
     """Return over how many devices states are sharded as words of sharding say it, 0 where not."""
-    grouped = re.search(r"group(?: of| size)? (\d+)|\bshard(?:ed|ing)?[ =:]+(\d+)", text)
+    grouped = re.search(r"group(?: of| size)? (\d+)|(?:\b|_)shard(?:ed|ing)?[ =:]+(\d+)", text)
     if grouped:
         return int(grouped[1] or grouped[2])
     return (run.gpus_per_node or 8) if "hybrid" in text or "hsdp" in text else 0
 
 
 def _zero(text: str) -> int:
-    """Return the ZeRO stage that words of sharding mean."""
+    """Return the ZeRO stage that words of sharding mean. Raises Inexpressible for others."""
     plain = re.sub(r"[-_ ]+", " ", text)
-    stage = re.search(r"zero ?(?:stage ?)?([0-3])|\bstage ?([0-3])", plain)
+    stage = re.search(r"(?:zero|\bz|\bstage) ?(?:stage ?)?([0-3])\b|^([0-3])$", plain)
     if stage and "no zero" not in plain:
         return int(stage[1] or stage[2])
-    return next((zero for words, zero in SHARDINGS if any(one in plain for one in words)), 0)
+    for words, zero in SHARDINGS:
+        if any(one in plain for one in words):
+            return zero
+    if is_no(text):
+        return 0
+    raise Inexpressible("sharding in other words", text)

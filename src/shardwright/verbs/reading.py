@@ -71,7 +71,7 @@ def read(
     reading: Reading, context: Context, strategy: Strategy, tensors: tuple[float, ...]
 ) -> Predicted:
     """Read the memory of a strategy whose tensors take so many bytes, stage by stage."""
-    cluster = context.cluster
+    cluster, made = context.cluster, tensors
     if reading.keeps_scores and strategy.pipeline.num_microbatches > 1:
         tensors = (*tensors[:-1], tensors[-1] + _score_bytes(context, strategy))
     shown = _shown(reading, context, strategy)
@@ -93,6 +93,7 @@ def read(
             found[stage] = surroundings(
                 program, context.graph, cluster, stage,
                 streams=reading.streams, software_date=reading.software_date,
+                room=limits[stage] - reading.buffers - (tensors[stage] - made[stage]),
             )  # fmt: skip
     beside = {
         "allocated": lambda one: 0,
@@ -103,7 +104,7 @@ def read(
     return Predicted(
         bytes=max(sizes) + reading.buffers,
         fits=all(
-            size + reading.buffers + one.needed <= limit
+            one.fits and size + reading.buffers <= limit
             for one, size, limit in zip(found, tensors, limits, strict=True)
         ),
     )

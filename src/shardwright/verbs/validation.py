@@ -21,6 +21,7 @@ from shardwright.planner.cost import with_copies_again
 from shardwright.planner.search import Context, as_strategy, evaluate_closely
 from shardwright.planner.space import Seed, even_stages, single_sync
 from shardwright.report.accuracy import validation
+from shardwright.verbs.completed import completed
 from shardwright.verbs.dimensions import Inexpressible, decoder_of, is_no
 from shardwright.verbs.expression import Expression, express
 from shardwright.verbs.narrate import half_width
@@ -62,7 +63,8 @@ class _Predictor:
 
     def case(self, run: PublishedRun) -> Case:
         """Return a run beside its prediction, or the reason why there is none."""
-        case, reading = _published(run), reading_of(run)
+        whole = completed(run, [])
+        case, reading = published_case(whole), reading_of(whole)
         try:
             said = express(run)
             case = replace(case, assumed=said.assumed, software=said.software, reading=reading.kind)
@@ -137,8 +139,8 @@ def _first_of_stages(strategy: Strategy, graph: OperatorGraph, share: float) -> 
     return tuple(one for found in by_stage.values() for one in found[: round(share * len(found))])
 
 
-def _published(run: PublishedRun) -> Case:
-    """Return what a run's source says."""
+def published_case(run: PublishedRun) -> Case:
+    """Return what a completed run's source says."""
     hardware, is_lost = f"{run.gpus} {run.gpu}", not is_no(run.oom)
     group = (run.source_id, run.model, hardware, str(run.seq), run.precision, run.compile)
     return Case(

@@ -70,10 +70,14 @@ def test_below_the_table_the_time_stays_and_beyond_it_the_rate():
 def test_few_rows_for_each_expert_cost_more_a_row():
     tables = kernels_of("H100-SXM5-80GB")
     assert tables is not None
-    shares = [tables.grouped_share(rows) for rows in (4, 16, 64, 256, 1024, 4096)]
-    assert shares == sorted(shares)
-    assert shares[0] < 0.1
-    assert 0.8 < shares[-1] < 1.1
+    sizes = (4, 16, 64, 256, 1024, 4096)
+    best, usual = (
+        [tables.grouped_share(rows, made_by) for rows in sizes] for made_by in ("cutlass", "triton")
+    )
+    for shares in (best, usual):
+        assert shares == sorted(shares)
+        assert shares[0] < 0.1
+    assert usual[-1] < 0.8 < best[-1] < 1.1
 
 
 def test_a_step_never_holds_more_than_a_product_reaches_alone_or_the_power_allows():

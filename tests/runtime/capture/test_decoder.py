@@ -27,6 +27,7 @@ LLAMA = replace(
     positions=False,
 )  # fmt: skip
 EXPERTS = replace(LLAMA, experts=4, topk=2, shared=64)
+EAGER = replace(EXPERTS, stepwise=True, qk_norm=True, sorts=True, grouped="triton", fused=False)
 CLUSTER: Cluster = parse_cluster("2x4xA100")
 
 
@@ -62,7 +63,7 @@ def test_a_deepened_graph_is_the_one_of_the_deep_model(
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("shape", [SMALL, EXPERTS, replace(LLAMA, flash=False, fused=False)])
+@pytest.mark.parametrize("shape", [SMALL, EAGER, replace(LLAMA, flash=False, fused=False)])
 def test_the_dimensions_tell_the_parameters(shape: Decoder) -> None:
     graph = capture_decoder(shape, 16, "bfloat16")
     few = sum(  # norms and routers, which the formula leaves out
@@ -71,6 +72,28 @@ def test_the_dimensions_tell_the_parameters(shape: Decoder) -> None:
         if len(graph.tensors[i].shape) == 1 or graph.tensors[i].shape == (4, 64)
     )
     assert graph.num_parameters == shape.num_parameters + few
+
+
+def test_eager_decoders_run_norms_step_by_step_and_experts_by_triton() -> None:
+    kinds = [one.kind for one in capture_decoder(EAGER, 16, "bfloat16").operators]
+    assert (
+        kinds.count("aten.square.default") == 4 * EAGER.layers + 1
+    )  # two of each layer are of heads
+    assert "aten.rms_norm.default" not in kinds
+    assert kinds.count("aten.flip.default") == EAGER.layers
+    made_by = {
+        one.attribute("kernel")
+        for shape in (EAGER, EXPERTS)
+        for one in capture_decoder(shape, 16, "bfloat16").operators
+        if one.kind == "aten.einsum.default"
+    }
+    assert made_by == {"triton", "cutlass"}
+
+
+def test_tokens_that_do_not_divide_by_experts_are_rounded_up() -> None:
+    graph = capture_decoder(replace(EXPERTS, layers=1, experts=6), 16, "bfloat16")
+    routed = [graph.tensors[one.inputs[0]].shape for one in graph.operators if "einsum" in one.kind]
+    assert [shape[:3] for shape in routed] == [(16, 6, 11)] * 2  # 32 tokens, each to 2 of 6
 
 
 def test_only_adapters_are_trained() -> None:

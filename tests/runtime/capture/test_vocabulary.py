@@ -43,6 +43,24 @@ def test_the_shares_of_pieces_add_up_to_cross_entropy(
     torch.testing.assert_close(torch.cat(gradients, -1), 2 * wanted)
 
 
+def test_a_piece_of_impossible_classes_has_no_share_and_no_gradient() -> None:
+    scores = torch.randn(6, 64, dtype=torch.float64)
+    scores[:4, 32:] = -torch.inf  # a masked vocabulary: all of the second piece, of some rows
+    scores.requires_grad_()
+    target = torch.randint(0, 32, (6,))
+    expected = F.cross_entropy(scores, target, reduction="sum")
+    (wanted,) = torch.autograd.grad(expected, scores)
+    parts = [part.detach().requires_grad_() for part in scores.chunk(2, -1)]
+    blocks = torch.cat([vocabulary_logsumexp(part, 2) for part in parts], -1)
+    shares = [
+        vocabulary_cross_entropy_sum(part, target, blocks, classes=64, offset=32 * at)
+        for at, part in enumerate(parts)
+    ]
+    torch.testing.assert_close(sum(shares), expected)
+    gradients = [torch.autograd.grad(s, p)[0] for s, p in zip(shares, parts, strict=True)]
+    torch.testing.assert_close(torch.cat(gradients, -1), wanted)
+
+
 def test_half_precision_loses_no_more_than_torch_does() -> None:
     torch.manual_seed(0)
     exact = torch.randn(32, 128, dtype=torch.float64)

@@ -37,11 +37,11 @@ from shardwright.planner.cost.kernels import Kernels, kernels_of
 from shardwright.planner.cost.products import (
     ADDED_FIRST,
     ATTENTION,
-    GROUPED,
     HEAVY,
     RECURRENT,
     Product,
     attention_flops,
+    grouped_by,
     phase_products,
     product_of,
 )
@@ -153,6 +153,7 @@ def _alone(
         product=product_of(bare, input_local_shapes, output_local_shapes, *_arguments(operator)),
         passes=rates.passing(graph, operator_index),
         hands_on=rates.is_gpu and hands_on(graph, operator),
+        grouped=grouped_by(bare, operator.attribute("kernel")),
     )
     scale, deviation = _scale(shard.kind, phase, rates)
     seconds = _roofline(shard, phase, rates) * scale
@@ -183,6 +184,7 @@ class _Shard:
     product: Product | None = None
     passes: Passing | None = None
     hands_on: bool = False
+    grouped: str = ""
 
 
 def local_flops(
@@ -313,9 +315,9 @@ def _matrix_seconds(shard: _Shard, phase: str, flops: float, rates: Rates) -> fl
     total = 0.0
     for product in phase_products(shard.kind, shard.needs, phase, shard.product):
         rate = tables.product_rate(product, shard.dtype) or usual
-        if shard.kind in GROUPED:
+        if shard.grouped:
             rows = min(product.m, product.k) if phase == "backward" else product.m
-            rate *= tables.grouped_share(rows)
+            rate *= tables.grouped_share(rows, shard.grouped)
         total += product.flops / sustained(rate, peak, device.name)
     return total
 
@@ -438,6 +440,7 @@ def _parse(key: str) -> tuple[_Shard | None, str]:
             kind=bare, inputs=inputs, outputs=results, input_bytes=sizes, output_bytes=output_bytes,
             needs=wanted, saved=sum(sizes), flops=flops or 0.0, dtype=dtype,
             product=product_of(bare, inputs, results) if inputs else None,
+            grouped=grouped_by(bare, None),
         ),
         phase,
     )  # fmt: skip

@@ -68,7 +68,7 @@ class Kernels:
     attention: dict[int, Grid]
     heads: Curve
     sequences: Curve
-    grouped: Grid
+    grouped: dict[str, Grid]
     rows: Curve
     collectives: dict[str, Grid]
     devices: tuple[int, ...]
@@ -115,10 +115,12 @@ class Kernels:
         value = float(line[0] * (1 - y) + line[1] * y)
         return 1e12 * 2.0 ** (value - fewer - 2 * shorter - narrow)
 
-    def grouped_share(self, rows: float) -> float:
-        """Return what grouped products of so many rows each reach of one product of all rows."""
+    def grouped_share(self, rows: float, made_by: str) -> float:
+        """Return what grouped products of so many rows each reach of one product of all rows, ``made_by``
+        CUTLASS or Triton."""
         left, share, below = self.rows.place(rows)
-        value = self.grouped[left] * (1 - share) + self.grouped[left + 1] * share
+        grid = self.grouped[made_by]
+        value = grid[left] * (1 - share) + grid[left + 1] * share
         return float(value) * 2.0**-below
 
     def collective(
@@ -159,7 +161,7 @@ def kernels_of(device: str) -> Kernels | None:
         attention={int(k[10:]): v for k, v in own.items() if k.startswith("attention/")},
         heads=_curve(heads),
         sequences=_curve(sequences),
-        grouped=own["grouped"],
+        grouped={key[8:]: value for key, value in own.items() if key.startswith("grouped/")},
         rows=_curve(rows),
         collectives={
             k[11:]: v for k, v in own.items() if k.startswith("collective/") and v.ndim == 2

@@ -184,6 +184,7 @@ ATTENTION = frozenset({
 SEQUENCE_FIRST = frozenset({"_flash_attention_forward", "_efficient_attention_forward"})
 ADDED_FIRST = frozenset({"addmm", "baddbmm", "addmv", "addbmm"})
 GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"})
+GROUPED_BY = ("cutlass", "triton")
 # What runs on matrix units. Recurrent kernels do too, but their steps wait for each other.
 HEAVY = frozenset({*MATMUL, *CONVOLUTION, *ATTENTION})
 
@@ -201,6 +202,14 @@ def product_of(
     if is_transposed and kind in CONVOLUTION:
         rule = _transposed
     return rule(inputs, outputs, equation)
+
+
+def grouped_by(kind: str, noted: object) -> str:
+    """Return what a product of groups is made by (``Kernels.grouped``), "" where it is none. ``noted`` is the
+    kernel that the operator names, if it does."""
+    if noted in GROUPED_BY:
+        return str(noted)
+    return GROUPED_BY[0] if kind in GROUPED else ""
 
 
 def attention_flops(kind: str, inputs: Shapes) -> float:

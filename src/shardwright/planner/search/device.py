@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
@@ -14,23 +15,18 @@ from shardwright.planner.simulate.replay import replay
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Bytes on one device beside its tensors: what PyTorch's allocator reserves beyond them
-    (``slack``), NCCL's buffers (``communicators``), and the process with its kernels (``context``)."""
+    (``slack``), NCCL's buffers (``communicators``), and the process with its kernels (``context``).
+    ``fits``: the device has room for all, once the allocator has given back what it can."""
 
     slack: int = 0
     communicators: int = 0
     context: int = 0
+    fits: bool = True
 
     @property
     def total(self) -> int:
         """All of them together."""
         return self.slack + self.communicators + self.context
-
-    @property
-    def needed(self) -> float:
-        """Those without which a plan does not run: an allocator that finds no memory gives back the
-        segments that lie free, but not those of which a part is in use. That half of its slack is
-        needed is fitted to published runs, few of which tell."""
-        return self.total - self.slack / 2
 
 
 def surroundings(
@@ -41,17 +37,24 @@ def surroundings(
     *,
     streams: bool = False,
     software_date: str = "",
+    room: float = math.inf,
 ) -> Surroundings:
     """Return what lies around the tensors of a mesh's devices; nothing on CPUs.
 
-    ``streams``: see ``replay``; ``software_date``: see ``context_bytes``.
+    ``streams``: see ``replay``; ``software_date``: see ``context_bytes``; ``room``: the bytes of a device.
     """
     context = context_bytes(cluster, software_date)
     if not context:
         return Surroundings()
-    allocated, reserved = replay(program, graph, mesh, streams=streams)
+    found = replay(program, graph, mesh, streams=streams)
+    communicators = communicator_bytes(program, cluster, mesh)
+    room -= communicators + context
+    fits = found.reserved <= room
+    if found.allocated <= room < found.reserved:
+        fits = not replay(program, graph, mesh, streams=streams, limit=room).is_short
     return Surroundings(
-        slack=reserved - allocated,
-        communicators=communicator_bytes(program, cluster, mesh),
+        slack=found.reserved - found.allocated,
+        communicators=communicators,
         context=context,
+        fits=fits,
     )

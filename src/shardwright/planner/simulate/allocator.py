@@ -5,12 +5,13 @@ segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more gets a segment of 
 2 MiB. A request takes the smallest free block that is large enough and gives back the rest of it if
 that is more than 1 MiB (512 bytes of small blocks); neighbours within a segment merge again, different
 segments never do. So what was cut for small tensors serves no larger one, and remains reserved.
-Without ``expandable_segments``, which are off unless asked for. That an allocator which finds no memory
-first gives back the segments that lie free is not modelled.
+Without ``expandable_segments``, which are off unless asked for. Where the device has no more memory, the
+segments that lie free as a whole are given back first, those of other streams too.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
@@ -31,11 +32,35 @@ class Block:
     before: Block | None = None
     after: Block | None = None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a whole segment."""
+        return self.before is None and self.after is None
+
+
+@dataclass(slots=True)
+class DeviceMemory:
+    """The bytes that the allocators of a device may reserve together; ``is_short``: they needed more."""
+
+    limit: float = math.inf
+    is_short: bool = False
+    allocators: list[CachingAllocator] = field(default_factory=list["CachingAllocator"])
+
+    def make_room(self, size: int) -> None:
+        """Let every allocator give back what lies free if so many bytes are not there."""
+        if sum(one.reserved for one in self.allocators) + size <= self.limit:
+            return
+        for one in self.allocators:
+            one.release()
+        left = sum(one.reserved for one in self.allocators)
+        self.is_short = self.is_short or left + size > self.limit
+
 
 @dataclass(slots=True)
 class CachingAllocator:
     """One device's allocator on one stream; ``allocated`` and ``reserved`` in bytes."""
 
+    memory: DeviceMemory = field(default_factory=DeviceMemory)
     allocated: int = 0
     reserved: int = 0
     _count: int = 0
@@ -43,6 +68,9 @@ class CachingAllocator:
     _free: tuple[list[tuple[int, int, Block]], list[tuple[int, int, Block]]] = field(
         default_factory=lambda: ([], [])
     )
+
+    def __post_init__(self) -> None:
+        self.memory.allocators.append(self)
 
     def take(self, size: int) -> Block:
         """Return a block of at least so many bytes."""
@@ -71,11 +99,18 @@ class CachingAllocator:
             block = self._join(block, after)
         self._put(block)
 
+    def release(self) -> None:
+        """Give back the segments that lie free as a whole."""
+        for free in self._free:
+            self.reserved -= sum(block.size for _, _, block in free if block.is_alone)
+            free[:] = [entry for entry in free if not entry[2].is_alone]
+
     def _segment(self, wanted: int, is_small: bool) -> Block:
         """Ask the device for memory."""
         size = SMALL_SEGMENT if is_small else LARGE_SEGMENT
         if wanted >= ALONE:
             size = -(-wanted // SMALL_SEGMENT) * SMALL_SEGMENT
+        self.memory.make_room(size)
         self.reserved += size
         return self._new(size, is_small, None)
 

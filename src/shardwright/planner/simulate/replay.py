@@ -7,6 +7,7 @@ end of the first, in memory that activations had. In between alike microbatches 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.planner.cost.backward import GradientStep, gradient_steps
 from shardwright.planner.cost.memory import SegmentMemory, Storages
 from shardwright.planner.schedule import held, order_of
-from shardwright.planner.simulate.allocator import Block, CachingAllocator
+from shardwright.planner.simulate.allocator import Block, CachingAllocator, DeviceMemory
 
 STEPS = 2
 
@@ -253,16 +254,32 @@ def _drop(found: Sequence[_Held]) -> None:
         one.drop()
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The most bytes that the tensors of a mesh's devices take, and that are reserved for them;
+    ``is_short``: the device has not enough for them."""
+
+    allocated: int
+    reserved: int
+    is_short: bool = False
+
+
 def replay(
-    program: Program, graph: OperatorGraph, mesh: int, *, streams: bool = False
-) -> tuple[int, int]:
-    """Return the most bytes that the tensors of a mesh's devices take, and that are reserved for them.
+    program: Program,
+    graph: OperatorGraph,
+    mesh: int,
+    *,
+    streams: bool = False,
+    limit: float = math.inf,
+) -> Replayed:
+    """Play two steps of a mesh's devices, whose allocators have ``limit`` bytes.
 
     ``streams``: gathered parameters arrive, and reduced gradients lie, in memory of the streams that
     communicate, as with PyTorch's FSDP: blocks are reused on their own stream only.
     """
-    main = CachingAllocator()
-    device = _Device(program, graph, main, CachingAllocator() if streams else main)
+    memory = DeviceMemory(limit)
+    main = CachingAllocator(memory)
+    device = _Device(program, graph, main, CachingAllocator(memory) if streams else main)
     resting, states = _lasting(program, mesh)
     for size in resting:
         main.take(size)
@@ -274,8 +291,8 @@ def replay(
                 for size in states:
                     main.take(size)
         device.end()
-    apart = 0 if device.apart is main else device.apart.reserved
-    return device.peak, main.reserved + apart
+    reserved = sum(one.reserved for one in memory.allocators)
+    return Replayed(device.peak, reserved, memory.is_short)
 
 
 def _lasting(program: Program, mesh: int) -> tuple[list[int], list[int]]:

@@ -41,6 +41,7 @@ def _with_kernels(graph: OperatorGraph, shape: Decoder) -> OperatorGraph:
     kernel_of = {
         "shardwright.vocabulary_cross_entropy_sum": shape.loss,
         "aten.dropout.default": "marks" if shape.dropout else "",
+        "aten.einsum.default": shape.grouped if shape.experts else "",
     }
     operators = tuple(
         replace(operator, attributes=(*operator.attributes, ("kernel", kernel)))
@@ -58,7 +59,7 @@ class _Model(nn.Module):
         self.embed = nn.Embedding(shape.vocab, shape.hidden)
         self.place = nn.Embedding(shape.seq, shape.hidden) if shape.positions else None
         self.layers = nn.ModuleList([_Layer(shape) for _ in range(shape.layers)])
-        self.norm = _norm(shape)
+        self.norm = _norm(shape, shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
             self.head.weight = self.embed.weight
@@ -79,9 +80,9 @@ class _Model(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, shape: Decoder) -> None:
         super().__init__()
-        self.before_attention = _norm(shape)
+        self.before_attention = _norm(shape, shape.hidden)
         self.attention = _Attention(shape)
-        self.before_forward = _norm(shape)
+        self.before_forward = _norm(shape, shape.hidden)
         self.forward_layer = _Experts(shape) if shape.experts else _FeedForward(shape)
 
         self.dropout = shape.dropout
@@ -134,6 +135,8 @@ class _Attention(nn.Module):
         if not self.is_one:
             self.key_value = _linear(shape, shape.hidden, 2 * narrow)
         self.out = nn.Linear(wide, shape.hidden, bias=shape.bias)
+        width = shape.head_size
+        self.norms = nn.ModuleList(_norm(shape, width) for _ in range(2 * shape.qk_norm))
         half = torch.empty(shape.seq, shape.head_size)
         self.register_buffer("cos", half if shape.rotary else None)
         self.register_buffer("sin", half.clone() if shape.rotary and not shape.fused else None)
@@ -147,6 +150,8 @@ class _Attention(nn.Module):
         query, key, value = (
             one.unflatten(-1, (-1, shape.head_size)).transpose(1, 2) for one in (query, key, value)
         )
+        if shape.qk_norm:
+            query, key = (norm(one) for norm, one in zip(self.norms, (query, key), strict=True))
         if shape.rotary:
             query, key = self._turn(query), self._turn(key)
         mixed = self._mix(query, key, value).transpose(1, 2)
@@ -177,6 +182,8 @@ class _Experts(nn.Module):
 
     Copies of tokens are put in order by one operator and added up by another, each moving what a
     permutation of the routed tokens moves. Which token goes where does not matter for the price.
+    Where they are put back in order first, a copy moves what that moves. Shares that are no whole
+    tokens are rounded up.
     """
 
     def __init__(self, shape: Decoder) -> None:
@@ -192,6 +199,10 @@ class _Experts(nn.Module):
         shape = self.shape
         weights = self.router(x_BSH).float().softmax(-1)[..., : shape.topk].to(x_BSH.dtype)
         copies = x_BSH.repeat_interleave(shape.topk, 1)
+        num_copies = copies.shape[1]
+        missing = -num_copies % shape.experts
+        if missing:
+            copies = F.pad(copies, (0, 0, 0, missing))
         # b samples, e experts, c tokens of a sample and expert, d hidden, f inner
         routed = copies.unflatten(1, (shape.experts, -1))
         inner = torch.einsum("becd,edf->becf", routed, self.up)
@@ -201,7 +212,12 @@ class _Experts(nn.Module):
         else:
             inner = _activated(inner, shape.activation)
         made = torch.einsum("becf,efd->becd", inner, self.down)
-        made = made.flatten(1, 2).unflatten(1, (-1, shape.topk))
+        made = made.flatten(1, 2)
+        if missing:
+            made = made[:, :num_copies]
+        if shape.sorts:
+            made = made.flip(1)
+        made = made.unflatten(1, (-1, shape.topk))
         mixed = (made * weights.unsqueeze(-1)).sum(2)
         return mixed if self.shared is None else mixed + self.shared(x_BSH)
 
@@ -231,5 +247,20 @@ def _dropped(x: Tensor, share: float) -> Tensor:
     return F.dropout(x, share) if share else x
 
 
-def _norm(shape: Decoder) -> nn.Module:
-    return nn.RMSNorm(shape.hidden) if shape.rms else nn.LayerNorm(shape.hidden)
+class _Stepwise(nn.Module):
+    """RMS norm as PyTorch's before 2.9 and those of model code: every step a kernel, most in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+def _norm(shape: Decoder, width: int) -> nn.Module:
+    if not shape.rms:
+        return nn.LayerNorm(width)
+    return _Stepwise(width) if shape.stepwise else nn.RMSNorm(width)
