@@ -73,7 +73,7 @@ def _with_waits(
     program: Program, feeding: Sequence[Feeding], readers: list[Ints]
 ) -> list[list[int]]:
     """Return what every instruction waits for: input for what is done to it before on the same host, readers of it for
-    all COPYs to their mesh."""
+    every COPY to their mesh."""
     lists: list[list[int]] = []
     copies: dict[int, list[int]] = {}  # by who waits for them
     for place, one in enumerate(feeding):
