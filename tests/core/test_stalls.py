@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import OrderedDict
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -120,3 +121,13 @@ def test_what_helps_depends_on_what_binds():
     assert preparing[0] in {"cores", "cheaper preparation"}
     assert "storage" not in preparing
     assert found(compute=10.0, prepare=500.0, storage=500.0).knobs() == ()
+
+
+def test_a_longer_queue_helps_where_steps_take_longer_than_the_rates_allow():
+    """Of 10 samples in 0.05 s, where rates allow 500 in a second."""
+    fits = replace(found(compute=500.0, prepare=5000.0, storage=5000.0), prefetch=2)
+    (knob,) = fits.knobs()
+    assert (knob.name, knob.speed, knob.gain) == ("prefetch", 500.0, pytest.approx(2.5))
+    assert "prefetch_factor=4" in knob.change
+    assert not replace(fits, prefetch=0).knobs()
+    assert not replace(fits, cold_seconds=0.021).knobs()

@@ -67,6 +67,21 @@ def test_memory_is_a_counter(story: Story) -> None:
     assert sizes == [4 * 2**20, 9 * 2**20, 5 * 2**20]
 
 
+def test_input_of_later_steps_has_a_thread_for_each_resource_of_a_host(story: Story) -> None:
+    feeding = (("disk:1", "fetching", 2.0), ("host:1", "preparing", 3.0))
+    events = json.loads(trace_bytes(replace(story.plans[0], feeding=feeding)))["traceEvents"]
+    slices = [e for e in events if e.get("cat") == "input"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found = [(names[e["pid"], e["tid"]], e["name"], e["dur"]) for e in slices]
+    assert found == [
+        ("disk", "fetching, for a later step", 2e6),
+        ("host", "preparing, for a later step", 3e6),
+    ]
+    assert {e["pid"] for e in slices}.isdisjoint(
+        e["pid"] for e in events if e.get("cat") != "input" and e["ph"] == "X"
+    )
+
+
 def test_a_compressed_trace_holds_the_same_bytes_every_time(story: Story) -> None:
     plain, packed = trace_bytes(story.plans[0]), trace_bytes(story.plans[0], compressed=True)
     assert gzip.decompress(packed) == plain

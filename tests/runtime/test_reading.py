@@ -31,7 +31,8 @@ from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.inputs import Needed
 from shardwright.runtime.local_world import LocalWorld, run_locally
-from shardwright.runtime.reading import Reader
+from shardwright.runtime.reading import Reader, as_read
+from shardwright.stalls import analyse
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -120,6 +121,17 @@ def test_a_data_loader_keeps_its_batch_size_generator_workers_and_last_batch() -
     assert flat(found) == list(theirs)[:40]
     in_order = DataLoader(Numbers(), 10)
     assert flat(one_pass(Reader(seed=7), in_order)) == list(range(SIZE))
+
+
+def test_what_a_plan_measures_are_the_batches_that_a_rank_reads() -> None:
+    """Its augmentations too, whose seeding takes time; so of a data set that is no loader."""
+    walk = iter(Reader(0).open(Augmented(), Needed(BATCH, None), shard=None, resume=True))
+    for one, other in zip(as_read(Augmented(), BATCH), walk, strict=True):
+        assert one["x"].equal(other["x"])
+    found = analyse(as_read(Augmented(), 4), lambda batch: None, batches=8)
+    assert (found.batch_samples, found.workers) == (4, 0)
+    stream = iter([1, 2])
+    assert as_read(stream, BATCH) is stream
 
 
 def test_a_rank_reads_its_own_samples_and_short_batches_whole() -> None:

@@ -192,9 +192,12 @@ def show_simulation(terminal: Terminal, story: PlanStory, trace: Path | None) ->
     terminal.say(title, plan_tables(story))
     if story.input_seconds:
         waits = story.input_seconds >= story.predicted.step_seconds
+        parts = ", ".join(
+            f"{what} {seconds_text(seconds)}" for _, what, seconds in story.feeding if seconds
+        )
         terminal.say(
-            f"Input: {seconds_text(story.input_seconds)} a step, beneath the step before"
-            f"{': steps wait for it' if waits else ''}."
+            f"Input: {seconds_text(story.input_seconds)} a step, beneath the steps before"
+            f"{': steps wait for it' if waits else ''} ({parts})."
         )
     if story.plan.is_stale:
         terminal.say(Text(f"Note: {STALE}; what is shown here was predicted anew.", style="yellow"))

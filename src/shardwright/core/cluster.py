@@ -89,7 +89,7 @@ class Cluster:
     it means nothing for CPUs. ``input_rate``: samples of the global batch per second that the ranks of a host
     are given by their loaders, all at once; ``rank_input_rate`` and ``host_input_rate``: samples per second that one
     rank's loader gives, and those of all ranks of a host together, where each rank reads only the samples that it
-    needs; ``copy_bandwidth``: bytes/s from a host's memory to those of its
+    needs; ``host_fetch_rate``: samples per second that a host's storage gives to all of them; ``copy_bandwidth``: bytes/s from a host's memory to those of its
     devices together; 0 where input is never waited for. ``notes`` are sentences about what was assumed.
     """
 
@@ -104,6 +104,7 @@ class Cluster:
     copy_bandwidth: float = 0.0
     rank_input_rate: float = 0.0
     host_input_rate: float = 0.0
+    host_fetch_rate: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -126,10 +127,10 @@ class Cluster:
                 )
 
     @property
-    def input_rates(self) -> tuple[float, float, float, float]:
+    def input_rates(self) -> tuple[float, ...]:
         """All rates of input; 0 of each where it is never waited for."""
-        rates = self.input_rate, self.rank_input_rate, self.host_input_rate
-        return *rates, self.copy_bandwidth
+        whole, rank = self.input_rate, self.rank_input_rate
+        return whole, rank, self.host_input_rate, self.host_fetch_rate, self.copy_bandwidth
 
     @property
     def num_devices(self) -> int:

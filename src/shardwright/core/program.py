@@ -59,8 +59,12 @@ class ResourceClass(enum.IntEnum):
     DISK = 4  # storage that input is read from
 
 
-_LINKS = {"send": ResourceClass.LINK, "receive": ResourceClass.LINK}
-_CLASSES = {one.name.lower(): one for one in ResourceClass} | _LINKS
+_OTHERS = {
+    "send": ResourceClass.LINK,
+    "receive": ResourceClass.LINK,
+    "loader": ResourceClass.HOST,
+}
+_CLASSES = {one.name.lower(): one for one in ResourceClass} | _OTHERS
 
 
 def resource_classes(names: Iterable[str]) -> NDArray[np.int8]:
@@ -79,16 +83,20 @@ class Kind(enum.IntEnum):
     RECEIVE = 5  # the other half, on the receiving mesh; same message index
     CLIP = 6  # all groups look at all gradients: their norm, and overflow of a scaled loss
     UPDATE = 7  # optimizer step on some of this mesh's master shards, whose gradients it consumes
-    FETCH = 8  # draw a batch from the loader, on the host
-    COPY = 9  # bring this mesh's shards of it to the device
+    FETCH = 8  # read the samples of a host's ranks from its storage
+    COPY = 9  # bring their shards of the batch to the devices of a host
     TRANSFORM = 10  # local work on values that is no operator of the graph
     INPUT_GRADIENT = 11  # BACKWARD but for the gradients of parameters
     WEIGHT_GRADIENT = 12  # the rest of it: these
+    PREPARE = 13  # decode and augment what was fetched, on the cores of a host
+    DRAW = 14  # take a batch from a rank's loader, whose workers fetch and prepare samples in turn
 
 
 # What runs a segment, or its backward or a half of that.
 BACKWARD_KINDS = (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
 SEGMENT_KINDS = (Kind.FORWARD, Kind.RECOMPUTE, *BACKWARD_KINDS)
+# What brings input, in the order in which a batch goes through it.
+INPUT_KINDS = (Kind.FETCH, Kind.PREPARE, Kind.DRAW, Kind.COPY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

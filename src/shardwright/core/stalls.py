@@ -107,17 +107,21 @@ def page_cache_hits(cached: float) -> float:
 
 # Batches of a phase from which a rate is taken.
 LEAST_BATCHES = 8
+# Steps longer than the rates allow by this factor wait for batches that come in fits.
+FITS = 1.15
 # As many workers as a what-if curve goes to.
 MOST_WORKERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One thing to change: what it is, to what, and samples per second expected of a rank then."""
+    """One thing to change: what it is, to what, samples per second expected of a rank then, and how many times as
+    many these are."""
 
     name: str
     change: str
     speed: float
+    gain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +140,8 @@ class Stalls:
 
     ``resident_seconds`` with one batch again and again, ``cached_seconds`` with the loader and its data in memory,
     ``cold_seconds`` with its data out of memory (paper, section 4.2: T1, T2, T3). ``rates`` are one rank's.
-    ``dataset_samples`` and ``dataset_bytes`` are 0 where nobody could tell.
+    ``dataset_samples`` and ``dataset_bytes`` are 0 where nobody could tell, ``prefetch``, how many batches of each worker
+    may lie ready, where nobody works ahead.
     """
 
     ranks: int
@@ -151,6 +156,7 @@ class Stalls:
     files: DataFiles | None = None
     dataset_samples: int = 0
     dataset_bytes: int = 0
+    prefetch: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -188,7 +194,8 @@ class Stalls:
                 speed=cheaper,
             )
         )
-        found = [one for one in found if one.speed > 1.05 * now]
+        found = [replace(one, gain=one.speed / now) for one in found]
+        found = [one for one in (*found, *self._longer_queue()) if one.gain > 1.05]
         return tuple(sorted(found, key=lambda one: -one.speed))
 
     def worker_curve(self) -> tuple[tuple[int, float], ...]:
@@ -220,6 +227,14 @@ class Stalls:
             more = self.rates.with_workers(self.workers, max(count, needed), needed).speed(0.0)
             found.append(Knob(name="cores", change=f"{needed} cores for each rank", speed=more))
         return found
+
+    def _longer_queue(self) -> list[Knob]:
+        """A longer queue evens out batches that take unlike times, at most to what rates allow."""
+        smooth = self.rates.speed(0.0)
+        if not self.prefetch or self.speed * FITS > smooth:
+            return []
+        change = f"prefetch_factor={2 * self.prefetch}: batches come in fits"
+        return [Knob(name="prefetch", change=change, speed=smooth, gain=smooth / self.speed)]
 
     def _better_storage(self) -> list[Knob]:
         share = self.rates.least_cache()

@@ -131,6 +131,7 @@ class _Builder:
             input_rate=self.table.input_rate,
             rank_input_rate=self.table.rank_input_rate,
             host_input_rate=self.table.host_input_rate,
+            host_fetch_rate=self.table.host_fetch_rate,
             copy_bandwidth=self.table.copy_bandwidth or 0.0,
             notes=(*self.table.notes, *dict.fromkeys(self.notes)),
         )
@@ -329,7 +330,7 @@ def write_cluster(cluster: Cluster) -> str:
         lines.append(f"overlap_slowdown = {float(cluster.overlap_slowdown)!r}")
     if cluster.software != "eager":
         lines.append(f"software = {_text(cluster.software)}")
-    for name in ("input_rate", "rank_input_rate", "host_input_rate"):
+    for name in ("input_rate", "rank_input_rate", "host_input_rate", "host_fetch_rate"):
         if rate := getattr(cluster, name):
             lines.append(f"{name} = {float(rate)!r}")
     if cluster.copy_bandwidth:

@@ -15,10 +15,12 @@ name = "my-cluster"
 
 # What a training loop is given: samples of the global batch per second, by the loaders of a host's ranks
 # all at once; and bytes from the host's memory to its devices together. Without them input costs nothing.
-# Where each rank reads only its samples (a data set with indices): what one rank's loader gives, and all of a host.
+# Where each rank reads only its samples (a data set with indices): what one rank's loader gives, what all cores of a
+# host prepare, and what its storage gives.
 # input_rate = 2000
 # rank_input_rate = 500
 # host_input_rate = 1500
+# host_fetch_rate = 4000
 # copy_bandwidth = "25 GB/s"
 
 # Equal hosts are written once. The device kind is one of the presets (H100, A100-SXM4-40GB, L4 ...)

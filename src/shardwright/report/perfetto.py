@@ -21,6 +21,7 @@ from shardwright.report.story import WORK, PlanStory, lane_text, work_of
 
 MAX_RANKS = 16
 MEASURED_OFFSET = 1_000_000
+INPUT_OFFSET = 2_000_000
 
 
 def trace_bytes(story: PlanStory, *, compressed: bool = False) -> bytes:
@@ -32,6 +33,7 @@ def trace_bytes(story: PlanStory, *, compressed: bool = False) -> bytes:
 def events(story: PlanStory) -> Iterator[dict[str, Any]]:
     """Yield all trace events, predicted ranks first."""
     yield from _timeline_events(story.program, story.predicted, "predicted", 0)
+    yield from _input_events(story)
     if story.measured is not None:
         yield from _timeline_events(story.program, story.measured, "measured", MEASURED_OFFSET)
 
@@ -63,6 +65,20 @@ def _timeline_events(
                     "args": {"bytes": float(size)},
                 }
     yield from _arrows(program, timeline, ranks, offset)
+
+
+def _input_events(story: PlanStory) -> Iterator[dict[str, Any]]:
+    """Yield what brings the input of later steps meanwhile, a thread for each resource of a host; of hosts that read
+    alike one."""
+    for thread, (resource, what, seconds) in enumerate(story.feeding):
+        kind, host = resource.split(":")
+        pid = INPUT_OFFSET + int(host)
+        yield from _names(pid, f"predicted input of host {host}", pid)
+        yield _meta("thread_name", pid, thread, kind)
+        yield {
+            "ph": "X", "name": f"{what}, for a later step", "cat": "input", "pid": pid, "tid": thread, "ts": 0.0,
+            "dur": seconds * 1e6, "args": {},
+        }  # fmt: skip
 
 
 def _shown_ranks(program: Program) -> list[tuple[int, ...]]:

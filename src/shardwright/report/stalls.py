@@ -45,10 +45,8 @@ def rate_rows(found: Stalls) -> Iterator[tuple[str, str]]:
 
 def knob_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
     """Yield what would help, the best first."""
-    now = found.rates.speed(0.0)
     for knob in found.knobs():
-        gain = f"{knob.speed / now:.2f}x"
-        yield knob.name, knob.change, rate_text(knob.speed), gain
+        yield knob.name, knob.change, rate_text(knob.speed), f"{knob.gain:.2f}x"
 
 
 def sentences(found: Stalls) -> list[str]:

@@ -74,7 +74,8 @@ class PlanStory:
     The memory of both timelines includes ``process_bytes``, what a rank occupies before the model.
     ``beside`` is what the driver of a GPU sees besides that on the fullest stage: parts and their bytes.
     ``axes``: what each axis of the meshes splits, in words. ``why`` is what speaks for the plan, where
-    that was looked for. ``input_seconds``: how long a step's input takes beneath the step before.
+    that was looked for. ``feeding``: what brings a step's input beneath others, as (resource such as ``disk:0``, what
+    it does, seconds); none where input is never waited for.
     """
 
     plan: Plan
@@ -82,12 +83,17 @@ class PlanStory:
     predicted: Timeline
     measured: Timeline | None = None
     spread_seconds: float = 0.0
-    input_seconds: float = 0.0
+    feeding: tuple[tuple[str, str, float], ...] = ()
     process_bytes: float = 0.0
     beside: tuple[tuple[str, float], ...] = ()
     operators: tuple[OperatorRow, ...] = ()
     axes: tuple[str, ...] = ()
     why: Why | None = None
+
+    @property
+    def input_seconds(self) -> float:
+        """The seconds from one batch to the next, if nobody else is waited for."""
+        return max((seconds for _, _, seconds in self.feeding), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.noise import NoiseScale
-from shardwright.core.program import Kind, Output, Program
+from shardwright.core.program import INPUT_KINDS, Output, Program
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import inputs, noise, stream, trace
@@ -150,7 +150,7 @@ class Executor(Keeping):
     def _mine(self) -> list[int]:
         """Return this rank's instructions, but for the input's: ``train``, or who calls ``step``, sees
         to that."""
-        fed = np.isin(self.program.kind, (Kind.FETCH, Kind.COPY))
+        fed = np.isin(self.program.kind, INPUT_KINDS)
         mine = np.isin(self.program.group, list(self.machine.sites)) & ~fed
         return [int(index) for index in np.flatnonzero(mine)]
 

@@ -149,6 +149,13 @@ def loader_of(given: Any) -> Any:
     return _Again(given) if isinstance(made, Iterator) else made
 
 
+def as_read(loader: Any, batch: int) -> Any:
+    """Return a loader as a rank that needs whole batches reads it: of a data set with indices that many samples at a
+    time, if it has no batches of its own, each with random numbers of its own; any other as it is."""
+    given, needed = _sampled(loader), inputs.Needed(batch, None)
+    return Samples(Reader(0), loader, given, needed, False).reading(0) if given else loader
+
+
 # -- loaders as they are ---------------------------------------------------------------------------
 
 
@@ -322,7 +329,7 @@ class Samples:
     def __iter__(self) -> Walk:
         start = self.reader.start(SAMPLES, self.size, self._seed, resume=self.resume)
         self._order.start = start
-        iterator = iter(self._reading(start.seed))
+        iterator = iter(self.reading(start.seed))
         batch = self._order.batch
 
         def after(count: int) -> Place:
@@ -341,7 +348,7 @@ class Samples:
             done += self._order.batch
             yield inputs.Part(batch) if is_part else batch
 
-    def _reading(self, seed: int) -> DataLoader[Any]:
+    def reading(self, seed: int) -> DataLoader[Any]:
         """Return torch's loader of it, one and the same for all epochs: workers may stay."""
         if self._loader is None:
             options = dict(self.given.options)

@@ -20,7 +20,7 @@ from shardwright.core.program import Call, Program, Segment
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import Prices, Rates, operator_cost, price
-from shardwright.planner.cost.feed import input_costs
+from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.lower import lower
 from shardwright.planner.search import surroundings
 from shardwright.planner.simulate import simulate, with_input
@@ -44,12 +44,12 @@ def tell(plan: Plan, graph: OperatorGraph, cluster: Cluster, table: CostTable) -
         precision=plan.strategy.precision,
     )
     fixed = table.overhead_map.get("process_bytes", 0.0)
-    costs = input_costs(program, graph, find_samples(graph), cluster)
-    timeline = with_input(program, timeline, costs)
+    feeding = input_costs(program, graph, find_samples(graph), cluster)
+    timeline = with_input(program, timeline, feeding)
     return PlanStory(
         plan=plan,
         program=program,
-        input_seconds=max(map(sum, costs.values()), default=0.0),
+        feeding=tuple((one.resource, WORDS[one.kind][1], one.seconds) for one in feeding),
         predicted=with_process(timeline, fixed),
         process_bytes=fixed,
         beside=_beside(program, graph, cluster, int(np.argmax(timeline.peak_bytes))),

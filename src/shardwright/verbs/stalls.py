@@ -78,19 +78,19 @@ def analyse_script(
         ) from error
 
 
-def with_loader(cluster: Cluster, loader: str, watch: Watch) -> Cluster:
-    """Return a cluster whose ranks are given samples as fast as this loader gives them here; itself where none is
-    named.
+def with_loader(cluster: Cluster, loader: str, batch: int, watch: Watch) -> Cluster:
+    """Return a cluster whose ranks are given samples as fast as this loader gives them here, read as in training;
+    itself where none is named. ``batch``: samples of a step, where the loader has no batches of its own.
 
     A rank's rate is that of the loader as it is; that of a host, of its preparation on all of this machine's cores.
     """
     if not loader:
         return cluster
     from shardwright.runtime.capture.models import load_object
-    from shardwright.runtime.reading import loader_of
+    from shardwright.runtime.reading import as_read, loader_of
 
     watch.tell("measuring the loader", 0.0)
-    given = loader_of(load_object(loader, "loader"))
+    given = as_read(loader_of(load_object(loader, "loader")), batch)
     found = analyse(given, lambda batch: None, seconds=LOADER_SECONDS, watch=watch)
     rates, cores = found.rates, max(1, found.cores)
     rank = rates.load(0.0)

@@ -31,6 +31,7 @@ from shardwright.planner.search import (
     survey,
 )
 from shardwright.planner.space import ModulePart, Placement, Seed
+from shardwright.planner.space.samples import batch_size, find_samples
 from shardwright.report.units import seconds_text
 from shardwright.verbs.coverage import coverage
 from shardwright.verbs.evidence import fitted_costs
@@ -65,7 +66,6 @@ def study(
     limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
     given = _fitted(request, is_local=is_here(cluster))  # refused before anything is measured
     machine, is_local = find_cluster(cluster, watch)
-    machine = with_loader(machine, request.loader, watch)
     request = replace(request, precision=possible_precision(machine, request.precision))
     watch.tell("capturing the model", 0.0)
     captured = capture(
@@ -78,6 +78,8 @@ def study(
         outputs=request.outputs,
     )
     graph = captured.graph
+    size = batch_size(graph, find_samples(graph))
+    machine = with_loader(machine, request.loader, size, watch)
     measures = is_local and request.measure != "never"
     machine, num_links = _with_links(machine, watch) if measures else (machine, 0)
     solver = _Solver(graph, machine, request, limits, watch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -12,8 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.core.program import Kind, Program
-from shardwright.planner.cost.feed import input_bytes, input_costs, least_input_seconds
+from shardwright.core.program import INPUT_KINDS, Kind, Program
+from shardwright.planner.cost.feed import (
+    Feeding,
+    input_bytes,
+    input_costs,
+    input_words,
+    least_input_seconds,
+)
 from shardwright.planner.lower import check, lower
 from shardwright.planner.lower.feed import fed
 from shardwright.planner.simulate import simulate, steady_seconds, with_input
@@ -42,24 +48,38 @@ def durations(program: Program, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(0.1, 1.0, program.num_instructions)
 
 
-def durations_with(program: Program, seconds: np.ndarray, fetch: float, copy: float) -> np.ndarray:
+def given_to(program: Program, kinds: dict[Kind, float], hosts: int = 1) -> list[Feeding]:
+    """Return input that takes so long on each host, whatever is read."""
+    meshes = tuple(mesh for mesh in range(len(program.meshes)) if input_bytes(program, mesh))
+    return [
+        Feeding(kind=kind, host=host, meshes=meshes, seconds=seconds)
+        for host in range(hosts)
+        for kind, seconds in kinds.items()
+    ]
+
+
+def durations_with(feeding: Sequence[Feeding], seconds: np.ndarray) -> np.ndarray:
     """Return the durations of a fed Program."""
-    ahead = program.kind[: program.num_instructions - len(seconds)]
-    return np.concatenate([np.where(ahead == Kind.FETCH, fetch, copy), seconds])
+    return np.concatenate([[one.seconds for one in feeding], seconds])
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 3), st.integers(0, 99), st.floats(0, 40), st.floats(0, 40))
-def test_a_step_takes_the_longer_of_input_and_the_rest(
-    which: int, seed: int, fetch: float, copy: float
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 3), st.integers(0, 99), st.integers(1, 2),
+    st.dictionaries(st.sampled_from(INPUT_KINDS[:-1]), st.floats(0, 40)), st.floats(0, 40),
+)  # fmt: skip
+def test_a_step_takes_the_longest_of_what_brings_input_and_the_rest(
+    which: int, seed: int, hosts: int, others: dict[Kind, float], copy: float
 ) -> None:
+    """Each is somebody else's work for another step: none is added to another."""
     program = lowered()[which]
     seconds = durations(program, seed)
     step = simulate(program, seconds).step_seconds
     assert steady_seconds(program, seconds) == pytest.approx(step, rel=1e-9)
-    ahead = fed(program)
-    both = steady_seconds(ahead, durations_with(ahead, seconds, fetch, copy))
-    assert both == pytest.approx(max(step, fetch + copy), rel=1e-9)
+    in_order = {kind: others[kind] for kind in INPUT_KINDS if kind in others} | {Kind.COPY: copy}
+    feeding = given_to(program, in_order, hosts)
+    found = steady_seconds(fed(program, feeding), durations_with(feeding, seconds))
+    assert found == pytest.approx(max(step, *in_order.values()), rel=1e-9)
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 1.5])
@@ -67,9 +87,9 @@ def test_input_beneath_a_step_slows_nothing_down(slowdown: float) -> None:
     for program in lowered():
         seconds = durations(program, 3)
         step = simulate(program, seconds, overlap_slowdown=slowdown).step_seconds
-        ahead = fed(program)
-        given_input = durations_with(ahead, seconds, 0.4 * step, 0.4 * step)
-        found = steady_seconds(ahead, given_input, overlap_slowdown=slowdown)
+        feeding = given_to(program, dict.fromkeys(INPUT_KINDS, 0.9 * step))
+        given_input = durations_with(feeding, seconds)
+        found = steady_seconds(fed(program, feeding), given_input, overlap_slowdown=slowdown)
         assert found == pytest.approx(step, rel=1e-9)
 
 
@@ -81,24 +101,15 @@ def test_rates_of_a_cluster_give_the_step_and_the_memory_of_a_fed_program(
     program, graph = lowered()[which], capture(*zoo.mlp()).graph
     hosts = cluster(2, program.strategy.devices[-1] // 2 + 1)
     where = replace(hosts, input_rate=rate, copy_bandwidth=bandwidth)
-    costs = input_costs(program, graph, find_samples(graph), where)
+    feeding = input_costs(program, graph, find_samples(graph), where)
     assert not input_costs(program, graph, find_samples(graph), hosts)
     size = max(graph.tensors[one].shape[0] for one in graph.inputs)
-    assert {fetch for fetch, _ in costs.values()} == {size / rate}
-    seconds, ahead = durations(program, seed), fed(program)
-    given_input = with_input_of(ahead, seconds, costs)
-    found = with_input(program, simulate(program, seconds), costs)
+    assert {one.seconds for one in feeding if one.kind == Kind.DRAW} == {size / rate}
+    seconds, ahead = durations(program, seed), fed(program, feeding)
+    given_input = durations_with(feeding, seconds)
+    found = with_input(program, simulate(program, seconds), feeding)
     assert steady_seconds(ahead, given_input) == pytest.approx(found.step_seconds, rel=1e-9)
     assert simulate(ahead, given_input).peak_bytes == found.peak_bytes
-
-
-def with_input_of(
-    program: Program, seconds: np.ndarray, costs: dict[int, tuple[float, float]]
-) -> np.ndarray:
-    """Return the durations of a fed Program, by what meshes are to be given."""
-    ahead = np.flatnonzero(np.isin(program.kind, (Kind.FETCH, Kind.COPY))).tolist()
-    own = [costs[int(program.group[i])][int(program.kind[i] == Kind.COPY)] for i in ahead]
-    return np.concatenate([own, seconds])
 
 
 def test_devices_of_a_host_copy_their_shards_over_one_bus() -> None:
@@ -107,14 +118,14 @@ def test_devices_of_a_host_copy_their_shards_over_one_bus() -> None:
     program = lower(graph, seed_strategy(graph, Seed(data=4)))
     for hosts, each in ((1, 4), (2, 2), (4, 1)):
         where = replace(cluster(hosts, each), copy_bandwidth=100.0)
-        found = input_costs(program, graph, find_samples(graph), where)
-        assert found == {0: (0.0, whole / hosts / 100.0)}
+        (found,) = input_costs(program, graph, find_samples(graph), where)
+        assert (found.resource, found.seconds) == ("copy:0", whole / hosts / 100.0)
 
 
 def test_ranks_that_read_their_own_samples_share_the_loaders_of_their_host() -> None:
     graph, samples = capture(*zoo.mlp()).graph, find_samples(capture(*zoo.mlp()).graph)
     size = max(graph.tensors[one].shape[0] for one in graph.inputs)
-    shared, alone = 10.0, 4.0
+    shared, alone, disk = 10.0, 4.0, 7.0
     for seed, hosts, each, rows, on_host in (
         (Seed(), 1, 1, size, size),
         (Seed(data=4), 1, 4, size / 4, size),
@@ -125,50 +136,70 @@ def test_ranks_that_read_their_own_samples_share_the_loaders_of_their_host() -> 
     ):
         program = lower(graph, seed_strategy(graph, seed))
         where = cluster(hosts, each)
-        for rates, expected in (
-            ({"rank_input_rate": alone}, rows / alone),
-            ({"host_input_rate": shared}, on_host / shared),
-            (
-                {"rank_input_rate": alone, "host_input_rate": shared},
-                max(rows / alone, on_host / shared),
-            ),
-        ):
-            costs = input_costs(program, graph, samples, replace(where, **rates))
-            assert costs == {0: (pytest.approx(expected), 0.0)}
-            least = least_input_seconds(size, replace(where, **rates))
-            assert least <= expected * (1 + 1e-9)
+        rates = {"rank_input_rate": alone, "host_input_rate": shared, "host_fetch_rate": disk}
+        expected = {
+            "loader:0": rows / alone, "host:0": on_host / shared, "disk:0": on_host / disk,
+            "copy:0": 0.0,
+        }  # fmt: skip
+        found = input_costs(program, graph, samples, replace(where, **rates))
+        assert {one.resource: one.seconds for one in found} == pytest.approx(expected)
+        assert [one.kind for one in found] == list(INPUT_KINDS)
+        least = least_input_seconds(size, replace(where, **rates))
+        assert least <= max(expected.values()) * (1 + 1e-9)
 
 
-def test_a_loader_works_while_its_batch_is_copied() -> None:
-    """As workers do: a step takes the longer of both, not their sum."""
-    program, graph = lowered()[0], capture(*zoo.mlp()).graph
-    where = replace(cluster(1, 2), host_input_rate=10.0, copy_bandwidth=100.0)
-    samples, size = find_samples(graph), max(graph.tensors[one].shape[0] for one in graph.inputs)
-    ((fetch, copy),) = input_costs(program, graph, samples, where).values()
-    assert copy > 0
-    assert fetch + copy == pytest.approx(max(size / 10.0, copy))
+def test_stages_of_one_host_share_its_resources_and_those_of_two_do_not() -> None:
+    """The first stage reads the inputs, the last the labels: of one host both keep the same disk."""
+    graph, program = capture(*zoo.mlp()).graph, lowered()[2]
+    size = max(graph.tensors[one].shape[0] for one in graph.inputs)
+    assert all(input_bytes(program, mesh) for mesh in (0, 1))
+    for hosts, each, expected in (
+        (1, 2, [("disk:0", 2 * size / 10.0)]),
+        (2, 1, [("disk:0", size / 10.0), ("disk:1", size / 10.0)]),
+    ):
+        where = replace(cluster(hosts, each), host_fetch_rate=10.0)
+        found = input_costs(program, graph, find_samples(graph), where)
+        assert [(o.resource, o.seconds) for o in found if o.kind == Kind.FETCH] == expected
+
+
+def test_what_binds_is_named_with_what_helps() -> None:
+    graph, program, where = capture(*zoo.mlp()).graph, lowered()[0], cluster(1, 2)
+    for rate, words in (
+        ("host_fetch_rate", "storage takes"),
+        ("host_input_rate", "cores takes"),
+        ("rank_input_rate", "loader takes"),
+    ):
+        slow = replace(where, copy_bandwidth=1e12, **{rate: 1.0})
+        feeding = input_costs(program, graph, find_samples(graph), slow)
+        assert words in input_words(slow, feeding, 1.0, (0, 1))
+        assert "what devices compute" in input_words(slow, feeding, 1e6, (0, 1))
 
 
 def test_input_in_the_same_step_is_their_sum() -> None:
     """Who does not work ahead waits: the shift alone makes the difference."""
     program = lowered()[0]
-    seconds, ahead = durations(program, 1), fed(program)
-    at_once = replace(ahead, shift=None)
+    seconds, feeding = durations(program, 1), given_to(program, {Kind.FETCH: 3.0, Kind.COPY: 2.0})
+    at_once = replace(fed(program, feeding), shift=None)
     step = simulate(program, seconds).step_seconds
-    found = steady_seconds(at_once, durations_with(ahead, seconds, 3.0, 2.0))
+    found = steady_seconds(at_once, durations_with(feeding, seconds))
     assert step < found <= step + 5.0 + 1e-9
     assert found >= 5.0 + seconds[program.kind == Kind.UPDATE].max()
 
 
 def test_a_fed_program_is_sound_and_trains_alike_in_the_memory_of_one_more_batch() -> None:
     for program in lowered():
-        ahead = fed(program)
+        ahead = wholly_fed(program)
         check(ahead)
         added = ahead.num_instructions - program.num_instructions
-        assert set(ahead.kind[:added]) == {Kind.FETCH, Kind.COPY}
+        assert list(ahead.kind[:added]) == list(INPUT_KINDS)
         np.testing.assert_array_equal(ahead.kind[added:], program.kind)
-        assert all(ahead.shift_of(index) == -(index < added) for index in range(added + 3))
-    assert trained(fed) == trained(lambda program: program)
+        shifts = [ahead.shift_of(index) for index in range(added + 3)]
+        assert shifts == [-4, -3, -2, -1, 0, 0, 0]
+    assert trained(wholly_fed) == trained(lambda program: program)
+
+
+def wholly_fed(program: Program) -> Program:
+    return fed(program, given_to(program, dict.fromkeys(INPUT_KINDS, 1.0)))
 
 
 def trained(change: Callable[[Program], Program]) -> list[float]:

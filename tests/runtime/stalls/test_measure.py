@@ -1,10 +1,12 @@
 """Analyses of loaders whose costs are known and far apart. How exact the figures are, benchmarks/stalls.py says."""
 
+import multiprocessing
 import os
 import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from shardwright.errors import InputError
@@ -79,6 +81,31 @@ def test_files_are_seen_and_put_out_of_memory(tmp_path):
 
 def test_a_loader_without_files_says_so():
     assert "no file was seen" in looked_at(Items(), 0.001).notes[0]
+
+
+def on_a_rank(rank, store, seconds, found):
+    dist.init_process_group("gloo", f"file://{store}", world_size=2, rank=rank)
+    data = [torch.zeros(4)] * 20
+    seen = analyse(data, lambda batch: time.sleep(seconds[rank]), batches=8)
+    found.put((seen.ranks, seen.resident_seconds, seen.cold_seconds, seen.rates.compute))
+
+
+def test_of_several_ranks_the_slowest_counts(tmp_path):
+    context, seconds = multiprocessing.get_context("fork"), (0.001, 0.02)
+    queue = context.Queue()
+    ranks = [
+        context.Process(target=on_a_rank, args=(rank, tmp_path / "store", seconds, queue))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    one, other = (queue.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    assert one == other
+    assert one[0] == 2
+    assert min(one[1:3]) >= seconds[1]
+    assert one[3] <= 4 / seconds[1]
 
 
 def test_any_iterable_will_do():

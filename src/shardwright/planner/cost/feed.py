@@ -1,12 +1,41 @@
-"""What the input of a step costs: drawn from the loader and copied to devices."""
+"""What the input of a step costs: fetched, prepared, drawn from the loader and copied to devices."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.halo import own_shape
-from shardwright.core.program import Program
+from shardwright.core.program import Kind, Program
 from shardwright.planner.space.samples import Samples, batch_size
+
+# By what an instruction of input is: the name of its resource, what it does in words, and what shortens it.
+WORDS = {
+    Kind.FETCH: ("disk", "fetching from a host's storage", "faster storage or a cache does"),
+    Kind.PREPARE: ("host", "preparing on a host's cores", "more cores or cheaper preparation do"),
+    Kind.DRAW: ("loader", "a rank's loader", "faster loaders do, such as those of more workers"),
+    Kind.COPY: ("copy", "copying from a host to its devices", "smaller samples do"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feeding:
+    """One instruction of a step's input: ``seconds`` that the devices of a host keep one of its resources.
+
+    ``host`` stands for all that read alike, ``meshes`` are those that read there.
+    """
+
+    kind: Kind
+    host: int
+    meshes: tuple[int, ...]
+    seconds: float
+
+    @property
+    def resource(self) -> str:
+        """The name of what it keeps."""
+        return f"{WORDS[self.kind][0]}:{self.host}"
 
 
 def input_bytes(program: Program, mesh: int) -> int:
@@ -21,37 +50,50 @@ def input_bytes(program: Program, mesh: int) -> int:
 
 def input_costs(
     program: Program, graph: OperatorGraph, samples: Samples, cluster: Cluster
-) -> dict[int, tuple[float, float]]:
-    """Return the seconds of fetching a batch and of copying it, by the meshes that read it; nothing where
-    the cluster has no rates of input.
+) -> tuple[Feeding, ...]:
+    """Return the instructions that feed a step, host by host in the order in which a batch goes through them; none
+    where the cluster has no rates of input.
 
-    Devices of one host share its bus, its cores and its storage. A loader works ahead of who copies, so that of
-    reading by ranks only what copying does not hide is fetched.
+    Devices of one host share its storage, its cores and its bus; loaders are each rank's own.
     """
     if not any(cluster.input_rates):
-        return {}
-    sizes = {mesh: input_bytes(program, mesh) for mesh in range(len(program.meshes))}
+        return ()
     batch = batch_size(graph, samples)
-    rows = {mesh: _rows(program, graph, mesh, batch) for mesh in sizes}
-    passing: dict[int, int] = {}  # bytes, by host
-    read: dict[int, dict[int, int]] = {}  # samples, by host and device
-    hosts: dict[int, set[int]] = {}
-    for mesh, size in sizes.items():
-        for device in program.meshes[mesh].devices:
-            host = cluster.devices[device].host
-            passing[host] = passing.get(host, 0) + size
-            mine = read.setdefault(host, {})
-            mine[device] = max(mine.get(device, 0), rows[mesh])
-            hosts.setdefault(mesh, set()).add(host)
-    whole = _seconds(batch, cluster.input_rate)
-    found: dict[int, tuple[float, float]] = {}
-    for mesh in (mesh for mesh, size in sizes.items() if size):
-        copy = _seconds(max(passing[host] for host in hosts[mesh]), cluster.copy_bandwidth)
-        one = _seconds(rows[mesh], cluster.rank_input_rate)
-        most = max(sum(read[host].values()) for host in hosts[mesh])
-        ahead = max(one, _seconds(most, cluster.host_input_rate))
-        found[mesh] = max(whole, ahead - copy), copy
-    return found
+    found: list[Feeding] = []
+    for host, counts in _readers(program, cluster):
+        meshes = tuple(counts)
+        rows = {mesh: _rows(program, graph, mesh, batch) for mesh in meshes}
+        read: dict[int, int] = {}  # samples, by device
+        for mesh, devices in counts.items():
+            read |= {one: max(read.get(one, 0), rows[mesh]) for one in devices}
+        passing = sum(input_bytes(program, mesh) * len(counts[mesh]) for mesh in meshes)
+        drawn = max(
+            _seconds(batch, cluster.input_rate),
+            _seconds(max(read.values()), cluster.rank_input_rate),
+        )
+        given = (
+            (Kind.FETCH, cluster.host_fetch_rate, _seconds(sum(read.values()), cluster.host_fetch_rate)),
+            (Kind.PREPARE, cluster.host_input_rate, _seconds(sum(read.values()), cluster.host_input_rate)),
+            (Kind.DRAW, drawn, drawn),
+            (Kind.COPY, True, _seconds(passing, cluster.copy_bandwidth)),
+        )  # fmt: skip
+        found += [
+            Feeding(kind=kind, host=host, meshes=meshes, seconds=seconds)
+            for kind, is_there, seconds in given
+            if is_there
+        ]
+    return tuple(found)
+
+
+def slowest(feeding: Iterable[Feeding]) -> Feeding | None:
+    """Return what a batch takes longest in; None of no input."""
+    return max(feeding, key=lambda one: one.seconds, default=None)
+
+
+def input_seconds(feeding: Iterable[Feeding]) -> float:
+    """Return the seconds from one batch to the next: while one is copied others are drawn, prepared and fetched."""
+    found = slowest(feeding)
+    return found.seconds if found else 0.0
 
 
 def least_input_seconds(batch: int, cluster: Cluster) -> float:
@@ -61,26 +103,55 @@ def least_input_seconds(batch: int, cluster: Cluster) -> float:
         _seconds(batch, cluster.input_rate),
         _seconds(batch, cluster.rank_input_rate * cluster.num_devices),
         _seconds(batch, cluster.host_input_rate * hosts),
+        _seconds(batch, cluster.host_fetch_rate * hosts),
     )
 
 
 def input_words(
-    cluster: Cluster, input_seconds: float, step_seconds: float, devices: tuple[int, ...]
+    cluster: Cluster, feeding: Iterable[Feeding], step_seconds: float, devices: tuple[int, ...]
 ) -> str:
-    """Say whether a plan's steps wait for input; nothing where the cluster has no rates of it."""
-    if not input_seconds:
+    """Say whether a plan's steps wait for input, and for what; nothing where the cluster has no rates of it."""
+    most = slowest(feeding)
+    if most is None or not most.seconds:
         return ""
-    if input_seconds < step_seconds * (1 - 1e-9):
+    _, what, remedy = WORDS[most.kind]
+    if most.seconds < step_seconds * (1 - 1e-9):
         return (
-            f"input takes {input_seconds:.3g} s a step, beneath a step of {step_seconds:.3g} s: what binds is what "
-            "devices compute and send"
+            f"input takes {most.seconds:.3g} s a step ({what}), beneath a step of {step_seconds:.3g} s: what binds is "
+            "what devices compute and send"
         )
     hosts = len({cluster.devices[device].host for device in devices})
     return (
-        f"input binds: the loaders of {len(devices)} rank{'s'[: len(devices) > 1]} on {hosts} "
-        f"host{'s'[: hosts > 1]} take {input_seconds:.3g} s for a step, and computing takes less; faster devices "
-        "gain nothing, faster loaders do"
+        f"input binds: {what} takes {most.seconds:.3g} s for a step of {len(devices)} "
+        f"rank{'s'[: len(devices) > 1]} on {hosts} host{'s'[: hosts > 1]}, and computing takes less; faster devices "
+        f"gain nothing, {remedy}"
     )
+
+
+def _readers(program: Program, cluster: Cluster) -> list[tuple[int, dict[int, list[int]]]]:
+    """Return a host of every sort that reads input, by its place among all, with its devices by the meshes that read."""
+    places = {
+        host: place for place, host in enumerate(sorted({one.host for one in cluster.devices}))
+    }
+    hosts: dict[int, dict[int, list[int]]] = {}
+    for mesh in range(len(program.meshes)):
+        if input_bytes(program, mesh):
+            for device in program.meshes[mesh].devices:
+                own = hosts.setdefault(places[cluster.devices[device].host], {})
+                own.setdefault(mesh, []).append(device)
+    sorts: dict[object, int] = {}
+    for host in sorted(hosts):
+        sorts.setdefault(_sort(hosts[host]), host)
+    return [(host, hosts[host]) for host in sorts.values()]
+
+
+def _sort(counts: dict[int, list[int]]) -> object:
+    """Return what hosts that read alike have in common: which meshes each of their devices belongs to."""
+    meshes: dict[int, list[int]] = {}
+    for mesh, devices in counts.items():
+        for device in devices:
+            meshes.setdefault(device, []).append(mesh)
+    return tuple(sorted(map(tuple, meshes.values())))
 
 
 def _rows(program: Program, graph: OperatorGraph, mesh: int, batch: int) -> int:

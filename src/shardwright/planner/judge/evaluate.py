@@ -16,7 +16,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step
 from shardwright.planner.cost.burden import is_measured, message_burden
-from shardwright.planner.cost.feed import input_costs
+from shardwright.planner.cost.feed import Feeding, input_costs
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
 from shardwright.planner.judge.ties import doubts_of
@@ -40,7 +40,7 @@ class Evaluation:
 
     ``stage_bytes`` are the peaks per stage, ``least_seconds`` is its additive cost with every
     hideable message hidden (NaN for a strategy which did not come from the additive model).
-    ``input_seconds``: what its input takes beneath a step, 0 where it is never waited for.
+    ``feeding``: what brings its input beneath a step, none where that is never waited for.
     """
 
     strategy: Strategy
@@ -48,7 +48,7 @@ class Evaluation:
     stage_bytes: tuple[float, ...]
     sources: tuple[tuple[str, float], ...]
     least_seconds: float
-    input_seconds: float = 0.0
+    feeding: tuple[Feeding, ...] = ()
 
     @property
     def bytes(self) -> float:
@@ -206,8 +206,8 @@ def evaluate_program(
         scatter_copies=context.cluster.scatter_copies,
         traits=traits,
     )
-    costs = input_costs(program, context.graph, context.facts.samples, context.cluster)
-    timeline = with_input(program, timeline, costs)
+    feeding = input_costs(program, context.graph, context.facts.samples, context.cluster)
+    timeline = with_input(program, timeline, feeding)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)
     peaks = tuple(peak + fixed for peak in timeline.peak_bytes)
     objective = Objective(
@@ -221,7 +221,7 @@ def evaluate_program(
         stage_bytes=peaks,
         sources=prices.by_source(),
         least_seconds=least_seconds,
-        input_seconds=max(map(sum, costs.values()), default=0.0),
+        feeding=feeding,
     )
 
 

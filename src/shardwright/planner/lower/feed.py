@@ -1,60 +1,60 @@
-"""The input of a step as instructions: fetched and copied while the step before computes."""
+"""The input of a step as instructions: fetched, prepared, drawn and copied while the steps before compute."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.program import Kind, Program, resource_classes
-from shardwright.planner.cost.feed import input_bytes
+from shardwright.core.program import INPUT_KINDS, Kind, Program, resource_classes
+from shardwright.planner.cost.feed import Feeding, input_bytes
 
 Ints = NDArray[np.int64]
 
 
-def fed(program: Program) -> Program:
-    """Return a Program that also fetches its input, one step ahead.
+def fed(program: Program, feeding: Sequence[Feeding]) -> Program:
+    """Return a Program that also brings its input, in front of all else.
 
-    Every mesh that reads the batch gets a FETCH and a COPY behind it, both of shift -1 and by one thread of
-    its host, in front of all else; what reads the batch waits for the COPY of its own minibatch. The shards of one more
-    batch are in memory all the time.
+    A batch is copied for the next step (shift -1), and what is done to it before works one step further ahead each. So
+    every resource has a step's time for its part; what reads the batch waits for the COPY of its own minibatch on every host. The
+    shards of one more batch are in memory all the time.
     """
     readers = _readers(program)
-    meshes = [mesh for mesh in range(len(program.meshes)) if len(readers[mesh])]
-    added = 2 * len(meshes)
-    kinds = np.tile([Kind.FETCH, Kind.COPY], len(meshes))
-    resources = len(program.resource_names) + np.repeat(np.arange(len(meshes)), 2)
-    names = (*program.resource_names, *(f"host:{mesh}" for mesh in meshes))
-    copies = {mesh: 2 * place + 1 for place, mesh in enumerate(meshes)}
-    waits = _with_waits(program, added, {i: copies[m] for m in meshes for i in readers[m].tolist()})
+    added = len(feeding)
+    names = (*program.resource_names, *(one.resource for one in feeding))
+    resources = len(program.resource_names) + np.arange(added)
+    lists = _with_waits(program, feeding, readers)
     none = np.zeros(added, dtype=np.int64)
+    ahead = np.array([INPUT_KINDS.index(one.kind) - len(INPUT_KINDS) for one in feeding])
+    meshes = {mesh for one in feeding for mesh in one.meshes}
 
-    def column(ahead: object, name: str) -> NDArray[np.int32]:
+    def column(first: object, name: str) -> NDArray[np.int32]:
         old = getattr(program, name)
-        return np.concatenate([np.broadcast_to(np.asarray(ahead), added), old]).astype(old.dtype)
+        return np.concatenate([np.broadcast_to(np.asarray(first), added), old]).astype(old.dtype)
 
     lags = np.zeros(program.num_instructions) if program.shift is None else program.shift
     return replace(
         program,
-        kind=column(kinds, "kind"),
-        group=column(np.repeat(meshes, 2), "group"),
+        kind=column([one.kind for one in feeding], "kind"),
+        group=column([one.meshes[0] for one in feeding], "group"),
         item=column(-1, "item"),
         microbatch=column(-1, "microbatch"),
         resource=column(resources, "resource"),
         resource_names=names,
         resource_class=resource_classes(names),
-        offset=waits[0],
-        predecessor=waits[1],
+        offset=np.cumsum([0, *map(len, lists)], dtype=np.int64),
+        predecessor=np.array([one for waits in lists for one in waits], dtype=np.int32),
         free_offset=np.concatenate([none, program.free_offset]),
         allocated=column(0, "allocated"),
         freed=column(0, "freed"),
         temporary=column(0, "temporary"),
         base_bytes=tuple(
-            base + (input_bytes(program, mesh) if mesh in copies else 0)
+            base + (input_bytes(program, mesh) if mesh in meshes else 0)
             for mesh, base in enumerate(program.base_bytes)
         ),
-        shift=np.concatenate([np.full(added, -1), lags]).astype(np.int32),
+        shift=np.concatenate([ahead, lags]).astype(np.int32),
     )
 
 
@@ -70,15 +70,20 @@ def _readers(program: Program) -> list[Ints]:
 
 
 def _with_waits(
-    program: Program, added: int, copies: dict[int, int]
-) -> tuple[Ints, NDArray[np.int32]]:
-    """Return the offsets and predecessors behind ``added`` instructions, each COPY waiting for the FETCH
-    before it, and the keys of ``copies`` for their values too."""
-    lists: list[list[int]] = [[] if place % 2 == 0 else [place - 1] for place in range(added)]
-    offset, predecessor = program.offset.tolist(), (program.predecessor + added).tolist()
+    program: Program, feeding: Sequence[Feeding], readers: list[Ints]
+) -> list[list[int]]:
+    """Return what every instruction waits for: input for what is done to it before on the same host, readers of it for
+    every COPY to their mesh."""
+    lists: list[list[int]] = []
+    copies: dict[int, list[int]] = {}  # by who waits for them
+    for place, one in enumerate(feeding):
+        follows = place > 0 and feeding[place - 1].host == one.host
+        lists.append([place - 1] if follows else [])
+        if one.kind == Kind.COPY:
+            for index in (index for mesh in one.meshes for index in readers[mesh].tolist()):
+                copies.setdefault(index, []).append(place)
+    offset, predecessor = program.offset.tolist(), (program.predecessor + len(feeding)).tolist()
     for index in range(program.num_instructions):
         waits = predecessor[offset[index] : offset[index + 1]]
-        lists.append([copies[index], *waits] if index in copies else waits)
-    lengths = np.array([len(waits) for waits in lists], dtype=np.int64)
-    flat = np.array([one for waits in lists for one in waits], dtype=np.int32)
-    return np.concatenate([[0], np.cumsum(lengths)]), flat
+        lists.append([*copies.get(index, ()), *waits])
+    return lists

@@ -10,7 +10,7 @@ from shardwright.core.staleness import MEANS
 from shardwright.core.strategy import MIXED
 from shardwright.core.version import VERSION
 from shardwright.errors import NoPlan
-from shardwright.planner.cost.feed import input_words, least_input_seconds
+from shardwright.planner.cost.feed import input_seconds, input_words, least_input_seconds
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
@@ -189,10 +189,10 @@ def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:
 
 def _of_input(found: Findings, evaluation: Evaluation) -> tuple[str, ...]:
     """Say where a plan waits for its input, and which one of fewer devices waits no longer."""
-    if not 0 < evaluation.seconds * (1 - 1e-9) <= evaluation.input_seconds:
+    if not 0 < evaluation.seconds * (1 - 1e-9) <= input_seconds(evaluation.feeding):
         return ()
     devices = evaluation.strategy.devices
-    text = input_words(found.context.cluster, evaluation.input_seconds, evaluation.seconds, devices)
+    text = input_words(found.context.cluster, evaluation.feeding, evaluation.seconds, devices)
     alike = [
         one
         for one in found.fitting

@@ -3,7 +3,7 @@ than their step's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.program import Program, ResourceClass
 from shardwright.core.timeline import Timeline
-from shardwright.planner.cost.feed import input_bytes
+from shardwright.planner.cost.feed import Feeding, input_bytes, input_seconds
 from shardwright.planner.simulate.columns import shared_groups
 
 if TYPE_CHECKING:
@@ -57,26 +57,24 @@ def steady_seconds(
     return float((ends[-1] - ends[half]) / (len(ends) - 1 - half))
 
 
-def with_input(
-    program: Program, timeline: Timeline, costs: Mapping[int, tuple[float, float]]
-) -> Timeline:
-    """Return the timeline of a step that is given its input while the one before runs.
+def with_input(program: Program, timeline: Timeline, feeding: Sequence[Feeding]) -> Timeline:
+    """Return the timeline of a step that is given its input while others run.
 
-    ``costs``: seconds of fetching and copying it, by the meshes that read it. Such a step takes the longer of
-    both and of what it does, as ``steady_seconds`` finds of a Program that is ``fed``; the next one's
-    shards are there all the time.
+    Such a step takes the longest of its own and of each of ``feeding``, as ``steady_seconds`` finds of a Program that is
+    ``fed``; the next one's shards are there all the time.
     """
-    if not costs:
+    if not feeding:
         return timeline
+    meshes = {mesh for one in feeding for mesh in one.meshes}
     ahead = [
-        input_bytes(program, mesh) if mesh in costs else 0 for mesh in range(len(program.meshes))
+        input_bytes(program, mesh) if mesh in meshes else 0 for mesh in range(len(program.meshes))
     ]
     memory = [
         rows + np.array([0.0, size]) for rows, size in zip(timeline.memory, ahead, strict=True)
     ]
     return replace(
         timeline,
-        step_seconds=max(timeline.step_seconds, *map(sum, costs.values())),
+        step_seconds=max(timeline.step_seconds, input_seconds(feeding)),
         memory=tuple(memory),
         peak_bytes=tuple(
             peak + size for peak, size in zip(timeline.peak_bytes, ahead, strict=True)

@@ -231,6 +231,7 @@ class Analysis:
             else None,
             dataset_samples=self.source.dataset_samples,
             dataset_bytes=self._dataset_bytes(size),
+            prefetch=self.source.prefetch,
             notes=tuple(self.notes),
         )
 

@@ -75,9 +75,14 @@ class Source:
     @property
     def ahead(self) -> int:
         """Batches that may wait to be taken when measuring begins."""
+        return self.workers * self.prefetch
+
+    @property
+    def prefetch(self) -> int:
+        """Batches of each worker that may wait, 0 where nobody can tell."""
         if self._torch is None or not self._torch.num_workers:
             return 0
-        return self._torch.num_workers * (self._torch.prefetch_factor or 2)
+        return self._torch.prefetch_factor or 2
 
     def pick(self, batches: int) -> None:
         """Fix the first so many batches, fewer where the loader has fewer."""

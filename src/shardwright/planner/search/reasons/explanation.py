@@ -57,9 +57,8 @@ def explain(
     tell("shadow prices", 0.95)
     program = lower(graph, plan.strategy, context.facts.samples)
     prices += hardware_prices(program, graph, cluster, table)
-    costs = input_costs(program, graph, context.facts.samples, cluster)
-    given = max(map(sum, costs.values()), default=0.0)
-    words = input_words(cluster, given, plan.predicted.step_seconds, plan.strategy.devices)
+    feeding = input_costs(program, graph, context.facts.samples, cluster)
+    words = input_words(cluster, feeding, plan.predicted.step_seconds, plan.strategy.devices)
     notes += [words] if words else []
     return Reasons(
         decisions=decisions, prices=prices, byte_seconds=byte_seconds, notes=tuple(notes)
