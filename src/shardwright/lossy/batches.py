@@ -139,7 +139,15 @@ class Sockets:
             return done
         code = ctypes.get_errno()
         # A full queue loses packets; a host that is not there says so for the packet before.
-        if code in (errno.EAGAIN, errno.ENOBUFS, errno.ECONNREFUSED, errno.EINTR, errno.EPERM, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        if code in (
+            errno.EAGAIN,
+            errno.ENOBUFS,
+            errno.ECONNREFUSED,
+            errno.EINTR,
+            errno.EPERM,
+            errno.EHOSTUNREACH,
+            errno.ENETUNREACH,
+        ):
             return 0
         raise OSError(code, f"{name}: {os.strerror(code)}")
 

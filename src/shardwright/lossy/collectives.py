@@ -127,8 +127,8 @@ class Sums:
         work = _Sum(self, parts, priority, self._count)
         self._count += 1
         sent: list[_Sent] = []
-        yield from work.ring(flat, sent) if self.tolerance.form == "ring" else work.direct(
-            flat, sent
+        yield from (
+            work.ring(flat, sent) if self.tolerance.form == "ring" else work.direct(flat, sent)
         )
         if self.tolerance.error_feedback:
             self._owed[parts] = sent
@@ -211,7 +211,9 @@ class _Sum:
         yield [message for one in pulls.values() for message in one.messages]
         flat[piece] = total
         for one, received in pulls.items():
-            flat[self._piece(flat, one)] = self._sums.filled((self._parts, (PULL, one)), received)[0]
+            flat[self._piece(flat, one)] = self._sums.filled((self._parts, (PULL, one)), received)[
+                0
+            ]
 
     def ring(self, flat: np.ndarray, sent: list[_Sent]) -> Steps:
         """Sums travel from rank to rank. Where one is lost, the next begins anew with its own value."""
@@ -249,7 +251,9 @@ class _Sum:
             messages.append(self._rank.post(to, number, data, allowance, labels))
         return _Sent(piece.start, values, messages)
 
-    def _await(self, source: int, like: np.ndarray, piece: slice, leg: tuple[int, int]) -> _Received:
+    def _await(
+        self, source: int, like: np.ndarray, piece: slice, leg: tuple[int, int]
+    ) -> _Received:
         messages = []
         for number, part in self._messages(like.dtype, piece, leg):
             shape = self._rank.endpoint.shape(part.stop - part.start, like.itemsize)
@@ -286,7 +290,10 @@ class _Sum:
             classes[first:last] = np.minimum(classes[first:last], bounds.index(given[name]))
         counts = np.bincount(classes, minlength=len(bounds))
         return Allowance(
-            classes, tuple(lost_at_most(_shared(one, hops), int(count)) for one, count in zip(bounds, counts))
+            classes,
+            tuple(
+                lost_at_most(_shared(one, hops), int(count)) for one, count in zip(bounds, counts)
+            ),
         )
 
 

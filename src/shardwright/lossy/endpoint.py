@@ -25,8 +25,8 @@ from shardwright.lossy.packets import (
     HEADER_BYTES,
     WRAP,
     Bytes,
-    Packets,
     PacketKind,
+    Packets,
     Shape,
     Whole,
     blank,
@@ -42,7 +42,9 @@ CONTROL_TOS = 0xE0 | 0x02  # class selector 7; ECN-capable: marked where data wo
 MARKED = 0x03  # both of IP's ECN bits: a switch met congestion
 FEEDBACK_PACKETS, FEEDBACK_SECONDS = 16, 0.001  # as delayed acknowledgements
 REMEMBERED = 4096  # finished messages of each rank, to answer its END again
-EARLY_BYTES = 2**30  # of messages that nobody awaits yet; beyond, packets are dropped, to come again
+EARLY_BYTES = (
+    2**30
+)  # of messages that nobody awaits yet; beyond, packets are dropped, to come again
 
 
 @dataclass(slots=True)
@@ -80,7 +82,9 @@ class Endpoint:
         self.counts = Counts()
         self.failure: RunError | None = None
         self._key = key
-        self._peers = {other: _Peer(Pace(transport, size - 1)) for other in range(size) if other != rank}
+        self._peers = {
+            other: _Peer(Pace(transport, size - 1)) for other in range(size) if other != rank
+        }
         self._incoming: dict[tuple[int, int], Incoming] = {}
         self._early_bytes = 0
         self._turn = 0
@@ -101,7 +105,13 @@ class Endpoint:
         return 8 * self.payload_bytes
 
     def post(
-        self, to: int, number: int, data: np.ndarray, allowance: Allowance, labels: Labels, now: float
+        self,
+        to: int,
+        number: int,
+        data: np.ndarray,
+        allowance: Allowance,
+        labels: Labels,
+        now: float,
     ) -> Outgoing:
         """Begin to send flat data under a number that no earlier message to this rank had."""
         shape = self.shape(len(data), data.itemsize)
@@ -111,7 +121,9 @@ class Endpoint:
         self._peers[to].sent.append(message)
         return message
 
-    def expect(self, source: int, number: int, like: np.ndarray, allowance: Allowance, now: float) -> Incoming:
+    def expect(
+        self, source: int, number: int, like: np.ndarray, allowance: Allowance, now: float
+    ) -> Incoming:
         """Begin to await a message of a form that is known; raises RunError if another one came."""
         message = self._incoming.get((source, number))
         shape = self.shape(len(like), like.itemsize)
@@ -121,16 +133,20 @@ class Endpoint:
         else:
             self._early_bytes -= len(message.memory)
         if message.shape != shape:
-            raise RunError(
-                f"ranks must exchange equal messages, but rank {source} sends {message.shape.elements} values "
-                f"of {message.shape.itemsize} bytes as message {number} and rank {self.rank} awaits "
-                f"{shape.elements} of {shape.itemsize}; give all ranks the same model and settings",
-                rank=self.rank,
-            )
+            raise self._disagreement(message, shape.elements, shape.itemsize)
         message.await_(allowance, now)
         if message.is_done:
             self._finish(message)
         return message
+
+    def _disagreement(self, message: Incoming, elements: int, itemsize: int) -> RunError:
+        shape = message.shape
+        return RunError(
+            f"ranks must exchange equal messages, but message {message.number} of rank {message.source} to rank "
+            f"{self.rank} has {shape.elements} values of {shape.itemsize} bytes on one side and {elements} of "
+            f"{itemsize} on the other; give all ranks the same model and settings",
+            rank=self.rank,
+        )
 
     def take(self, packets: Packets, now: float) -> None:
         """Take packets as they came; ``tos`` is IP's byte as it arrived."""
@@ -167,11 +183,13 @@ class Endpoint:
         message = self._incoming.get((source, number)) or self._early(first)
         if message is None:
             return
-        shape = message.shape
+        shape, said = message.shape, (int(first["elements"]), int(first["itemsize"]))
+        if said != (shape.elements, shape.itemsize):
+            self.failure = self.failure or self._disagreement(message, *said)
+            return
         offsets = heads["offset"].astype(np.int64)
         sizes = np.minimum(shape.values, shape.elements - offsets) * shape.itemsize
         fits = (offsets < shape.elements) & (offsets % shape.values == 0) & (heads["size"] == sizes)
-        fits &= heads["elements"] == shape.elements
         message.take(
             rows, which[fits], offsets[fits], heads["important"][fits] != 0, int(first["need"])
         )
@@ -184,7 +202,12 @@ class Endpoint:
         if self._early_bytes + elements * itemsize > EARLY_BYTES or itemsize not in (1, 2, 4, 8):
             return None
         shape = self.shape(elements, itemsize)
-        message = Incoming(int(head["source"]), int(head["message"]), shape, np.zeros(elements * itemsize, np.uint8))
+        message = Incoming(
+            int(head["source"]),
+            int(head["message"]),
+            shape,
+            np.zeros(elements * itemsize, np.uint8),
+        )
         self._early_bytes += len(message.memory)
         self._incoming[message.source, message.number] = message
         return message
@@ -200,7 +223,9 @@ class Endpoint:
         message = next((one for one in peer.sent if one.number == number), None)
         if kind == PacketKind.FEEDBACK or message is None:
             return
-        missing = mask_of(row[HEADER_BYTES : HEADER_BYTES + int(head["size"])], message.shape.packets)
+        missing = mask_of(
+            row[HEADER_BYTES : HEADER_BYTES + int(head["size"])], message.shape.packets
+        )
         if missing is None:
             return
         if kind == PacketKind.NACK:
@@ -261,9 +286,13 @@ class Endpoint:
         for other, peer in self._peers.items():
             for number, message in peer.answers.items():
                 if message is None:
-                    parts.append(self._answer(other, PacketKind.STOP, number, peer.finished.get(number), now))
+                    parts.append(
+                        self._answer(other, PacketKind.STOP, number, peer.finished.get(number), now)
+                    )
                 else:
-                    parts.append(self._answer(other, PacketKind.NACK, number, bits(~message.seen), now))
+                    parts.append(
+                        self._answer(other, PacketKind.NACK, number, bits(~message.seen), now)
+                    )
                     parts[-1].heads["round"] = message.round
             if not peer.answers and (peer.report_due <= now or peer.unreported >= FEEDBACK_PACKETS):
                 parts.append(self._answer(other, PacketKind.FEEDBACK, 0, None, now))
@@ -321,7 +350,11 @@ class Endpoint:
         packets.lengths += sizes
         packets.tos[:] = message.labels.tos[indices]
         heads = packets.heads
-        heads["offset"], heads["elements"], heads["itemsize"] = offsets, shape.elements, shape.itemsize
+        heads["offset"], heads["elements"], heads["itemsize"] = (
+            offsets,
+            shape.elements,
+            shape.itemsize,
+        )
         heads["important"] = message.labels.important[indices]
         heads["need"] = message.labels.important.sum()
         first = pace.sent(len(indices), now)
@@ -346,8 +379,10 @@ class Endpoint:
         """Whether nothing that was sent awaits its STOP."""
         return not any(peer.sent for peer in self._peers.values())
 
-    def overdue(self, now: float) -> RunError | None:
-        """Return what to say of the first message that is not through in time."""
+    def failed(self, now: float) -> RunError | None:
+        """Return what went wrong: ranks disagree, or a message is not through in time."""
+        if self.failure is not None:
+            return self.failure
         limit = now - self.transport.timeout
         text = "messages must be through within {0:g} s, but {1}; see whether rank {2} still runs and can be reached, or raise timeout"
         for (source, number), one in self._incoming.items():
@@ -361,8 +396,12 @@ class Endpoint:
         for other, peer in self._peers.items():
             for one in peer.sent:
                 if one.posted <= limit:
-                    what = f"rank {other} has not confirmed message {one.number} of rank {self.rank}"
-                    return RunError(text.format(self.transport.timeout, what, other), rank=self.rank)
+                    what = (
+                        f"rank {other} has not confirmed message {one.number} of rank {self.rank}"
+                    )
+                    return RunError(
+                        text.format(self.transport.timeout, what, other), rank=self.rank
+                    )
         return None
 
 

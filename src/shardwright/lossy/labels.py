@@ -30,17 +30,13 @@ def labelled(
     important = np.zeros(shape.packets, np.bool_)
     if allowed and tolerance.important:
         important[ranked[-math.ceil(tolerance.important * shape.packets) :]] = True
-    droppable = np.zeros(shape.packets, np.bool_)
     is_front = priority < PRIORITIES // 2
-    match tolerance.droppable:
-        case "magnitude":
-            droppable[ranked[: 4 * allowed]] = True
-        case "layer" if is_front:
-            droppable[-4 * allowed or shape.packets :] = True
-        case "both":
-            droppable[ranked[: (4 if is_front else 2) * allowed]] = True
-        case _:
-            pass
+    offered = {"magnitude": 4, "layer": 4 * is_front, "both": 4 if is_front else 2, "none": 0}
+    by_magnitude = tolerance.droppable in ("magnitude", "both")
+    candidates = ranked if by_magnitude else np.arange(shape.packets)[::-1]
+    droppable = np.zeros(shape.packets, np.bool_)
+    chosen = candidates[~important[candidates]]
+    droppable[chosen[: offered[tolerance.droppable] * allowed]] = True
     queue = (PRIORITIES - 1 - priority) << 5
-    tos = np.where(droppable & ~important, queue, queue | ECN_CAPABLE)
+    tos = np.where(droppable, queue, queue | ECN_CAPABLE)
     return Labels(important, tos.astype(np.uint8))

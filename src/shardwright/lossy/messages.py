@@ -140,7 +140,11 @@ class Incoming:
     def end(self, round_: int, need: int, now: float, grace: float) -> None:
         """END has come: decide soon, when what it overtook has had time to come."""
         self._need, self._has_ended = need, True
-        if not self.is_done and self.is_awaited and (round_ > self.round or self.decide_at == np.inf):
+        if (
+            not self.is_done
+            and self.is_awaited
+            and (round_ > self.round or self.decide_at == np.inf)
+        ):
             self.round = max(self.round, round_)
             self.decide_at = now + grace
 

@@ -48,7 +48,9 @@ class LossyRank:
         self.endpoint, self._clock = endpoint, clock
         self.rank, self.size = endpoint.rank, endpoint.size
 
-    def post(self, to: int, number: int, data: np.ndarray, allowance: Allowance, labels: Labels) -> Outgoing:
+    def post(
+        self, to: int, number: int, data: np.ndarray, allowance: Allowance, labels: Labels
+    ) -> Outgoing:
         """Begin to send."""
         return self.endpoint.post(to, number, data, allowance, labels, self._clock())
 
@@ -61,11 +63,18 @@ class LossyNetwork:
     """Ranks and the packets under way between them."""
 
     def __init__(
-        self, size: int, faults: Faults, seed: int, transport: Transport | None = None, key: bytes = bytes(16)
+        self,
+        size: int,
+        faults: Faults,
+        seed: int,
+        transport: Transport | None = None,
+        key: bytes = bytes(16),
     ) -> None:
         self.now = 0.0
         self.faults = faults
-        self.endpoints = [Endpoint(rank, size, key, transport or Transport()) for rank in range(size)]
+        self.endpoints = [
+            Endpoint(rank, size, key, transport or Transport()) for rank in range(size)
+        ]
         self._random = np.random.default_rng(seed)
         self._under_way: list[tuple[float, int, int, np.ndarray, int, int]] = []
         self._count = 0
@@ -73,9 +82,7 @@ class LossyNetwork:
     def run(self, target: Callable[[LossyRank], Steps[T]]) -> list[T]:
         """Run ``target`` as every rank that is not dead until all are through and all is confirmed."""
         alive = [one for one in range(len(self.endpoints)) if one not in self.faults.dead]
-        steps = {
-            one: target(LossyRank(self.endpoints[one], lambda: self.now)) for one in alive
-        }
+        steps = {one: target(LossyRank(self.endpoints[one], lambda: self.now)) for one in alive}
         results: dict[int, T] = {}
         awaited: dict[int, Sequence[Waiting]] = dict.fromkeys(alive, ())
         while True:
@@ -130,7 +137,7 @@ class LossyNetwork:
             raise RunError("ranks must not wait for what nobody sends, but all of them do")
         self.now = max(self.now, moment)
         for rank in alive:
-            failure = self.endpoints[rank].overdue(self.now)
+            failure = self.endpoints[rank].failed(self.now)
             if failure is not None:
                 raise failure
         while self._under_way and self._under_way[0][0] <= self.now:

@@ -17,7 +17,9 @@ from shardwright.lossy.settings import Transport
 GAIN = 1 / 16  # DCTCP's g
 TOLERATED_LOSS = 0.05  # at least: a network that loses less is not congested but lossy
 STALL_SECONDS = 0.02  # at least; silence for that long says that what is under way is lost
-BURST_BYTES = 16_384  # what may be sent at once where packets are spaced: a thread sleeps a millisecond
+BURST_BYTES = (
+    16_384  # what may be sent at once where packets are spaced: a thread sleeps a millisecond
+)
 
 
 def ahead(later: int, earlier: int) -> int:
@@ -112,7 +114,9 @@ class Pace:
         self._heard = now
         trip = (int(now * 1e6) - report.echo) % WRAP / 1e6
         if trip < 60:
-            self.round_trip = trip if not self.round_trip else 0.875 * self.round_trip + 0.125 * trip
+            self.round_trip = (
+                trip if not self.round_trip else 0.875 * self.round_trip + 0.125 * trip
+            )
         highest = report.highest if sent > 0 else self._last.highest
         self._last = Report(highest, report.received, report.marked, report.echo)
         for place, count in enumerate((max(0, sent), received, marked)):

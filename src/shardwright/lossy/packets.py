@@ -111,7 +111,9 @@ def joined(parts: list[Packets]) -> Packets:
 
 def seal(packets: Packets, key: bytes) -> None:
     """Write checksums."""
-    packets.heads["checksum"] = _checksums(packets.rows.view(np.uint64), packets.rows, packets.lengths, *_halves(key))
+    packets.heads["checksum"] = _checksums(
+        packets.rows.view(np.uint64), packets.rows, packets.lengths, *_halves(key)
+    )
 
 
 def genuine(rows: Bytes, lengths: Whole, key: bytes) -> Mask:
@@ -119,7 +121,9 @@ def genuine(rows: Bytes, lengths: Whole, key: bytes) -> Mask:
     heads = heads_of(rows)
     fits = (lengths >= HEADER_BYTES) & (heads["magic"] == MAGIC)
     fits &= lengths == HEADER_BYTES + heads["size"].astype(np.int64)
-    known = _checksums(rows.view(np.uint64), rows, np.where(fits, lengths, HEADER_BYTES), *_halves(key))
+    known = _checksums(
+        rows.view(np.uint64), rows, np.where(fits, lengths, HEADER_BYTES), *_halves(key)
+    )
     return fits & (heads["checksum"] == known)
 
 
@@ -186,7 +190,9 @@ def lay(rows: Bytes, data: Bytes, starts: Whole, sizes: Whole) -> None:
 
 
 @compiled
-def place(rows: Bytes, which: Whole, indices: Whole, stride: int, memory: Bytes, seen: Mask) -> Mask:
+def place(
+    rows: Bytes, which: Whole, indices: Whole, stride: int, memory: Bytes, seen: Mask
+) -> Mask:
     """Copy values of some rows to where they belong; return which of the packets are new."""
     fresh = np.zeros(len(which), np.bool_)
     for one in range(len(which)):

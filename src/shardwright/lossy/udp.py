@@ -55,6 +55,7 @@ class UdpRank:
                 "all ranks must use equal transport settings, but theirs differ; give each the same"
             )
         self._sockets.know([one[0] for one in said])
+        self.address = self._sockets.address
         self.rank, self.size = rank, len(said)
         self.endpoint = Endpoint(rank, self.size, said[0][1], transport)
         self._dropper = dropper
@@ -143,7 +144,7 @@ class UdpRank:
             if come is not None:
                 self.endpoint.take(come, now)
             packets = self.endpoint.emit(now, BATCH)
-            failure = self.endpoint.overdue(now)
+            failure = self.endpoint.failed(now)
             due = now if come is not None else self.endpoint.due(now)
             self._changed.notify_all()
         if packets is not None:
