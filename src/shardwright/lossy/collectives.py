@@ -8,7 +8,7 @@ messages to wait for, and whoever drives them goes on when all of these are done
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol
@@ -188,32 +188,36 @@ class _Sum:
         """Every rank sends each other rank its piece, sums its own, and sends the sum to all."""
         size, mine = self._rank.size, self._rank.rank
         others = [(mine + 1 + step) % size for step in range(size - 1)]
-        given = flat.copy()
+        given, piece = flat.copy(), self._piece(flat, mine)
         places = [(one, self._piece(flat, one)) for one in others]
         sent += [self._post(one, given[where], where, (PUSH, 0)) for one, where in places]
-        pushed = {one: self._await(one, flat, self._piece(flat, mine), (PUSH, 0)) for one in others}
-        yield [message for one in pushed.values() for message in one.messages]
-        piece = self._piece(flat, mine)
-        total, counts = np.zeros(0, flat.dtype), np.zeros(piece.stop - piece.start, np.int64)
+        pushed = {one: self._await(one, flat, piece, (PUSH, 0)) for one in others}
+        yield _messages_of(pushed)
+        total = self._total(given[piece], pushed)
+        pulls = {one: self._await(one, flat, where, (PULL, 0)) for one, where in places}
+        for one in others:
+            self._post(one, total, piece, (PULL, 0))
+        yield _messages_of(pulls)
+        flat[piece] = total
+        for one, received in pulls.items():
+            flat[self._piece(flat, one)] = self._sums.filled((self._parts, (PULL, one)), received)[
+                0
+            ]
+
+    def _total(self, own: np.ndarray, pushed: Mapping[int, _Received]) -> np.ndarray:
+        """Add up what came, in rank order."""
+        size, total = self._rank.size, np.zeros(0, own.dtype)
+        counts = np.zeros(len(own), np.int64)
         for one in range(size):
-            if one == mine:
-                values, seen = given[piece], np.ones(len(counts), np.bool_)
-            else:
+            values, seen = own, np.True_
+            if one in pushed:
                 values, seen = self._sums.filled((self._parts, one), pushed[one])
             # Not from zero: minus zero plus zero is plus zero.
             total = total + values if one else values.copy()
             counts += seen
         if self._sums.tolerance.fill == "rescale":
             total = total * (size / counts).astype(total.dtype)
-        pulls = {one: self._await(one, flat, where, (PULL, 0)) for one, where in places}
-        for one in others:
-            self._post(one, total, piece, (PULL, 0))
-        yield [message for one in pulls.values() for message in one.messages]
-        flat[piece] = total
-        for one, received in pulls.items():
-            flat[self._piece(flat, one)] = self._sums.filled((self._parts, (PULL, one)), received)[
-                0
-            ]
+        return total
 
     def ring(self, flat: np.ndarray, sent: list[_Sent]) -> Steps:
         """Sums travel from rank to rank. Where one is lost, the next begins anew with its own value."""
@@ -295,6 +299,10 @@ class _Sum:
                 lost_at_most(_shared(one, hops), int(count)) for one, count in zip(bounds, counts)
             ),
         )
+
+
+def _messages_of(received: Mapping[int, _Received]) -> list[Incoming]:
+    return [message for one in received.values() for message in one.messages]
 
 
 def _shared(bound: float, hops: int) -> Fraction:

@@ -7,7 +7,7 @@ can be repeated, and one that would hang ends at once with what was waited for.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,30 +81,36 @@ class LossyNetwork:
 
     def run(self, target: Callable[[LossyRank], Steps[T]]) -> list[T]:
         """Run ``target`` as every rank that is not dead until all are through and all is confirmed."""
-        alive = [one for one in range(len(self.endpoints)) if one not in self.faults.dead]
+        alive = self._alive
         steps = {one: target(LossyRank(self.endpoints[one], lambda: self.now)) for one in alive}
         results: dict[int, T] = {}
         awaited: dict[int, Sequence[Waiting]] = dict.fromkeys(alive, ())
-        while True:
-            for rank in [one for one in awaited if all(part.is_done for part in awaited[one])]:
+        while awaited or not self._is_quiet():
+            for rank in _ready(awaited):
                 try:
                     awaited[rank] = next(steps[rank])
                 except StopIteration as end:
                     results[rank] = end.value
                     del awaited[rank]
-            self._emit(alive)
-            if not awaited and all(self.endpoints[one].is_quiet for one in alive):
-                return [results[one] for one in alive]
-            if not any(all(part.is_done for part in parts) for parts in awaited.values()):
-                self._advance(alive)
+            self._emit()
+            if not _ready(awaited) and (awaited or not self._is_quiet()):
+                self._advance()
+        return [results[one] for one in alive]
+
+    @property
+    def _alive(self) -> list[int]:
+        return [one for one in range(len(self.endpoints)) if one not in self.faults.dead]
+
+    def _is_quiet(self) -> bool:
+        return all(self.endpoints[one].is_quiet for one in self._alive)
 
     def inject(self, packets: Packets) -> None:
         """Put packets of anybody on the network; nothing happens to them there."""
         for row in range(len(packets)):
             self._deliver(packets, row, self.now)
 
-    def _emit(self, alive: Sequence[int]) -> None:
-        for rank in alive:
+    def _emit(self) -> None:
+        for rank in self._alive:
             while (packets := self.endpoints[rank].emit(self.now)) is not None:
                 for row in range(len(packets)):
                     self._send(packets, row)
@@ -128,15 +134,15 @@ class LossyNetwork:
         what = (int(packets.to[row]), bytes_, int(packets.lengths[row]), int(packets.tos[row]))
         heapq.heappush(self._under_way, (time, self._count, *what))
 
-    def _advance(self, alive: Sequence[int]) -> None:
+    def _advance(self) -> None:
         """Go on to the next moment at which something happens."""
-        times = [self.endpoints[one].due(self.now) for one in alive]
+        times = [self.endpoints[one].due(self.now) for one in self._alive]
         times += [self._under_way[0][0]] if self._under_way else []
         moment = min(times, default=np.inf)
         if moment == np.inf:
             raise RunError("ranks must not wait for what nobody sends, but all of them do")
         self.now = max(self.now, moment)
-        for rank in alive:
+        for rank in self._alive:
             failure = self.endpoints[rank].failed(self.now)
             if failure is not None:
                 raise failure
@@ -145,3 +151,8 @@ class LossyNetwork:
             if to not in self.faults.dead:
                 one = (np.array([length]), np.array([to]), np.array([tos], np.uint8))
                 self.endpoints[to].take(Packets(bytes_[None], *one), self.now)
+
+
+def _ready(awaited: Mapping[int, Sequence[Waiting]]) -> list[int]:
+    """Return the ranks that can go on."""
+    return [one for one, parts in awaited.items() if all(part.is_done for part in parts)]

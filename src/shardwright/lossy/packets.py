@@ -18,6 +18,8 @@ from shardwright.planner.compiled import compiled, inner
 Bytes = NDArray[np.uint8]
 Whole = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Word = np.uint64
+Words = tuple[Word, Word, Word, Word]
 
 MAGIC = 0xD1C9
 HEADER_BYTES = 48
@@ -133,7 +135,7 @@ def _halves(key: bytes) -> tuple[np.uint64, np.uint64]:
 
 
 @inner
-def _turn(v0, v1, v2, v3):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _turn(v0: Word, v1: Word, v2: Word, v3: Word) -> Words:
     v0 += v1
     v1 = ((v1 << np.uint64(13)) | (v1 >> np.uint64(51))) ^ v0
     v0 = (v0 << np.uint64(32)) | (v0 >> np.uint64(32))
@@ -148,7 +150,7 @@ def _turn(v0, v1, v2, v3):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN2
 
 
 @inner
-def _absorbed(v0, v1, v2, v3, word):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _absorbed(v0: Word, v1: Word, v2: Word, v3: Word, word: Word) -> Words:
     v3 ^= word
     v0, v1, v2, v3 = _turn(v0, v1, v2, v3)
     v0, v1, v2, v3 = _turn(v0, v1, v2, v3)
