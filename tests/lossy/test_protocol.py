@@ -259,7 +259,7 @@ def test_labels_protect_the_largest_and_offer_the_smallest_and_put_front_layers_
 
 def test_marks_shrink_the_window_and_tolerated_losses_do_not():
     def after(*, lost, marked):
-        pace, now = Pace(SMALL, 1), 0.0
+        pace, now = Pace(SMALL), 0.0
         total = Report()
         for _ in range(30):
             now += 0.001

@@ -6,6 +6,7 @@ at the time ``due`` names.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -83,7 +84,7 @@ class Endpoint:
         self.failure: RunError | None = None
         self._key = key
         self._peers = {
-            other: _Peer(Pace(transport, size - 1)) for other in range(size) if other != rank
+            other: _Peer(Pace(transport)) for other in range(size) if other != rank
         }
         self._incoming: dict[tuple[int, int], Incoming] = {}
         self._early_bytes = 0
@@ -116,10 +117,20 @@ class Endpoint:
         """Begin to send flat data under a number that no earlier message to this rank had."""
         shape = self.shape(len(data), data.itemsize)
         message = Outgoing(to, number, shape, data.view(np.uint8), allowance, labels)
-        message.posted = now
+        message.posted, message.not_before = now, now + self._turn_seconds(to, data.nbytes)
         self._tolerated = max(self._tolerated, sum(allowance.allowed) / shape.packets)
         self._peers[to].sent.append(message)
         return message
+
+    def _turn_seconds(self, to: int, num_bytes: int) -> float:
+        """Return how long to wait so that ranks which send at once come in turns, none to or from two.
+
+        In its turn a message has the whole line. None is later than if all shared it all the time.
+        """
+        if math.isinf(self.transport.rate):
+            return 0.0
+        place = (to - self.rank - 1) % self.size
+        return place * num_bytes / self.transport.rate
 
     def expect(
         self, source: int, number: int, like: np.ndarray, allowance: Allowance, now: float
@@ -327,6 +338,8 @@ class Endpoint:
         peer.pace.check_silence(now)
         quota, parts = min(room, peer.pace.quota(now)), []
         for message in peer.sent:
+            if message.not_before > now:
+                continue
             if message.has_data and quota > 0:
                 indices = message.take(quota, now)
                 quota -= len(indices)
@@ -370,8 +383,9 @@ class Endpoint:
                 return now
             times.append(peer.report_due)
             times += [one.end_due() for one in peer.sent]
-            if any(one.has_data for one in peer.sent):
-                times.append(peer.pace.due(now))
+            waiting = [one.not_before for one in peer.sent if one.has_data]
+            if waiting:
+                times.append(max(peer.pace.due(now), min(waiting)))
         return min(times, default=np.inf)
 
     @property

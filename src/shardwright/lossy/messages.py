@@ -51,6 +51,7 @@ class Outgoing:
         self.num_resent = 0
         self.num_ends = 0
         self.posted = 0.0
+        self.not_before = 0.0
         self._queue = np.argsort(~labels.important, kind="stable")
         self._end_due = 0.0
 

@@ -40,9 +40,9 @@ class Report:
 class Pace:
     """What may be sent to one rank now."""
 
-    def __init__(self, transport: Transport, fan_in: int) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.window = float(transport.window)
-        self.rate = transport.rate / max(1, fan_in)
+        self.rate = transport.rate
         self.round_trip = 0.0
         self.sequence = 0
         self._most = transport.most_window

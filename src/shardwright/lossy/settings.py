@@ -78,7 +78,7 @@ class Transport:
 
     ``packet_bytes`` is what UDP carries in one packet: what fits the network's MTU less 28. ``rate``
     is what a host's link carries, in bytes per second, where it is known: packets are then spaced in
-    time, and shared fairly among the senders of an incast. Without it only the window adapts.
+    time, and ranks that send at once take turns. Without it only the window adapts.
     ``ports`` is how many source ports packets are sprayed over, which spreads them over equal paths.
 
     Seconds: ``grace`` after the end of a message has arrived, in which late packets still count;
