@@ -165,7 +165,9 @@ def main() -> None:
             subprocess.run(["ip", "-n", name, "link", "set", "eth0", "mtu", str(MTU)], check=True)
         drop_at(f"v{names[0]}", options.drop)
         ranks = [
-            forking.Process(target=rank_main, args=(rank, name, options, barrier, results), daemon=True)
+            forking.Process(
+                target=rank_main, args=(rank, name, options, barrier, results), daemon=True
+            )
             for rank, name in enumerate(names)
         ]
         for rank in ranks:
@@ -178,9 +180,14 @@ def main() -> None:
                 rank.kill()
         report(options, said)
         counted = subprocess.run(
-            ["tc", "-s", "qdisc", "show", "dev", f"v{names[0]}"], capture_output=True, text=True, check=True
+            ["tc", "-s", "qdisc", "show", "dev", f"v{names[0]}"],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
-        print("the port:", re.search(r"tbf.*?Sent.*?\n", counted, re.DOTALL).group().replace("\n", ""))
+        print(
+            "the port:", re.search(r"tbf.*?Sent.*?\n", counted, re.DOTALL).group().replace("\n", "")
+        )
 
 
 if __name__ == "__main__":

@@ -83,9 +83,7 @@ class Endpoint:
         self.counts = Counts()
         self.failure: RunError | None = None
         self._key = key
-        self._peers = {
-            other: _Peer(Pace(transport)) for other in range(size) if other != rank
-        }
+        self._peers = {other: _Peer(Pace(transport)) for other in range(size) if other != rank}
         self._incoming: dict[tuple[int, int], Incoming] = {}
         self._early_bytes = 0
         self._turn = 0

@@ -29,12 +29,11 @@ class Recipe:
 
     def apply(self) -> None:
         """Run the commands; where one fails, undo those before and raise InputError with its words."""
-        for command in self.setup:
-            done = subprocess.run(
-                shlex.split(command), capture_output=True, text=True, check=False
-            )
+        for place, command in enumerate(self.setup):
+            done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                self.revert()
+                if place:  # what the first found there is somebody else's
+                    self.revert()
                 raise InputError(
                     f"a switch must take every command, but {command!r} said {done.stderr.strip()!r}; it needs "
                     "root, and a kernel with what it names"
