@@ -7,6 +7,7 @@ it is needed.
 
 from typing import TYPE_CHECKING, Any
 
+from shardwright.lossy.calibration import Calibration, calibrate
 from shardwright.lossy.collectives import Parts, Sums
 from shardwright.lossy.settings import Tolerance, Transport
 from shardwright.lossy.udp import UdpRank, seeded_dropper
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from shardwright.lossy.hook import Lossy, join, own_address, register
 
 __all__ = [
-    "Lossy", "Parts", "Sums", "Tolerance", "Transport", "UdpRank", "join", "own_address",
-    "register", "seeded_dropper",
+    "Calibration", "Lossy", "Parts", "Sums", "Tolerance", "Transport", "UdpRank", "calibrate", "join",
+    "own_address", "register", "seeded_dropper",
 ]  # fmt: skip
 
 
