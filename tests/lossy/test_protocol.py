@@ -257,6 +257,26 @@ def test_labels_protect_the_largest_and_offer_the_smallest_and_put_front_layers_
         assert {int(one) >> 5 for one in labels.tos} == {7 - priority}
 
 
+def test_ranks_that_know_the_line_take_turns_and_packets_of_any_size_fit_its_pace():
+    """Eight messages of a second each into one line: the last is through after eight, none much earlier
+    than its turn; packets may be larger than what is sent at once."""
+    for packet_bytes in (1448, 65_000):
+        transport = Transport(rate=1e5, packet_bytes=packet_bytes, timeout=60)
+        network, ends = LossyNetwork(9, Faults(), 0, transport), []
+
+        def target(rank, network=network, ends=ends):
+            data = np.zeros(12_500)
+            shape = rank.endpoint.shape(len(data), 8)
+            if rank.rank:
+                yield [rank.post(0, 1, data, uniform(shape, 0), unlabelled(shape))]
+                ends.append(network.now)
+            else:
+                yield [rank.expect(one, 1, data, uniform(shape, 0)) for one in range(1, 9)]
+
+        network.run(target)
+        np.testing.assert_allclose(ends, np.arange(1, 9), atol=0.7)
+
+
 def test_marks_shrink_the_window_and_tolerated_losses_do_not():
     def after(*, lost, marked):
         pace, now = Pace(SMALL), 0.0

@@ -17,12 +17,32 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright import lossy
 from shardwright.errors import InputError, RunError
 from shardwright.lossy import Sums, Tolerance, Transport
+from shardwright.lossy.batches import Sockets
+from shardwright.lossy.packets import blank
 from tests.runtime.world import run_ranks
 
 pytestmark = pytest.mark.ranks
 HERE = "127.0.0.1"
 STEPS = 4
 BATCH = 16
+
+
+def test_packets_bear_their_labels_and_come_from_all_ports() -> None:
+    sockets = Sockets(HERE, 3, 256)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind((HERE, 0))
+        other.settimeout(10)
+        sockets.know([other.getsockname(), sockets.address])
+        packets = blank(150, 256)
+        packets.tos[:] = [0xE2, 0x20, 0x02] * 50
+        packets.rows[:, 8], packets.to[:] = np.arange(150), 1
+        assert sockets.send(packets) == 150
+        for came in iter(sockets.receive, None):
+            assert np.array_equal(came.tos, packets.tos[came.rows[:, 8]])
+        packets.to[:] = 0
+        sockets.send(packets)
+        assert len({other.recvfrom(256)[1] for _ in range(150)}) == 3
+    sockets.close()
 
 
 def drawn(rank: int) -> np.ndarray:

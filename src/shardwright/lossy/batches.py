@@ -6,6 +6,7 @@ with another busy thread costs milliseconds. Linux with 64-bit addresses only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -19,6 +20,7 @@ from shardwright.errors import InputError
 from shardwright.lossy.packets import Packets, blank
 
 BATCH = 64
+RECEIVE_BYTES = 2**23  # an incast that comes while the thread has no processor
 _MESSAGE = np.dtype(
     [
         ("name", "u8"), ("namelen", "u4"), ("pad0", "u4"), ("iov", "u8"), ("iovlen", "u8"),
@@ -32,7 +34,7 @@ _CONTROL = np.dtype(
 )
 _ADDRESS = np.dtype([("family", "u2"), ("port", ">u2"), ("address", "u4"), ("zero", "u8")])
 _CONTROL_BYTES = 20  # a control message with one int, as CMSG_LEN counts it
-_IP_RECVTOS = 13
+_IP_RECVTOS, _SO_RCVBUFFORCE = 13, 33
 
 
 def why_not() -> str:
@@ -80,7 +82,9 @@ class Sockets:
             one.bind((host, 0))
         first = self._sockets[0]
         first.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
-        first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**23)
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        with contextlib.suppress(PermissionError):  # beyond the system's limit, for root
+            first.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BYTES)
         self.address: tuple[str, int] = first.getsockname()
         self._library = ctypes.CDLL(None, use_errno=True)
         self._out, self._in = _Headers(), _Headers()

@@ -82,6 +82,7 @@ class Endpoint:
         self.rank, self.size, self.transport = rank, size, transport
         self.counts = Counts()
         self.failure: RunError | None = None
+        self.num_done = 0
         self._key = key
         self._peers = {other: _Peer(Pace(transport)) for other in range(size) if other != rank}
         self._incoming: dict[tuple[int, int], Incoming] = {}
@@ -243,6 +244,7 @@ class Endpoint:
             message.accepted(missing)
             self.counts.resent += message.num_resent
             peer.sent.remove(message)
+            self.num_done += 1
 
     def _take_end(self, peer: _Peer, head: np.void, now: float) -> None:
         number = int(head["message"])
@@ -253,6 +255,7 @@ class Endpoint:
             message.end(int(head["round"]), int(head["need"]), now, self.transport.grace)
 
     def _finish(self, message: Incoming) -> None:
+        self.num_done += 1
         peer = self._peers[message.source]
         del self._incoming[message.source, message.number]
         missing = ~message.seen

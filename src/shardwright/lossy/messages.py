@@ -7,7 +7,6 @@ arguments, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -199,8 +198,3 @@ def mask_of(data: Bytes, packets: int) -> Mask | None:
 def elements_of(mask: Mask, shape: Shape) -> Mask:
     """Return which elements a mask of packets covers."""
     return np.repeat(mask, shape.values)[: shape.elements]
-
-
-def joint(parts: Sequence[Mask]) -> Mask:
-    """Return the masks of consecutive messages as one."""
-    return np.concatenate(parts) if parts else np.zeros(0, np.bool_)

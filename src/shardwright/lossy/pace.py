@@ -53,7 +53,8 @@ class Pace:
         self._round_end = 0
         self._round = [0, 0, 0]  # sent, received, marked
         self._heard = 0.0
-        self._tokens, self._filled = float(BURST_BYTES), 0.0
+        self._burst = float(max(BURST_BYTES, transport.packet_bytes))
+        self._tokens, self._filled = self._burst, 0.0
 
     @property
     def under_way(self) -> int:
@@ -71,7 +72,7 @@ class Pace:
         if math.isinf(self.rate) or room <= 0:
             return max(0, room)
         gained = (now - self._filled) * self.rate
-        self._tokens, self._filled = min(float(BURST_BYTES), self._tokens + gained), now
+        self._tokens, self._filled = min(self._burst, self._tokens + gained), now
         return max(0, min(room, int(self._tokens // self._packet_bytes)))
 
     def due(self, now: float) -> float:
@@ -81,7 +82,8 @@ class Pace:
         if math.isinf(self.rate):
             return now
         lacking = self._packet_bytes - self._tokens - (now - self._filled) * self.rate
-        return now + max(0.0, lacking) / self.rate
+        # Long enough for the clock to go on: what lacks may be less than a rounding error.
+        return now + max(lacking / self.rate, 1e-5) if lacking > 0 else now
 
     @property
     def _stall_seconds(self) -> float:

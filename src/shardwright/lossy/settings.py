@@ -66,11 +66,6 @@ class Tolerance:
                 "fill='zero', or error_feedback=False"
             )
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether nothing may be lost at all."""
-        return not (self.push or self.pull or any(self.bounds.values()))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:

@@ -141,12 +141,14 @@ class UdpRank:
             come = _without(come, self._dropper(come))
         now = time.monotonic()
         with self._changed:
+            before = self.endpoint.num_done
             if come is not None:
                 self.endpoint.take(come, now)
             packets = self.endpoint.emit(now, BATCH)
             failure = self.endpoint.failed(now)
             due = now if come is not None else self.endpoint.due(now)
-            self._changed.notify_all()
+            if self.endpoint.num_done > before:
+                self._changed.notify_all()
         if packets is not None:
             self._sockets.send(packets)
         if failure is not None:
