@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.errors import InputError, RunError
+from shardwright.errors import InputError
 from shardwright.lossy.batches import BATCH, Sockets
 from shardwright.lossy.collectives import Steps
 from shardwright.lossy.endpoint import Endpoint
@@ -173,6 +173,3 @@ def seeded_dropper(share: float, seed: int) -> Dropper:
     """Return what loses packets at random, for trials: Linux here may have nothing that does."""
     random = np.random.default_rng(seed)
     return lambda packets: random.random(len(packets)) < share
-
-
-__all__ = ["RunError", "UdpRank", "seeded_dropper"]
