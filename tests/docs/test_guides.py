@@ -114,11 +114,15 @@ def test_the_guide_on_caches_reads_and_prepares_every_sample_once_an_epoch(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
-    [("buckets.py", r"\(\d+.*default .* s, kept: (True|False)"), ("compressed.py", "12 steps, 0 skipped")],
-)  # fmt: skip
-def test_the_scripts_for_plain_ddp_run_as_they_say(tmp_path, file, says):
-    (tmp_path / file).write_text(snippet("guides/ddp.md", re.escape(file)))
+    ("page", "file", "says"),
+    [
+        ("ddp.md", "buckets.py", r"\(\d+.*default .* s, kept: (True|False)"),
+        ("ddp.md", "compressed.py", "12 steps, 0 skipped"),
+        ("lossy-networks.md", "lossy_ddp.py", r"lost 0\.\d\d% of values, sent again \d"),
+    ],
+)
+def test_the_scripts_for_plain_ddp_run_as_they_say(tmp_path, page, file, says):
+    (tmp_path / file).write_text(snippet(f"guides/{page}", re.escape(file)))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", file],
         cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -1,0 +1,61 @@
+"""How much loss a model tolerates: the most with which it is as good after equally many steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import InputError
+
+BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was tried: final losses by bound, 0 first. ``tolerated`` is the largest that held.
+
+    ``spread`` is the standard deviation of final losses over seeds with nothing lost.
+    """
+
+    tolerated: float
+    spread: float
+    losses: dict[float, tuple[float, ...]]
+
+
+def calibrate(
+    train: Callable[[float, int], float], *, bounds: Sequence[float] = BOUNDS, seeds: int = 3
+) -> Calibration:
+    """Find what a model tolerates, given a function that trains it with a bound and a seed.
+
+    It returns the loss after as many steps as always, and is called for each seed with 0, then with
+    larger and larger bounds, up to the first with which losses are on average higher than with
+    nothing lost, seed by seed, by more than the spread over seeds. Raises InputError.
+    """
+    if seeds < 2 or list(bounds) != sorted(bounds) or not all(0 < one < 1 for one in bounds):
+        raise InputError(
+            "a spread needs two seeds or more, and bounds are above 0 and below 1, smallest first, not "
+            f"{seeds} seeds and {tuple(bounds)}; mend them"
+        )
+    losses = {0.0: _losses(train, 0.0, seeds)}
+    spread = statistics.stdev(losses[0.0])
+    tolerated = 0.0
+    for bound in bounds:
+        losses[bound] = _losses(train, bound, seeds)
+        worse = statistics.mean(
+            mine - exact for mine, exact in zip(losses[bound], losses[0.0], strict=True)
+        )
+        if not worse <= spread:  # not a number is worse
+            break
+        tolerated = bound
+    return Calibration(tolerated, spread, losses)
+
+
+def _losses(train: Callable[[float, int], float], bound: float, seeds: int) -> tuple[float, ...]:
+    found = tuple(float(train(bound, seed)) for seed in range(seeds))
+    if bound == 0 and not all(map(math.isfinite, found)):
+        raise InputError(
+            f"training must end with a finite loss where nothing is lost, not {found}; train a model that does"
+        )
+    return found
