@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from shardwright.core.plan import Measured, Plan
 from shardwright.files.planfile import read_plan_file
+from shardwright.planner.search import labels
 from shardwright.report.units import seconds_text
 from shardwright.verbs.narrate import tell
 from shardwright.verbs.request import Job, Request, Watch
@@ -95,13 +96,13 @@ def on_this_machine(name: str) -> tuple[list[Ran], float, float, float, float]:
     laps = run_trial(raced, entry, Watch(), with_torch=True)
     rows = [
         Ran(
-            label=plan.strategy.label,
+            label=named.strategy.label,
             predicted=plan.predicted.step_seconds,
             measured=lap.seconds,
             spread=lap.spread,
             memory=memory_ratio(plan, spec, told),
         )
-        for plan, lap in zip(raced, laps, strict=False)
+        for plan, named, lap in zip(raced, labels.told_apart(raced), laps, strict=False)
     ]
     place = {plan.strategy: number for number, plan in enumerate(raced)}
     chosen = [rows[place[one.frontier.best.strategy]].measured for one in (believed, told)]
@@ -265,7 +266,7 @@ def host_part(names: list[str], counts: list[int], rates: list[str]) -> None:
                     flush=True,
                 )
     print(
-        f"\n{len(fitted)} plans between hosts, median error of steps {statistics.median(modelled):.1%} as "
+        f"\n{len(fitted)} plans between hosts, median error of steps {statistics.median(modelled or [math.nan]):.1%} as "
         f"modelled ({len(modelled)} of them), {statistics.median(fitted):.1%} with fitted costs"
     )
 
