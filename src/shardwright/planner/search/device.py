@@ -49,11 +49,18 @@ def surroundings(
     found = replay(program, graph, mesh, streams=streams)
     communicators = communicator_bytes(program, cluster, mesh)
     room -= communicators + context
+    slack = found.reserved - found.allocated
     fits = found.reserved <= room
     if found.allocated <= room < found.reserved:
-        fits = not replay(program, graph, mesh, streams=streams, limit=room).is_short
+        # When blocks of several streams come free is not modelled: played without memory, some 25
+        # published runs of FSDP that fitted would not. With half of the slack they do.
+        fits = (
+            found.allocated + slack / 2 <= room
+            if streams
+            else not replay(program, graph, mesh, limit=room).is_short
+        )
     return Surroundings(
-        slack=found.reserved - found.allocated,
+        slack=slack,
         communicators=communicators,
         context=context,
         fits=fits,
