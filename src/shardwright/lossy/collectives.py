@@ -116,6 +116,9 @@ class Sums:
     _last: dict[tuple[Parts, object], np.ndarray] = field(default_factory=dict)
     _count: int = 0
 
+    def __post_init__(self) -> None:
+        self.rank.endpoint.describe = _described
+
     def sum(self, flat: np.ndarray, parts: Parts | None = None, priority: int = 0) -> Steps:
         """Sum a flat tensor over all ranks, in place. Priority 0 is the most urgent, 7 the least."""
         if self.rank.size == 1 or len(flat) == 0:
@@ -299,6 +302,12 @@ class _Sum:
                 lost_at_most(_shared(one, hops), int(count)) for one, count in zip(bounds, counts)
             ),
         )
+
+
+def _described(number: int) -> str:
+    """Return what a message is for, for complaints: see ``_Sum._messages``."""
+    stage = "pull" if number >> 32 & 1 else "push"
+    return f"sum {number >> 33} ({stage}, hop {number >> 16 & 0xFFFF}, part {number & 0xFFFF})"
 
 
 def _messages_of(received: Mapping[int, _Received]) -> list[Incoming]:

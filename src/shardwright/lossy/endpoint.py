@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,6 +84,7 @@ class Endpoint:
         self.counts = Counts()
         self.failure: RunError | None = None
         self.num_done = 0
+        self.describe: Callable[[int], str] = "message {}".format
         self._key = key
         self._peers = {other: _Peer(Pace(transport)) for other in range(size) if other != rank}
         self._incoming: dict[tuple[int, int], Incoming] = {}
@@ -152,7 +154,7 @@ class Endpoint:
     def _disagreement(self, message: Incoming, elements: int, itemsize: int) -> RunError:
         shape = message.shape
         return RunError(
-            f"ranks must exchange equal messages, but message {message.number} of rank {message.source} to rank "
+            f"ranks must exchange equal messages, but {self.describe(message.number)} of rank {message.source} to rank "
             f"{self.rank} has {shape.elements} values of {shape.itemsize} bytes on one side and {elements} of "
             f"{itemsize} on the other; give all ranks the same model and settings",
             rank=self.rank,
@@ -404,16 +406,14 @@ class Endpoint:
             if one.is_awaited and one.posted <= limit:
                 come = one.shape.packets - one.num_missing
                 what = (
-                    f"rank {self.rank} has got {come} of {one.shape.packets} packets of message {number} of "
+                    f"rank {self.rank} has got {come} of {one.shape.packets} packets of {self.describe(number)} of "
                     f"rank {source}"
                 )
                 return RunError(text.format(self.transport.timeout, what, source), rank=self.rank)
         for other, peer in self._peers.items():
             for one in peer.sent:
                 if one.posted <= limit:
-                    what = (
-                        f"rank {other} has not confirmed message {one.number} of rank {self.rank}"
-                    )
+                    what = f"rank {other} has not confirmed {self.describe(one.number)} of rank {self.rank}"
                     return RunError(
                         text.format(self.transport.timeout, what, other), rank=self.rank
                     )

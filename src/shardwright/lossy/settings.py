@@ -83,7 +83,7 @@ class Transport:
     packet_bytes: int = 1448
     rate: float = math.inf
     ports: int = 4
-    grace: float = 0.002
+    grace: float = 0.0005
     timeout: float = 300.0
     window: int = 16
     most_window: int = 512
