@@ -28,18 +28,21 @@ def is_pick(func: Any, args: Sequence[Any]) -> bool:
 
 
 class Flops(TorchDispatchMode):
-    """Counts the flops of products as they run, and says where elements are picked by values."""
+    """Counts the flops of products as they run, and says where elements are picked by values and
+    which dtypes results have."""
 
-    def __init__(self, picks: Callable[[], None]) -> None:
+    def __init__(self, picks: Callable[[], None], makes: Callable[[torch.dtype], None]) -> None:
         super().__init__()
         self.total = 0.0
-        self.picks = picks
+        self.picks, self.makes = picks, makes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         result = func(*args, **given)
         if is_pick(func, args):
             self.picks()
+        if isinstance(result, Tensor):
+            self.makes(result.dtype)
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             self.total += count(*args, **given, out_val=result)

@@ -43,7 +43,7 @@ class Opaque:
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
     inside. ``keeps``: a call changes what it holds in Python. ``flops`` were counted in its forward
     when its first tensor had ``rows`` rows (0: no dims). ``by_row``: the places of the tensors whose
-    rows, their first dim, are computed each by itself.
+    rows, their first dim, are computed each by itself. ``makes``: the dtypes of what it makes inside.
     """
 
     kind: str
@@ -59,6 +59,7 @@ class Opaque:
     flops: float = 0.0
     rows: int = 0
     by_row: tuple[int, ...] = ()
+    makes: frozenset[torch.dtype] = frozenset()
     _last: list[State] = field(default_factory=list[State])
 
     @property
@@ -342,6 +343,7 @@ def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
         by_row=by_row,
         flops=site.flops[0],
         rows=site.rows,
+        makes=seen.made_in(path),
     )
     key = keep_stub(Stub(call, partial(_scaled_results, site)))
 
@@ -408,4 +410,5 @@ def call_whole(
         keeps=seen is None or bool(seen.keeps),
         flops=work[0],
         rows=work[1],
+        makes=frozenset() if seen is None else seen.made_in(""),
     )

@@ -68,7 +68,7 @@ class Observation:
 
     ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
     all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
-    ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
+    ``made``: the dtypes of what each module makes itself. ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
     """
 
     sites: dict[str, Site]
@@ -76,7 +76,14 @@ class Observation:
     whole: dict[str, str]
     differentiates: frozenset[str]
     keeps: frozenset[str]
+    made: dict[str, set[torch.dtype]]
     is_sure: bool = True
+
+    def made_in(self, path: str) -> frozenset[torch.dtype]:
+        """Return the dtypes of what a module makes, and those inside it."""
+        return frozenset(
+            dtype for one, made in self.made.items() if is_inside(one, path) for dtype in made
+        )
 
 
 def observe(
@@ -133,6 +140,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         },
         differentiates=frozenset(watch.differentiating),
         keeps=frozenset(path for path, _ in changed),
+        made=watch.made,
         is_sure=is_sure,
     )
 
@@ -232,8 +240,9 @@ class _Watch:
         self._written: set[Attribute] = set()
         self._carried: set[Attribute] = set()
         self._frames: list[Frame] = []
-        self._counted = Flops(self._pick)
+        self._counted = Flops(self._pick, self._make)
         self._picking: set[str] = set()
+        self.made: dict[str, set[torch.dtype]] = {}
         self._begun: list[float] = []
         self._numbers: Any = None
         self._states: dict[Attribute, Any] = {}
@@ -331,6 +340,10 @@ class _Watch:
             if not bool(self._states.setdefault((path, name), state) == state):
                 self._states[path, name] = state
                 self._touch((path, name))
+
+    def _make(self, dtype: torch.dtype) -> None:
+        if self._frames:
+            self.made.setdefault(self._frames[-1].path, set()).add(dtype)
 
     def _pick(self) -> None:
         if self._frames:
