@@ -202,10 +202,17 @@ class Drawing(Experts):
         return super().forward(x + torch.rand_like(x))
 
 
+class Otherwise(Experts):
+    """Centres rows where it is evaluated."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x if self.training else x - x.mean(0))
+
+
 APART = (Experts, Asking, Skipping)
 MIXING = (
     Full, FullSeldom, Counting, Numbering, Fronting, Centred, Balanced, Guarded, Bounded, Listed,
-    Repeated, Remembering, Drawing,
+    Repeated, Remembering, Drawing, Otherwise,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ given, drawn and one-sided rows (all alike, so that one expert gets everything):
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -94,6 +95,9 @@ def _rows_of(given: Given) -> tuple[int, ...]:
         draws = list(_draws(given))
         for tensors in draws:
             _check_pieces(given, tensors)
+        with _evaluating(given.module):
+            for tensors in draws:
+                _check_pieces(given, tensors)
         natural = [given(tensors, given.state) for tensors in draws]
         first = Answers()
         if _agrees(given, draws, natural, first):
@@ -101,13 +105,25 @@ def _rows_of(given: Given) -> tuple[int, ...]:
         lines = frozenset(first.asked)
         others = [
             lines,
-            *(frozenset({line}) for line in lines),
-            *(lines - {line} for line in lines),
+            *(frozenset({line}) for line in sorted(lines)),
+            *(lines - {line} for line in sorted(lines)),
         ]
         for denied in dict.fromkeys(others[: 2 * MOST_LINES]):
             if denied and _agrees(given, draws, natural, Answers(denied)):
                 return given.rows
     return ()
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, in which it may go another way."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, training in modes:
+            one.training = training
 
 
 def _draws(given: Given) -> Iterator[tuple[Tensor, ...]]:
