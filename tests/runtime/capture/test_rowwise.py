@@ -36,7 +36,7 @@ class Experts(nn.Module):
         out = torch.zeros_like(x)
         for index in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
             place, row = torch.where(mask[index[0]])
-            made = self.experts[index[0]](x[row])
+            made = self.experts[int(index[0])](x[row])
             out.index_add_(0, row, made * weights[row, place, None])
         return out
 
