@@ -311,5 +311,7 @@ def test_ctrl_c_while_the_command_line_ends_says_nothing() -> None:
         "sys.argv = ['shardwright', '--help']\n"
         "main()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", late], check=False, capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
