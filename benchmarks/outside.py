@@ -39,7 +39,7 @@ WAYS: dict[str, coverage.Splits] = {
     "random": lambda graph: coverage.random_strategy(graph, 1),
 }
 CELLS = ("capture", "not split", "plan", *WAYS)
-FILES = ("models", "vision", "sequences", "science", "styles", "more", "idioms")
+FILES = ("models", "vision", "sequences", "science", "styles", "more", "idioms", "modern")
 
 
 def names() -> list[str]:
@@ -104,7 +104,7 @@ def study(name: str) -> dict[str, object]:
         return row
     captured = made[2]
     graph = captured.graph
-    opaque = [op.kind for op in graph.operators if op.kind.startswith("opaque.")]
+    opaque = [op.kind for op in graph.operators if op.kind.startswith(("opaque.", "rowwise."))]
     found = coverage.coverage(graph)
     row["capture"] = "whole" if not opaque else ", ".join(sorted(set(opaque)))
     row["operators"], row["with a rule"] = found.num_operators, found.num_with_rule

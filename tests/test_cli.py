@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -291,3 +292,17 @@ def test_a_wrong_file_of_runs_is_refused_with_its_place(tmp_path):
     done = shardwright("validate", "runs.csv", folder=tmp_path)
     assert done.returncode == 2
     assert "row 2, column layers: must be a whole number" in done.stderr
+
+
+def test_ctrl_c_while_the_command_line_ends_says_nothing() -> None:
+    late = (
+        "import atexit, os, signal, sys, time\n"
+        "atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))\n"
+        "from shardwright.cli import main\n"
+        "sys.argv = ['shardwright', '--help']\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", late], check=False, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")

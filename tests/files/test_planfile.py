@@ -152,6 +152,8 @@ def test_predictions_for_a_strategy_that_was_changed_since_are_stale(path: Path)
         changed = read_plan(path)
         assert isinstance(changed, Plan)
         assert changed.is_stale
+        assert changed.strategy.label == f"{plan.strategy.label} (changed since)"
+        assert changed.marked() == changed
 
 
 def test_files_that_named_a_dtype_nobody_read_mean_the_parameters_own(path: Path) -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from rich.console import Console
 
 from shardwright.core.plan import STALE, Frontier, digest_of
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, seed_strategy
 from shardwright.report.comparison import comparison_notes, differences
 from shardwright.report.html import page_data
-from shardwright.report.story import Story
+from shardwright.report.story import Story, wire_text
 from shardwright.report.text import (
     chosen_lines,
     difference_table,
@@ -19,6 +21,7 @@ from shardwright.report.text import (
     plan_tables,
 )
 from shardwright.report.units import bytes_text
+from tests.planner.search.models import residual
 
 
 def written(*parts: object) -> str:
@@ -100,3 +103,12 @@ def test_figures_of_another_strategy_are_marked_wherever_they_are_shown(story: S
         assert ("No plan of the searched space" in written(chosen_lines(frontier))) != is_changed
         assert (said in " ".join(comparison_notes(found)).lower()) == is_changed
         assert (said in " ".join(page["notes"]).lower()) == is_changed
+
+
+def test_how_many_gradients_are_compressed_is_said() -> None:
+    graph = residual(width=32)
+    for seed, count in ((Seed(data=2), 7), (Seed(data=2, zero=3), 0), (Seed(stages=2), 0)):
+        strategy = seed_strategy(graph, seed)
+        sync = replace(strategy.gradient_sync, compressor="int8")
+        program = lower(graph, replace(strategy, gradient_sync=sync))
+        assert wire_text(program).startswith(f"gradients of {count} of {len(graph.parameters)} ")

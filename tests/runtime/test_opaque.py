@@ -17,6 +17,7 @@ from torch.autograd import grad
 from shardwright.errors import CaptureError
 from shardwright.planner.lower import lower
 from shardwright.planner.space.seeds import Seed, seed_strategy
+from shardwright.runtime import verify
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.randomness import place_seed, splitmix64
@@ -486,3 +487,31 @@ def test_masks_drawn_in_python_differ_from_step_to_step() -> None:
     state = random.getstate()
     assert len({float(executor.step(batch)) for _ in range(4)}) == 4
     assert random.getstate() == state
+
+
+class Narrow(nn.Module):
+    """Computes in float32 what no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = (x.float() * self.scale.float()).to(x.dtype)
+        return near + random.random() * 0
+
+
+def test_a_model_that_computes_narrowly_inside_an_opaque_module_is_not_exact() -> None:
+    for inner, is_exact in ((Narrow(), False), (Field(), True)):
+        module = nn.Sequential(nn.Linear(2, 2), inner).double()
+        captured = capture(Averaging(module), {"x": torch.randn(4, 2, dtype=torch.float64)})
+        assert verify.is_exact(captured) == is_exact
+
+
+class Averaging(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).square().mean()

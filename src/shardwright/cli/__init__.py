@@ -19,6 +19,7 @@ __all__ = ["advising", "app", "looking", "main", "planning", "running"]
 
 def main() -> None:
     """Run the command line; the one place where errors become a message and an exit code."""
+    import atexit
     import warnings
 
     from shardwright.errors import InputError, ShardwrightError, ShardwrightWarning
@@ -32,6 +33,7 @@ def main() -> None:
             shown(message, category, *rest, **more)
 
     warnings.showwarning = show
+    atexit.register(_end_quietly)
     code = 0
     try:
         app()  # misuse and interruption end here, with 2 and 130
@@ -49,6 +51,14 @@ def main() -> None:
     finally:
         warnings.showwarning = shown
     sys.exit(code)
+
+
+def _end_quietly() -> None:
+    """Let Ctrl-C end Python's end: what runs then would tell of it with a traceback each."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _complain(message: str, code: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.strategy import Strategy
 
+CHANGED = " (changed since)"
 STALE = (
     "step time, memory, price and bound in the plan file are stale: they were found for another "
     "strategy than it now holds; `shardwright simulate` predicts anew, `shardwright plan` plans again"
@@ -128,6 +129,13 @@ class Plan:
     def is_stale(self) -> bool:
         """Whether what is predicted speaks of another strategy than the plan's: somebody changed it."""
         return self.predicted_for not in ("", digest_of(self.strategy))
+
+    def marked(self) -> Plan:
+        """Return the plan, its label marked where it was given to another strategy."""
+        label = self.strategy.label
+        if not self.is_stale or label.endswith(CHANGED):
+            return self
+        return replace(self, strategy=replace(self.strategy, label=label + CHANGED))
 
     @property
     def objective(self) -> Objective:

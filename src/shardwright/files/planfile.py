@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -137,6 +137,10 @@ def read_plan_file(path: str | Path) -> PlanFile:
         _check_counts(header)
         plans: Plan | Frontier
         plans = decode(Frontier if header.kind == "frontier" else Plan, header.content, "content")
+        if isinstance(plans, Frontier):
+            plans = replace(plans, plans=tuple([plan.marked() for plan in plans.plans]))
+        else:
+            plans = plans.marked()
         cluster = None if header.cluster is None else decode(Cluster, header.cluster, "cluster")
         if cluster is not None:
             _check_cluster(cluster)

@@ -149,7 +149,7 @@ def _plan_data(item: PlanStory, max_bars: int) -> dict[str, Any]:
             [
                 "Gradients",
                 f"{strategy.gradient_sync.method}, {len(strategy.gradient_sync.buckets)} bucket(s)"
-                + (f", {wire}" if (wire := wire_text(strategy)) else ""),
+                + (f", {wire}" if (wire := wire_text(program)) else ""),
             ],
             ["Batch norm", strategy.batch_norm],
             ["Found by", f"{plan.method}, seed {plan.seed}, shardwright {plan.version}"],

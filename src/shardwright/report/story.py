@@ -19,7 +19,6 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import layout_text
 from shardwright.core.plan import Plan
 from shardwright.core.program import Kind, Program
-from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.report.why import Why
 
@@ -125,13 +124,19 @@ def work_of(program: Program) -> np.ndarray:
     return found
 
 
-def wire_text(strategy: Strategy) -> str:
+def wire_text(program: Program) -> str:
     """Say in what gradients travel, "" where that is in their parameters' own dtype."""
-    sync = strategy.gradient_sync
+    sync = program.strategy.gradient_sync
     feedback = ", with error feedback" if sync.feeds_back else ""
     if sync.compressor != "none":
         kept = f", {sync.density:.3g} of the elements" if sync.compressor == "top-k" else ""
-        return f"gradients compressed where they are summed ({sync.compressor}{kept}{feedback})"
+        # A pack reads gradients and as many residuals.
+        packs = [len(one.reads) // 2 for one in program.transforms if one.name == sync.compressor]
+        return (
+            f"gradients of {sum(packs)} of {len(program.strategy.parameters)} parameters compressed "
+            f"where they are summed ({sync.compressor}{kept}{feedback}); what is small, sharded or not "
+            "summed is not"
+        )
     return "" if sync.dtype == "parameter" else f"gradients in {sync.dtype} on the wire{feedback}"
 
 

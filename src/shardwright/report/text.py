@@ -140,7 +140,7 @@ def plan_tables(story: PlanStory) -> Group:
         kept.add_column(name)
     for rest, state, sync, count in parameter_lines(story.plan):
         kept.add_row(rest, state, f"every {sync}", str(count))
-    wire = wire_text(strategy)
+    wire = wire_text(story.program)
     said = [Text(wire.capitalize() + ".")] if wire else []
     return Group(devices, kept, *said, time_table(story), memory_table(story))
 

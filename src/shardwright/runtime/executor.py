@@ -247,6 +247,7 @@ class Executor(Keeping):
                 f"{names[0][:40]!r} is asked of a step; ask evaluate for it"
             )
         self._check_open()
+        inputs.check_size(batch, self.captured)
 
         def fill(at: int) -> None:
             inputs.fill(self.machine.store, self._inputs, batch, self.captured, at)

@@ -220,6 +220,18 @@ def other_size(batch: Mapping[str, Tensor], captured: Captured) -> int | None:
     return given if alike and together and given > 0 else None
 
 
+def check_size(batch: Batch | Shards, captured: Captured) -> None:
+    """Raise InputError for a batch of another size where several are under way at once."""
+    size = None if isinstance(batch, Shards) else other_size(named(batch, captured), captured)
+    if size is not None:
+        specs = [captured.graph.tensors[index].shape for index in captured.graph.inputs]
+        planned = max(shape[0] for shape in specs if shape)
+        raise InputError(
+            f"an asynchronous pipeline has several batches of {planned} samples under way at once, but "
+            f"this one has {size}; leave it out (drop_last=True), or give it to evaluate"
+        )
+
+
 def _checked(batch: Batch, captured: Captured, rows: int | None) -> Mapping[str, Tensor]:
     batch = named(batch, captured)
     for index in captured.graph.inputs:

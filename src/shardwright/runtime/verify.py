@@ -128,8 +128,11 @@ def draws_inside(module: nn.Module, captured: Captured, batch: dict[str, Tensor]
 
 
 def is_exact(captured: Captured) -> bool:
-    """Whether the model computes in float64 throughout, once it is asked to."""
+    """Whether the model computes in float64 throughout, once it is asked to, in opaque modules too."""
     dtypes = {tensor.dtype for tensor in captured.graph.tensors}
+    for call in captured.calls:
+        if isinstance(call.target, Opaque):
+            dtypes |= {str(dtype).removeprefix("torch.") for dtype in call.target.makes}
     return not dtypes & {"float32", "bfloat16", "float16"}
 
 

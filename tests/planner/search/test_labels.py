@@ -51,6 +51,15 @@ def test_a_plan_is_called_by_what_its_axis_splits(wanted: str, label: str) -> No
     )
 
 
+def test_a_label_names_a_compressor_only_where_gradients_are_summed() -> None:
+    training = Training(compressor="top-k", density=0.01)
+    context = Context.of(residual(), cluster(1, 2), CostTable(), training)
+    said = ", summed gradients in top-k of 0.01"
+    assert as_strategy(context, Seed(data=2)).label == f"data parallel x 2{said}"
+    for seed in (Seed(tensor=2), Seed(stages=2)):
+        assert "gradients" not in as_strategy(context, seed).label
+
+
 def test_what_cannot_be_split_is_not_data_parallel() -> None:
     two = Arrangement(stages=1, data=2, tensor=1, microbatches=1)
     assert described(opaque(), two, "") == "replicated x 2"

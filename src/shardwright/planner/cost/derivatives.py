@@ -23,6 +23,7 @@ Shapes = tuple[tuple[int, ...], ...]
 ExtraBytes = Callable[[Shapes, Shapes], int]
 
 OPAQUE = "opaque"  # the bare name of every module that runs as one operator
+MODULES = (OPAQUE, "rowwise")  # first words of their kinds
 
 VIEWS = frozenset({
     "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "unsqueeze", "squeeze",
@@ -79,7 +80,7 @@ PASSES_ALL = frozenset({"add", "add_", "clone"})
 def base_kind(kind: str) -> str:
     """Return the bare operator name: ``aten.linear.default`` -> ``linear``; modules are ``opaque``."""
     parts = kind.split(".")
-    if parts[0] == OPAQUE:
+    if parts[0] in MODULES:
         return OPAQUE
     return parts[1] if len(parts) > 1 else kind
 

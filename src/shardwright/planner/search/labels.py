@@ -14,7 +14,6 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.modes import KEEP
 from shardwright.planner.model.parameters import KEEPS
 from shardwright.planner.model.problem import Problem
-from shardwright.planner.model.training import Training
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.samples import State
 
@@ -50,7 +49,7 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
             words.append(f"{mode.name} {modes.count(mode)} blocks")
     if arrangement.microbatches > 1:
         words.append(f"{arrangement.microbatches} microbatches")
-    return with_dtype(", ".join(words), problem.context.training, arrangement.num_devices)
+    return with_wire(", ".join(words), problem.context, placed)
 
 
 def parallel_words(context: Context, mesh: Mesh, placed: Iterable[Placed]) -> list[str]:
@@ -126,13 +125,10 @@ def _split_words(context: Context, strategy: Strategy) -> str:
 
 def named_grid(context: Context, strategy: Strategy) -> Strategy:
     """Return a grid's strategy: one in which every operator reads whole parameters goes by another name."""
-    placed = {
-        (context.facts.ties.root[index], name)
-        for index, config in enumerate(strategy.configs)
-        for name in config.dims
-    }
     if any(
-        _role(context, root, _weights(context, root), name) == "tensor" for root, name in placed
+        _role(context, root, _weights(context, root), name) == "tensor"
+        for root, dims in placed_by(context, strategy)
+        for name in dims
     ):
         return strategy
     return replace(
@@ -149,15 +145,22 @@ def _zero_words(levels: set[int]) -> Iterator[str]:
         yield "no reshard after forward" + (" in part" if 3 in levels else "")
 
 
-def with_dtype(label: str, training: Training, num_devices: int) -> str:
-    """Return a label that says in what gradients travel between devices, where somebody asked."""
-    if num_devices == 1:
+def placed_by(context: Context, strategy: Strategy) -> set[Placed]:
+    """Return what splits the operators of a strategy."""
+    root = context.facts.ties.root
+    return {(root[index], config.dims) for index, config in enumerate(strategy.configs)}
+
+
+def with_wire(label: str, context: Context, placed: Iterable[Placed]) -> str:
+    """Return a label that says in what gradients are summed over devices, where somebody asked and some
+    are."""
+    training = context.training
+    is_own = training.compressor == "none" and training.gradient_dtype == "parameter"
+    if is_own or not any(_sums(context, root, dims) for root, dims in placed):
         return label
     if training.compressor != "none":
         share = f" of {training.density:g}" if training.compressor == "top-k" else ""
         return f"{label}, summed gradients in {training.compressor}{share}"
-    if training.gradient_dtype == "parameter":
-        return label
     feedback = " with error feedback" if training.error_feedback else ""
     return f"{label}, gradients in {training.gradient_dtype}{feedback}"
 
@@ -200,6 +203,17 @@ def _weights(context: Context, root: int) -> list[int]:
         for position, tensor in enumerate(graph.operators[root].inputs)
         if state[tensor] is State.FREE and graph.tensors[tensor].needs_gradient
     ]
+
+
+def _sums(context: Context, root: int, dims: Sequence[str]) -> bool:
+    """Whether devices have parts of a weight's gradient: an operator is split along what it lacks
+    (a bias that joins partial sums has a whole one)."""
+    iteration = context.facts.iteration(root)
+    return any(
+        name not in ("", PLUS, *iteration.inputs[position]) and not iteration.is_reduction(name)
+        for position in _weights(context, root)
+        for name in dims
+    )
 
 
 def _role(context: Context, root: int, weights: list[int], name: str) -> str:

@@ -23,7 +23,7 @@ from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
 from shardwright.planner.schedule import order_of
-from shardwright.planner.search.labels import named_grid, with_dtype
+from shardwright.planner.search.labels import named_grid, placed_by, with_wire
 from shardwright.planner.search.seedplans import SEED_PLANS, read_sizes
 from shardwright.planner.space import Placement, check_strategy, place_modules
 from shardwright.planner.space.configs import Pair
@@ -238,7 +238,7 @@ def _trained(context: Context, made: Strategy) -> Strategy:
         max_norm=training.max_norm,
         accumulation=training.accumulation,
         gradient_sync=training.sync.carrying(made.gradient_sync),
-        label=with_dtype(made.label, training, len(made.devices)),
+        label=with_wire(made.label, context, placed_by(context, made)),
     )
 
 

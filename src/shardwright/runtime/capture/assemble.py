@@ -194,6 +194,7 @@ def _operator(record: Record, index_of: dict[Value, int]) -> tuple[Operator, Cap
     for name, _ in names:
         if name in record.kwargs:
             kwargs[name] = map_values(record.kwargs[name], lambda _: Slot(next(numbers)))
+    attributes += getattr(record.target, "attributes", ())
     operator = Operator(
         name=record.name,
         kind=kind_of(record.target),

@@ -1,7 +1,8 @@
 """Module-level capture for what cannot be exported: opaque operators that call a module.
 
 An opaque operator is a module run as a pure function of its input tensors, parameters and buffers.
-It has no rule, so it runs whole wherever it runs; the rest of the model stays in the graph. To know
+It is split by rows where ``rowwise`` has seen that it computes each by itself, else it has no rule and
+runs whole wherever it runs; the rest of the model stays in the graph. To know
 what goes in and out of a module whose control flow depends on data, the model is run once for real,
 on the example batch, with hooks; a model on the meta device is filled with small noise for that.
 """
@@ -27,6 +28,7 @@ from shardwright.runtime.capture.keeping import State, put_state, take_state
 from shardwright.runtime.capture.observe import Observation, Site, called, is_inside, tensors_of
 from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.record import Slot
+from shardwright.runtime.capture.rowwise import rows_of
 
 _operators = library.Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
@@ -40,7 +42,8 @@ class Opaque:
     with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
     inside. ``keeps``: a call changes what it holds in Python. ``flops`` were counted in its forward
-    when its first tensor had ``rows`` rows (0: no dims).
+    when its first tensor had ``rows`` rows (0: no dims). ``by_row``: the places of the tensors whose
+    rows, their first dim, are computed each by itself. ``makes``: the dtypes of what it makes inside.
     """
 
     kind: str
@@ -55,7 +58,14 @@ class Opaque:
     keeps: bool = False
     flops: float = 0.0
     rows: int = 0
+    by_row: tuple[int, ...] = ()
+    makes: frozenset[torch.dtype] = frozenset()
     _last: list[State] = field(default_factory=list[State])
+
+    @property
+    def attributes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """What the operator says of itself besides the call's arguments."""
+        return (("rows", self.by_row),) if self.by_row else ()
 
     def of(self, model: nn.Module) -> Opaque:
         """Return the same call of a model's own module, which keeps its own state."""
@@ -318,19 +328,22 @@ def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
     arguments = pytree.tree_map_only(Tensor, lambda _: Slot(next(numbers)), site.arguments[0])
     if next(numbers) == 0:
         return ""
+    keeps, by_row = _kept_and_rows(path, seen)
     call = Opaque(
-        kind=f"opaque.{type(child).__name__}",
+        kind=f"{'rowwise' if by_row else 'opaque'}.{type(child).__name__}",
         path=path,
         module=child,
         state=(*dict(child.named_parameters()), *dict(child.named_buffers())),
         arguments=arguments,
-        note=_note(f"module {path} ({type(child).__name__})", path, seen),
+        note=_note(f"module {path} ({type(child).__name__})", path, seen, by_row),
         asking=site.asking,
         frozen=_frozen(child),
         differentiates=path in seen.differentiates,
-        keeps=any(is_inside(one, path) for one in seen.keeps),
+        keeps=keeps,
+        by_row=by_row,
         flops=site.flops[0],
         rows=site.rows,
+        makes=seen.made_in(path),
     )
     key = keep_stub(Stub(call, partial(_scaled_results, site)))
 
@@ -344,8 +357,20 @@ def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
     return key
 
 
-def _note(what: str, path: str, seen: Observation | None) -> str:
+def _kept_and_rows(path: str, seen: Observation) -> tuple[bool, tuple[int, ...]]:
+    """Return whether a module keeps state in Python, and the tensors whose rows stay apart in it."""
+    keeps, call = any(is_inside(one, path) for one in seen.keeps), seen.sites[path].call
+    is_plain = not keeps and path not in seen.differentiates
+    return keeps, rows_of(call) if call is not None and is_plain else ()
+
+
+def _note(what: str, path: str, seen: Observation | None, by_row: Sequence[int] = ()) -> str:
     """Say that something is opaque, and why where a run has shown it."""
+    if by_row:
+        return (
+            f"{what} is one opaque operator, split over rows only: it was seen to compute each by "
+            "itself, in pieces as whole"
+        )
     reasons = {} if seen is None else seen.whole
     why = [reason for one, reason in reasons.items() if is_inside(one, path)]
     return f"{what} is one opaque operator and runs replicated" + "".join(
@@ -385,4 +410,5 @@ def call_whole(
         keeps=seen is None or bool(seen.keeps),
         flops=work[0],
         rows=work[1],
+        makes=frozenset() if seen is None else seen.made_in(""),
     )

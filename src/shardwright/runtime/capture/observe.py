@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from shardwright.errors import CaptureError
+from shardwright.runtime.capture.counting import Flops, Stream, tensors_of
 from shardwright.runtime.capture.gradients import (
     Frame,
     check_engine_call,
@@ -37,6 +36,7 @@ from shardwright.runtime.capture.keeping import (
 from shardwright.runtime.capture.prepare import in_precision, model_line, real_twin
 from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.capture.remade import remade
+from shardwright.runtime.capture.rowwise import Given, given_call
 from shardwright.runtime.capture.source import maker_of
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
@@ -46,12 +46,14 @@ LARGEST_REAL_MODEL = 500_000_000
 @dataclass
 class Site:
     """What was seen of one module: arguments, results and flops of each call, and which of the tensors
-    of the first call asked for gradients although nothing trained lay behind them."""
+    of the first call asked for gradients although nothing trained lay behind them. ``call`` is the
+    first call with its values, where the module picks elements by their values."""
 
     arguments: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
     asking: frozenset[int] = frozenset()
+    call: Given | None = None
 
     @property
     def rows(self) -> int:
@@ -66,7 +68,7 @@ class Observation:
 
     ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
     all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
-    ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
+    ``made``: the dtypes of what each module makes itself. ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
     """
 
     sites: dict[str, Site]
@@ -74,7 +76,14 @@ class Observation:
     whole: dict[str, str]
     differentiates: frozenset[str]
     keeps: frozenset[str]
+    made: dict[str, set[torch.dtype]]
     is_sure: bool = True
+
+    def made_in(self, path: str) -> frozenset[torch.dtype]:
+        """Return the dtypes of what a module makes, and those inside it."""
+        return frozenset(
+            dtype for one, made in self.made.items() if is_inside(one, path) for dtype in made
+        )
 
 
 def observe(
@@ -131,6 +140,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         },
         differentiates=frozenset(watch.differentiating),
         keeps=frozenset(path for path, _ in changed),
+        made=watch.made,
         is_sure=is_sure,
     )
 
@@ -208,53 +218,12 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested arguments, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
 def _same(one: Any, other: Any) -> bool | None:
     """Whether two results have equal values, None for tensors without values."""
     pairs = list(zip(tensors_of(one), tensors_of(other), strict=False))
     if any(isinstance(tensor, FakeTensor) for pair in pairs for tensor in pair):
         return None
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
-
-
-class _Flops(TorchDispatchMode):
-    """Counts the flops of products as they run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.total += count(*args, **given, out_val=result)
-        return result
-
-
-class _Stream(TorchDispatchMode):
-    """Notes the operators of a run and the shapes of what they make."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noted: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.namespace == "prim":  # asks for a device; answers are remembered
-            return result
-        shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
-        numbers = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _NUMBERS)]
-        self.noted.append((str(func), numbers, shapes))
-        return result
-
-
-_NUMBERS = (bool, int, float)
 
 
 class _Watch:
@@ -271,7 +240,9 @@ class _Watch:
         self._written: set[Attribute] = set()
         self._carried: set[Attribute] = set()
         self._frames: list[Frame] = []
-        self._counted = _Flops()
+        self._counted = Flops(self._pick, self._make)
+        self._picking: set[str] = set()
+        self.made: dict[str, set[torch.dtype]] = {}
         self._begun: list[float] = []
         self._numbers: Any = None
         self._states: dict[Attribute, Any] = {}
@@ -290,7 +261,7 @@ class _Watch:
                 self._numbers = python_numbers()
                 if not any(isinstance(one, FakeTensor) for one in batch.values()):
                     return self.module(**batch)
-                with _Stream() as stream:
+                with Stream() as stream:
                     result = self.module(**batch)
                 self.stream = stream.noted
                 return result
@@ -352,6 +323,8 @@ class _Watch:
         if path not in self.sites:
             tensors = enumerate(tensors_of(given))
             self.sites[path] = Site(asking=frozenset(place for place, t in tensors if _asks(t)))
+            if path in self._picking:
+                self.sites[path].call = given_call(self.module.get_submodule(path), *given)
         self.sites[path].arguments.append(arguments)
         self.sites[path].results.append(results)
         self.sites[path].flops.append(flops)
@@ -367,6 +340,14 @@ class _Watch:
             if not bool(self._states.setdefault((path, name), state) == state):
                 self._states[path, name] = state
                 self._touch((path, name))
+
+    def _make(self, dtype: torch.dtype) -> None:
+        if self._frames:
+            self.made.setdefault(self._frames[-1].path, set()).add(dtype)
+
+    def _pick(self) -> None:
+        if self._frames:
+            self._picking.add(self._frames[-1].path)
 
     def _must_stay(self, reason: str) -> None:
         if self._frames:

@@ -41,6 +41,7 @@ KIND: dict[str, Rule] = {
     **sequences.RULES,
     **matrices.RULES,
 }
+SEEN: dict[str, Rule] = {"pointwise": pointwise.pointwise, "rowwise": indexing.rowwise}
 
 
 def iterate(graph: OperatorGraph, index: int, rule: Rule | None = None) -> Iteration:
@@ -88,7 +89,7 @@ def _rule(kind: str) -> Rule | None:
     if kind in KIND:
         return KIND[kind]
     space, _, rest = kind.partition(".")
-    if space == "pointwise":  # a function of the user's that capture has seen to be so
-        return pointwise.pointwise
+    if space in SEEN:  # a function or module of the user's that capture has seen to be so
+        return SEEN[space]
     name, dot, overload = rest.partition(".")
     return KIND.get(f"{space}.{name.removesuffix('_')}{dot}{overload}")

@@ -29,6 +29,17 @@ def embedding(call: Signature) -> Iteration:
     return equation(_EMBEDDING, offset="v")(call)
 
 
+def rowwise(call: Signature) -> Iteration:
+    """Split the rows of a module that computes each by itself: the first dim of all results, and of the
+    inputs numbered in ``rows``."""
+    rows = call.integers("rows")
+    inputs = [
+        ("r" if place in rows else "", *[""] * (len(shape) - 1)) if shape else ()
+        for place, shape in enumerate(call.inputs)
+    ]
+    return space(call, inputs, [("r", *[""] * (len(shape) - 1)) for shape in call.outputs])
+
+
 def gather(call: Signature) -> Iteration:
     """Pick along ``dim``: the picks ``i`` split, and other dims which the index covers."""
     picked, index = call.inputs

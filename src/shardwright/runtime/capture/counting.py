@@ -1,0 +1,69 @@
+"""Modes that watch the operators of a run: flops, the stream of operators, and picks by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+_PICKS = {aten.nonzero.default, aten._local_scalar_dense.default, aten.masked_select.default}
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested arguments, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def is_pick(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator's result depends on values in a way that no graph can hold."""
+    if func is aten.index.Tensor or func is aten.index_put_.default:
+        return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1])
+    return func in _PICKS
+
+
+class Flops(TorchDispatchMode):
+    """Counts the flops of products as they run, and says where elements are picked by values and
+    which dtypes results have."""
+
+    def __init__(self, picks: Callable[[], None], makes: Callable[[torch.dtype], None]) -> None:
+        super().__init__()
+        self.total = 0.0
+        self.picks, self.makes = picks, makes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        if is_pick(func, args):
+            self.picks()
+        if isinstance(result, Tensor):
+            self.makes(result.dtype)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += count(*args, **given, out_val=result)
+        return result
+
+
+class Stream(TorchDispatchMode):
+    """Notes the operators of a run and the shapes of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # asks for a device; answers are remembered
+            return result
+        shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
+        numbers = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _NUMBERS)]
+        self.noted.append((str(func), numbers, shapes))
+        return result
+
+
+_NUMBERS = (bool, int, float)
