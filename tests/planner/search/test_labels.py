@@ -66,6 +66,8 @@ def test_what_cannot_be_split_is_not_data_parallel() -> None:
     context = Context.of(opaque(), cluster(1, 2), CostTable(), Training())
     assert as_strategy(context, Seed(data=2)).label == "replicated x 2"
     assert as_strategy(context, Seed(tensor=2)).label == "replicated x 2"
+    both = Seed(data=2, tensor=2, sequence=True, zero=1)
+    assert as_strategy(context, both).label == "replicated x 2 x 2, ZeRO-1"
 
 
 def plan_of(strategy: Strategy) -> Plan:

@@ -78,14 +78,9 @@ def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> s
     Axes with names of their own, such as a grid's, keep what they are called while they split anything;
     ``anew``: they do not.
     """
-    again = bool(strategy.recompute_operators)
-    words = [
-        word
-        for word in strategy.label.split(", ")
-        if not _PIECES.fullmatch(word) and (again or not word.startswith("recompute ("))
-    ]
-    stages = [word for word in words if _STAGES.search(word)]
-    words = [word for word in words if word not in stages]
+    said = list(_kept_words(strategy))
+    stages = [word for word in said if _STAGES.search(word)]
+    words = [word for word in said if word not in stages]
     anew |= {axis for mesh in strategy.meshes for axis in mesh.axes} <= {*AXES, "x"}
     if anew or not any(any(config.dims) for config in strategy.configs):
         words = [word for word in words if not all(map(_PARALLEL.fullmatch, word.split(" and ")))]
@@ -94,6 +89,14 @@ def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> s
     if strategy.pipeline.num_microbatches > 1:
         words.append(f"{strategy.pipeline.num_microbatches} microbatches")
     return ", ".join([*_stage_words(strategy, stages), *words])
+
+
+def _kept_words(strategy: Strategy) -> Iterator[str]:
+    """Yield what a label says but for microbatches, and what runs again where nothing does."""
+    for word in strategy.label.split(", "):
+        is_again = bool(strategy.recompute_operators) or not word.startswith("recompute (")
+        if is_again and not _PIECES.fullmatch(word):
+            yield word
 
 
 def _stage_words(strategy: Strategy, before: Sequence[str]) -> Iterator[str]:
@@ -236,13 +239,19 @@ def told_apart(plans: Sequence[Plan]) -> list[Plan]:
     labels = [plan.strategy.label for plan in plans]
     for label in dict.fromkeys(label for label in labels if labels.count(label) > 1):
         places = [place for place, other in enumerate(labels) if other == label]
-        columns = zip(*[_counts(plans[place].strategy) for place in places], strict=True)
-        numbers = [f"variant {number}" for number in range(1, len(places) + 1)]
-        words = next((column for column in columns if len(set(column)) == len(places)), numbers)
+        words = _telling([plans[place].strategy for place in places])
         for place, word in zip(places, words, strict=True):
             strategy = replace(plans[place].strategy, label=f"{label}, {word}")
             found[place] = replace(plans[place], strategy=strategy)
     return found
+
+
+def _telling(strategies: Sequence[Strategy]) -> Sequence[str]:
+    """Return a word for each that no other has: the first count in which all differ, or a number."""
+    for column in zip(*map(_counts, strategies), strict=True):
+        if len(set(column)) == len(strategies):
+            return column
+    return [f"variant {number}" for number in range(1, len(strategies) + 1)]
 
 
 def _counts(strategy: Strategy) -> list[str]:

@@ -80,26 +80,36 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
             f"{name} splits the height of images (samples x channels x height x width), but none of "
             "the batch's tensors has such dims; choose another seed plan"
         )
-    if name in ASYNCHRONOUS:
-        seed = _asynchronous(context, name, sizes)
-    elif name in NAMED:
-        seed = _pipelined(context, name, sizes)
-    else:
-        seed = _sized(context, name, sizes) if sizes else _by_default(context, name)
     try:
-        named = _few_and_many(context, seed, is_asked=True)
+        named = _few_and_many(context, _seed_of(context, name, sizes), is_asked=True)
         check_strategy(context.graph, named.few, context.facts.samples)
     except ValueError as error:
         raise InputError(f"the seed plan {wanted} is impossible here: {error}") from error
-    mesh = named.few.meshes[0]
-    if name.startswith("megatron") and "tensor" in mesh.axes:
-        axis = mesh.axes.index("tensor")
-        if not any(config.dims[axis] for config in named.few.configs):
-            raise InputError(
-                f"{name} splits linear layers whose results can stay split until the next one, but "
-                f"the model has none that {mesh.sizes[axis]} devices divide; choose another seed plan"
-            )
+    if name.startswith("megatron"):
+        _check_linears(name, named.few)
     return named
+
+
+def _seed_of(context: Context, name: str, sizes: str) -> Seed:
+    """Return what a known name, and perhaps sizes, stand for."""
+    if name in ASYNCHRONOUS:
+        return _asynchronous(context, name, sizes)
+    if name in NAMED:
+        return _pipelined(context, name, sizes)
+    return _sized(context, name, sizes) if sizes else _by_default(context, name)
+
+
+def _check_linears(name: str, strategy: Strategy) -> None:
+    """Raise InputError where a tensor axis splits nothing."""
+    mesh = strategy.meshes[0]
+    if "tensor" not in mesh.axes:
+        return
+    axis = mesh.axes.index("tensor")
+    if not any(config.dims[axis] for config in strategy.configs):
+        raise InputError(
+            f"{name} splits linear layers whose results can stay split until the next one, but "
+            f"the model has none that {mesh.sizes[axis]} devices divide; choose another seed plan"
+        )
 
 
 def _placed(context: Context, placement: Placement) -> Strategy:
@@ -382,26 +392,30 @@ def _seeds(context: Context) -> list[Seed]:
     if count == 1:
         return [Seed()]
     batch = global_batch(context)
-    near = _tensor_width(context)
-    stages = _stage_count(context)
     seeds: list[Seed] = []
     if batch % count == 0:
         seeds += [Seed(data=count, zero=zero) for zero in range(4)]
         seeds.append(Seed(data=count, zero=3, keeps=True))
     if count % batch == 0 and count > batch:
         seeds.append(Seed(data=batch, context=count // batch, zero=1))
-    if near > 1 and batch % (count // near) == 0:
-        seeds.append(Seed(data=count // near, tensor=near))
-        seeds.append(Seed(data=count // near, tensor=near, zero=1, sequence=True))
-    if _slides(context):
-        widths = [w for w in {near, count} if w > 1 and batch % (count // w) == 0]
-        seeds += [Seed(data=count // w, height=w) for w in sorted(widths)]
-    experts = _expert_width(context)
+    seeds += _split_seeds(context, batch)
+    experts, stages = _expert_width(context), _stage_count(context)
     if experts > 1 and batch % count == 0:
         seeds.append(Seed(data=count // experts, expert=experts))
     if stages > 1 and not context.facts.samples.blocker and batch % (count // stages * stages) == 0:
         seeds.append(Seed(data=count // stages, stages=stages, num_microbatches=stages))
     return seeds
+
+
+def _split_seeds(context: Context, batch: int) -> Iterator[Seed]:
+    """Yield what splits layers, or images, besides samples."""
+    count, near = context.num_devices, _tensor_width(context)
+    if near > 1 and batch % (count // near) == 0:
+        yield Seed(data=count // near, tensor=near)
+        yield Seed(data=count // near, tensor=near, zero=1, sequence=True)
+    for width in sorted({near, count}) if _slides(context) else ():
+        if width > 1 and batch % (count // width) == 0:
+            yield Seed(data=count // width, height=width)
 
 
 def _tensor_width(context: Context) -> int:

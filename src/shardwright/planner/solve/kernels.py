@@ -54,6 +54,31 @@ def _is_nowhere_worse(
     return True
 
 
+@inner
+def _compare(
+    v: int, columns: Floats, touched: tuple[int, int], tables: tuple[Ints, ...],
+    allowed: tuple[Ints, Ints], loses: NDArray[np.bool_],
+) -> int:  # fmt: skip
+    """Note which of a variable's choices another is nowhere worse than; return how many it has."""
+    kept, start = allowed
+    first, stop = touched
+    size = 0
+    while start[v] + size < start[v + 1] and kept[start[v] + size] >= 0:
+        size += 1
+    for b in range(size):
+        loses[b] = False
+        for a in range(size):
+            if a == b or loses[a]:
+                continue
+            one, other = kept[start[v] + a], kept[start[v] + b]
+            if _is_nowhere_worse(one, other, columns, first, stop, tables, allowed) and (
+                a < b or not _is_nowhere_worse(other, one, columns, first, stop, tables, allowed)
+            ):
+                loses[b] = True
+                break
+    return size
+
+
 @compiled
 def prune(
     columns: Floats, touched: Ints, tables: tuple[Ints, ...], allowed: tuple[Ints, Ints]
@@ -75,30 +100,14 @@ def prune(
                 continue
             pending[v] = False
             first, stop = touched[v], touched[v + 1]
-            size = 0
-            while start[v] + size < start[v + 1] and kept[start[v] + size] >= 0:
-                size += 1
-            left = size
-            for b in range(size):
-                loses[b] = False
-                for a in range(size):
-                    if a == b or loses[a]:
-                        continue
-                    one, other = kept[start[v] + a], kept[start[v] + b]
-                    if _is_nowhere_worse(one, other, columns, first, stop, tables, allowed) and (
-                        a < b
-                        or not _is_nowhere_worse(other, one, columns, first, stop, tables, allowed)
-                    ):
-                        loses[b] = True
-                        left -= 1
-                        break
-            if left == size:
-                continue
+            size = _compare(v, columns, (first, stop), tables, allowed, loses)
             place = start[v]
             for b in range(size):
                 if not loses[b]:
                     kept[place] = kept[start[v] + b]
                     place += 1
+            if place == start[v] + size:
+                continue
             for rest in range(place, start[v] + size):
                 kept[rest] = -1
             for touching in range(first, stop):

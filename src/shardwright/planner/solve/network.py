@@ -161,36 +161,44 @@ def undominated(
     from shardwright.planner.solve.kernels import prune
 
     columns, base = _flat(tables)
-    touching: list[list[tuple[int, int]]] = [[] for _ in sizes]
-    for number, (scope, _) in enumerate(tables):
-        for axis, variable in enumerate(scope):
-            touching[variable].append((number, axis))
-    first: list[int] = [0]
+    first, rows = _touching(sizes, [scope for scope, _ in tables], base)
+    start = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    kept = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, np.int64)])
+    if len(kept):
+        prune(columns, first, rows, (kept, start))
+    found: list[NDArray[np.intp]] = []
+    for variable in range(len(sizes)):
+        mine = kept[start[variable] : start[variable + 1]]
+        is_touched = first[variable] < first[variable + 1]
+        found.append(mine[mine >= 0] if is_touched else mine[:1])
+    return found
+
+
+def _touching(
+    sizes: Sequence[int], scopes: Sequence[Scope], base: Ints
+) -> tuple[Ints, tuple[Ints, ...]]:
+    """Return where every variable's tables are listed, and these as ``kernels.prune`` takes them."""
+    mentions = [
+        (variable, number, axis)
+        for number, scope in enumerate(scopes)
+        for axis, variable in enumerate(scope)
+    ]
     begin: list[int] = [0]
     low: list[int] = []
     steps: list[int] = []
     near: list[int] = []
     near_strides: list[int] = []
-    for variable, mentions in enumerate(touching):
-        for number, axis in mentions:
-            scope = tables[number][0]
-            moves = strides([sizes[v] for v in scope])
-            low.append(int(base[number]))
-            steps.append(moves[axis])
-            near += [v for v in scope if v != variable]
-            near_strides += [s for v, s in zip(scope, moves, strict=True) if v != variable]
-            begin.append(len(near))
-        first.append(len(low))
-    start = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-    kept = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0, np.int64)])
+    for variable, number, axis in sorted(mentions):
+        scope = scopes[number]
+        moves = strides([sizes[v] for v in scope])
+        low.append(int(base[number]))
+        steps.append(moves[axis])
+        near += [v for v in scope if v != variable]
+        near_strides += [s for v, s in zip(scope, moves, strict=True) if v != variable]
+        begin.append(len(near))
+    count = np.bincount([variable for variable, *_ in mentions], minlength=len(sizes))
     rows = tuple(np.array(row, np.int64) for row in (low, steps, begin, near, near_strides))
-    if len(kept):
-        prune(columns, np.array(first, np.int64), rows, (kept, start))
-    found: list[NDArray[np.intp]] = []
-    for variable in range(len(sizes)):
-        mine = kept[start[variable] : start[variable + 1]]
-        found.append(mine[mine >= 0] if touching[variable] else mine[:1])
-    return found
+    return np.concatenate(([0], np.cumsum(count))).astype(np.int64), rows
 
 
 def _restricted(

@@ -175,7 +175,14 @@ def _label(seed: Seed, mesh: Mesh, configs: Sequence[OperatorConfig]) -> str:
     }
     if not used & {"data", "group"}:
         label = label.replace("data parallel", "replicated")
-    return label if "tensor" in used else label.replace("tensor parallel", "replicated")
+    if "tensor" in used:
+        return label
+    words = label.replace("tensor parallel", "replicated").split(", ")
+    idle = [word for word in words if word.startswith("replicated x ")]
+    if len(idle) > 1:  # said once
+        whole = " ".join([idle[0], *(word.removeprefix("replicated ") for word in idle[1:])])
+        words = [whole, *(word for word in words if word not in (*idle, "sequence parallel"))]
+    return ", ".join(words)
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:

@@ -75,6 +75,13 @@ def test_a_limit_that_no_fractional_choice_keeps_is_proved_too_low():
     assert solve(problem, lambda count: count / 60).is_impossible
 
 
+def test_something_legal_is_looked_for_though_getting_ready_took_its_share_of_the_time():
+    problem = wide_problem(planted("knapsack", 1).problem)
+    found = solve(problem, lambda count: 0.3 if count < 5 else 1.0)
+    assert found.is_within
+    assert np.isfinite(found.cost)
+
+
 def test_a_shuffled_problem_gets_an_order_back_in_which_edges_are_short():
     given = wide_problem(planted("residual", 1).problem)
     mixed = wide_problem(shuffled(planted("residual", 1).problem, 3))

@@ -133,20 +133,22 @@ class _Work:
         pattern = [patterns.setdefault(keep[part].tobytes(), len(patterns)) for part in parts]
         cut: dict[tuple[int, int, int], Floats] = {}
         self.near: list[dict[int, Floats]] = [{} for _ in parts]
-        sizes: list[int] = problem.sizes.tolist()
         ends: list[tuple[int, int]] = problem.ends.tolist()
         starts: list[int] = problem.table.tolist()
         for (one, two), start in zip(ends, starts, strict=True):
             key = (start, pattern[one], pattern[two])
-            table = cut.get(key)
-            if table is None:
-                table = problem.cells[start : start + sizes[one] * sizes[two]]
-                table = table.reshape(sizes[one], sizes[two])
-                if len(self.kept[one]) < sizes[one] or len(self.kept[two]) < sizes[two]:
-                    table = table[np.ix_(self.kept[one], self.kept[two])]
-                cut[key] = table
-            self.near[one][two] = table
-            self.near[two][one] = table.T
+            if key not in cut:
+                cut[key] = self._cut(one, two, start)
+            self.near[one][two] = cut[key]
+            self.near[two][one] = cut[key].T
+
+    def _cut(self, one: int, two: int, start: int) -> Floats:
+        """Return the table of an edge with the strategies that are kept."""
+        rows, columns = int(self.problem.sizes[one]), int(self.problem.sizes[two])
+        table = self.problem.cells[start : start + rows * columns].reshape(rows, columns)
+        if len(self.kept[one]) < rows or len(self.kept[two]) < columns:
+            table = table[np.ix_(self.kept[one], self.kept[two])]
+        return table
 
     def settle(self, nodes: Iterable[int]) -> None:
         """Turn nodes with one strategy into costs of their neighbours."""
@@ -173,13 +175,7 @@ class _Work:
             if not self._can_go(node):
                 continue
             near = tuple(self.near[node])
-            last = len(
-                near
-            )  # near nodes are the variables 0, 1 of the tables, this one is the last
-            sizes = [len(self.cost[other]) for other in (*near, node)]
-            parts = [((last,), self.cost[node])]
-            parts += [((axis, last), self.near[other][node]) for axis, other in enumerate(near)]
-            total = joined(sizes, parts, tuple(range(last + 1)))
+            total = self._around(node, near)
             least, best = total.min(axis=-1), self.kept[node][total.argmin(axis=-1)]
             self._forget(node, near, best)
             if not near:
@@ -192,6 +188,14 @@ class _Work:
                 table = least if table is None else table + least
                 self.near[one][two], self.near[two][one] = table, table.T
             pending += [other for other in near if self._can_go(other)]
+
+    def _around(self, node: int, near: tuple[int, ...]) -> Floats:
+        """Return what a node and its edges cost, by its neighbours' strategies and, last, its own."""
+        last = len(near)  # near nodes are the variables 0, 1 of the tables
+        sizes = [len(self.cost[other]) for other in (*near, node)]
+        parts = [((last,), self.cost[node])]
+        parts += [((axis, last), self.near[other][node]) for axis, other in enumerate(near)]
+        return joined(sizes, parts, tuple(range(last + 1)))
 
     def _can_go(self, node: int) -> bool:
         if self.gone[node] or len(self.near[node]) > 2 or self.usage[node].any():
@@ -219,20 +223,20 @@ class _Work:
         ends: list[tuple[int, int]] = []
         tables: list[int] = []
         size = 0
-        for node in nodes.tolist():
-            for other, table in self.near[node].items():
-                if other < node:
-                    continue
-                start = known.get(id(table))
-                if start is None:
-                    key = np.ascontiguousarray(table).tobytes()
-                    if key not in starts:
-                        starts[key] = size
-                        pool.append(np.ascontiguousarray(table).ravel())
-                        size += table.size
-                    start = known[id(table)] = starts[key]
-                ends.append((place[node], place[other]))
-                tables.append(start)
+        edges = [(n, other, t) for n in nodes.tolist() for other, t in self.near[n].items()]
+        for node, other, table in edges:
+            if other < node:
+                continue
+            start = known.get(id(table))
+            if start is None:
+                key = np.ascontiguousarray(table).tobytes()
+                if key not in starts:
+                    starts[key] = size
+                    pool.append(np.ascontiguousarray(table).ravel())
+                    size += table.size
+                start = known[id(table)] = starts[key]
+            ends.append((place[node], place[other]))
+            tables.append(start)
         sizes = [len(self.cost[node]) for node in nodes]
         first = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         smaller = WideProblem(

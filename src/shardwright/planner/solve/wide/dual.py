@@ -176,9 +176,7 @@ def sweep(
     those after it. Going back, note in ``slack`` how much the bound would rise at least, over that
     of the way forth, if a node took a strategy: its min-marginal is exact in all its chains.
     """
-    widest = 0
-    for node in range(len(net.begin)):
-        widest = max(widest, net.first[node + 1] - net.first[node])
+    widest = (net.first[1:] - net.first[:-1]).max()
     total, local, told = np.empty(widest), np.empty(widest), np.empty(widest)
     bound = 0.0
     for place in range(len(net.begin)):
@@ -193,18 +191,17 @@ def sweep(
             if not forward:
                 slack[net.first[node] + s] = total[s] - low
             total[s] = (total[s] - low) * share
+        side = 0 if forward else 1  # of the edges that lead on
         for link in range(net.start[node], net.start[node + 1]):
             edge = net.around[link]
-            if forward and net.ends[edge, 0] == node:
-                _tell_later(net, messages, edge, size, total, told)
-                width = net.first[net.ends[edge, 1] + 1] - net.first[net.ends[edge, 1]]
-                target = net.into[edge, 1]
-            elif not forward and net.ends[edge, 1] == node:
-                _tell_earlier(net, messages, edge, size, total, local, told)
-                width = net.first[net.ends[edge, 0] + 1] - net.first[net.ends[edge, 0]]
-                target = net.into[edge, 0]
-            else:
+            if net.ends[edge, side] != node:
                 continue
+            if forward:
+                _tell_later(net, messages, edge, size, total, told)
+            else:
+                _tell_earlier(net, messages, edge, size, total, local, told)
+            other, target = net.ends[edge, 1 - side], net.into[edge, 1 - side]
+            width = net.first[other + 1] - net.first[other]
             low = told[:width].min()
             bound += low
             for t in range(width):

@@ -122,9 +122,8 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, 
     search.frontier[0] = root
     search.stamp[root] = number
     time = _tight_time(net, search, root)
-    while (
-        count < size and num_edges < MOST_EDGES * len(room.node) and num_passed < MOST_EDGES * size
-    ):
+    most_edges, most_passed = MOST_EDGES * len(room.node), MOST_EDGES * size
+    while count < size and num_edges < most_edges and num_passed < most_passed:
         if taken == waiting or count >= stop:
             fellow = _fellow(net, search, time, number)
             if fellow < 0:
@@ -141,15 +140,8 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, 
             search.frontier[taken] = other
         node = search.frontier[taken]
         taken += 1
-        inside = 0
-        is_free = True
-        for link in range(net.start[node], net.start[node + 1]):
-            edge = net.around[link]
-            v = search.local[net.ends[edge, 0] + net.ends[edge, 1] - node]
-            if v >= 0:
-                inside += 1
-                is_free &= room.degree[v] < MOST_AROUND
-        if inside > MOST_AROUND or not is_free:
+        inside = _num_inside(net, search, room, node)
+        if inside > MOST_AROUND:
             continue
         room.size[count] = _num_likely(net, search, node, most)
         if room.size[count] > 1:  # else it only leads on
@@ -160,16 +152,40 @@ def grow(net: Net, search: Search, room: Room, root: int, size: int, part: int, 
             count += 1
         else:
             num_passed += 1
-        for link in range(net.start[node], net.start[node + 1]):
-            edge = net.around[link]
-            other = net.ends[edge, 0] + net.ends[edge, 1] - node
-            if search.local[other] >= 0:
-                room.degree[search.local[other]] += search.local[node] >= 0
-            elif search.stamp[other] != number:
-                search.stamp[other] = number
-                search.frontier[waiting] = other
-                waiting += 1
+        waiting = _look_around(net, search, room, node, waiting)
     return count
+
+
+@inner
+def _num_inside(net: Net, search: Search, room: Room, node: int) -> int:
+    """Return how many neighbours of a node are in the region, or too many where one of them has as many
+    as it may."""
+    inside = 0
+    for link in range(net.start[node], net.start[node + 1]):
+        edge = net.around[link]
+        v = search.local[net.ends[edge, 0] + net.ends[edge, 1] - node]
+        if v >= 0:
+            inside += 1
+            if room.degree[v] >= MOST_AROUND:
+                return MOST_AROUND + 1
+    return inside
+
+
+@inner
+def _look_around(net: Net, search: Search, room: Room, node: int, waiting: int) -> int:
+    """Let what is around a node that was looked at wait for that, or know of it where it is in the region;
+    return how many wait."""
+    number = search.number[0]
+    for link in range(net.start[node], net.start[node + 1]):
+        edge = net.around[link]
+        other = net.ends[edge, 0] + net.ends[edge, 1] - node
+        if search.local[other] >= 0:
+            room.degree[search.local[other]] += search.local[node] >= 0
+        elif search.stamp[other] != number:
+            search.stamp[other] = number
+            search.frontier[waiting] = other
+            waiting += 1
+    return waiting
 
 
 @inner
@@ -362,18 +378,26 @@ def _move(net: Net, search: Search, room: Room, manner: Manner, count: int, cell
             search.change[time] = 0.0
         if is_good:
             return gained - rise
-        bump = 0
-        while bump < num_bumps and search.bumps[bump, 0] != worst:
-            bump += 1
-        if merit <= 0 or worst < 0 or bump == FEW:
+        if merit <= 0 or worst < 0:
             return 0.0
-        if bump == num_bumps:
-            search.bumps[bump, 0] = worst
-            search.bumps[bump, 1] = min(0.5 * merit / excess, search.weight[worst])
-            num_bumps += 1
-        else:
-            search.bumps[bump, 1] *= BUMP
+        num_bumps = _raise_price(search, num_bumps, worst, 0.5 * merit / excess)
+        if num_bumps > FEW:
+            return 0.0
     return 0.0
+
+
+@inner
+def _raise_price(search: Search, num_bumps: int, worst: int, price: float) -> int:
+    """Make memory at the worst time dearer, by a price at first; return how many times have one, more
+    than ``FEW`` where that would be too many."""
+    for bump in range(num_bumps):
+        if search.bumps[bump, 0] == worst:
+            search.bumps[bump, 1] *= BUMP
+            return num_bumps
+    if num_bumps < FEW:
+        search.bumps[num_bumps, 0] = worst
+        search.bumps[num_bumps, 1] = min(price, search.weight[worst])
+    return num_bumps + 1
 
 
 @compiled

@@ -23,7 +23,7 @@ from shardwright.planner.solve.wide.problem import Floats, Ints
 MOST_AROUND = 32  # neighbours of a variable while eliminating; one with more keeps its choice
 MOST_SCOPE = 10  # neighbours of a variable when it is eliminated
 MOST_FACTORS = 64  # factors of a variable when it is eliminated
-FREE, GONE, FIXED = 0, 1, 2
+FREE, GONE, FIXED = range(3)
 
 
 class Room(NamedTuple):

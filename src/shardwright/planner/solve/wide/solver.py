@@ -155,6 +155,8 @@ class _Run:
             self.descend(self._proposal((bounded + searched) / 2), searched)
             if self.cost < BIG:
                 self.prove(min(PROOF_SHARE, searched + PROOF_TURN))
+            elif feasibility is not None:  # without anything legal all else is worth nothing
+                self.make_legal(feasibility, 1.0)
         if feasibility is not None:
             self.make_legal(feasibility, 1.0)
         if self.cost < BIG:
@@ -171,14 +173,12 @@ class _Run:
         return proposal
 
     def make_legal(self, feasibility: Feasibility, share: float) -> None:
-        """Look for a legal choice until the share of the budget is used up."""
-        while not (
-            self.cost < math.inf
-            or feasibility.is_found
-            or feasibility.is_impossible
-            or self.is_over(share, "looking for anything legal")
-        ):
+        """Look for a legal choice until the share of the budget is used up, but one round at least while
+        any of it is left: getting ready may have taken that share alone."""
+        is_over = self.cost < math.inf or self.is_over(1.0, "looking for anything legal")
+        while not (is_over or feasibility.is_found or feasibility.is_impossible):
             feasibility.round()
+            is_over = self.is_over(share, "looking for anything legal")
         self.is_impossible = feasibility.is_impossible
         if feasibility.is_found:
             self.offer(feasibility.choice)
