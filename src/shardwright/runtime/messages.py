@@ -264,9 +264,10 @@ class Groups:
         self._world = world
         self._groups: dict[tuple[int, ...], Group] = known._groups if known else {}
         self._links: dict[tuple[int, int, Channel], Link] = known._links if known else {}
-        self.first_tag = world.tags(count_tags(program)) if world.size > 1 else 0
+        self.first_tag = 0
         if world.size == 1:
             return
+        self.first_tag = world.tags(count_tags(program))
         for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
             if message.primitive == "transfer":
