@@ -48,7 +48,7 @@ from shardwright.verbs.narrate import with_process
 from shardwright.verbs.options import takes
 from shardwright.verbs.pipelines import is_of_profile, plan_profile
 from shardwright.verbs.reasons import reasons
-from shardwright.verbs.request import Job, PipelineRequest, Request, TraceRequest, Trial, Watch
+from shardwright.verbs.request import Job, PipelineRequest, Request, Trial, Watch
 from shardwright.verbs.results import (
     Comparison,
     ContestAnswer,
@@ -64,6 +64,7 @@ from shardwright.verbs.stalls import save_stalls
 from shardwright.verbs.study import study
 from shardwright.verbs.subject import Batch, capture, find_cluster
 from shardwright.verbs.telling import diff, report, save_trace, simulate, why_not
+from shardwright.verbs.tracerequest import TraceRequest
 from shardwright.verbs.tuning import tune
 from shardwright.verbs.validation import validate
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -35,18 +36,24 @@ def executor_of(mode: str, stages: int) -> Executor:
 
 
 def train_many(modes: tuple[str, ...], count: int) -> list[tuple[list[float], dict[str, Tensor]]]:
+    """Train by executors that take turns, each with batches under way."""
+    executors = [executor_of(mode, dist.get_world_size()) for mode in modes]
+    losses: list[list[float]] = [[] for _ in modes]
+    loops = [executor.train(batches(count)) for executor in executors]
+    for turn in (5, count - 5):
+        for told, loop in zip(losses, loops, strict=True):
+            told += [float(step.loss) for step in islice(loop, turn) if step.left]
     found: list[tuple[list[float], dict[str, Tensor]]] = []
-    for mode in modes:
-        executor = executor_of(mode, dist.get_world_size())
-        losses = [float(step.loss) for step in executor.train(batches(count)) if step.left]
-        losses += [float(left.loss) for left in executor.flush()]
+    for executor, told in zip(executors, losses, strict=True):
+        told += [float(left.loss) for left in executor.flush()]
         whole = executor.full_parameters()
-        found.append((losses, {name: tensor.clone() for name, tensor in whole.items()}))
+        found.append((told, {name: tensor.clone() for name, tensor in whole.items()}))
         executor.close()
     return found
 
 
 def test_processes_train_as_the_slots_do() -> None:
+    """Executors that take turns do not take each other's messages."""
     modes, count = ("stale", "stash", "spectrain-v1", "spectrain-v2"), 20
     module, batch = row(4)
     captured = capture(module, batch)

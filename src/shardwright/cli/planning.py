@@ -23,7 +23,8 @@ from shardwright.cli.options import (
     terminal_for,
 )
 from shardwright.errors import InputError
-from shardwright.verbs.request import PipelineRequest, Request, TraceRequest
+from shardwright.verbs.request import PipelineRequest, Request
+from shardwright.verbs.tracerequest import TraceRequest
 
 if TYPE_CHECKING:
     from shardwright.console import Terminal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +51,7 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
             waits = seconds_text(run.input_seconds)
             facts.append(f"{waits} more waiting for input ({run.input_share:.0%} of the time)")
         terminal.say(Text(", ".join(facts) + "."))
-    terminal.say(*map(Text, _noise_lines(run, job)))
+    terminal.say(*map(Text, (*_noise_lines(run, job), *_forecast_lines(run))))
     if not run.is_complete:
         terminal.say(Text("Stopped before the last step.", style="yellow"))
     terminal.emit(
@@ -64,6 +66,7 @@ def show_training(terminal: Terminal, run: TrainingRun, job: Job) -> None:
         peak_bytes=run.peak_bytes,
         checkpoint=run.checkpoint or None,
         noise_scale=run.noise_scale,
+        forecasts=list(run.forecasts),
     )
     if run.checkpoint:
         terminal.next(f"the last checkpoint is {run.checkpoint}; `--resume` goes on from it")
@@ -82,6 +85,19 @@ def _noise_lines(run: TrainingRun, job: Job) -> tuple[str, ...]:
     return (
         f"Noise scale of the gradients: {count_text(scale)} samples; `shardwright advise batch --noise-scale "
         f"{scale:.4g}` weighs batch sizes by it.",
+    )
+
+
+def _forecast_lines(run: TrainingRun) -> tuple[str, ...]:
+    if not run.forecasts:
+        return ()
+    predicted, stale = (
+        math.sqrt(statistics.fmean(getattr(one, name) ** 2 for one in run.forecasts))
+        for name in ("predicted", "stale")
+    )
+    return (
+        f"Predicted weights were off by {predicted:.2g} (RMSE over {len(run.forecasts)} steps), stale ones would "
+        f"have been by {stale:.2g}.",
     )
 
 

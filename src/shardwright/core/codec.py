@@ -38,6 +38,7 @@ SPARSE: frozenset[type] = frozenset(
 OMITTED = frozenset(
     {
         ("Plan", "measured"),
+        ("Objective", "staleness"),
         ("Pipeline", "order"),
         ("Pipeline", "staleness"),
         ("GradientSync", "dtype"),

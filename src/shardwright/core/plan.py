@@ -49,20 +49,24 @@ def _said_later(strategy: Strategy) -> list[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Objective:
-    """Three things to keep small: seconds per step, peak bytes on the fullest device, dollars per step."""
+    """What to keep small: seconds per step, peak bytes on the fullest device, dollars per step, and ``staleness``, by how
+    many updates gradients are late at most: 0 where training is synchronous."""
 
     step_seconds: float
     peak_bytes: float
     dollars: float = 0.0
+    staleness: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.step_seconds >= 0 and self.peak_bytes >= 0 and self.dollars >= 0):
+        if not (
+            self.step_seconds >= 0 and self.peak_bytes >= 0 and self.dollars >= 0 <= self.staleness
+        ):
             raise ValueError(f"an objective cannot be negative or NaN: {self}")
 
     def dominates(self, other: Objective) -> bool:
         """Whether this is nowhere worse and somewhere better."""
-        mine = (self.step_seconds, self.peak_bytes, self.dollars)
-        theirs = (other.step_seconds, other.peak_bytes, other.dollars)
+        mine = (self.step_seconds, self.peak_bytes, self.dollars, self.staleness)
+        theirs = (other.step_seconds, other.peak_bytes, other.dollars, other.staleness)
         return all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
 
 

@@ -222,6 +222,11 @@ class Strategy:
     label: str = ""
 
     @property
+    def staleness(self) -> int:
+        """By how many updates of its stage a gradient is late at most: as many as stages follow the first."""
+        return 0 if self.pipeline.is_flushed else len(self.meshes) - 1
+
+    @property
     def devices(self) -> tuple[int, ...]:
         """All devices in use, ascending."""
         return tuple(sorted({device for mesh in self.meshes for device in mesh.devices}))

@@ -96,6 +96,8 @@ def _frontier_rows(story: Story) -> str:
         )
         name = html.escape(plan.strategy.label or f"plan {index}")
         star = ' <span class="tag">chosen</span>' if index == story.chosen else ""
+        if late := plan.predicted.staleness:
+            star += f' <span class="tag">gradients {late} updates late</span>'
         rows.append(
             f'<tr data-plan="{index}"><th scope="row"><button type="button" class="pick" '
             f'data-plan="{index}">{name}</button>{star}</th>'

@@ -56,7 +56,8 @@ def frontier_table(
     table = plain_table("Frontier: no plan here is better in everything than another")
     table.add_column("")
     table.add_column("plan", overflow="fold", ratio=1)
-    for name in ("step time", "peak memory", "$/step", "known from"):
+    late = _late(frontier)
+    for name in ("step time", "peak memory", "$/step", *late[:1], "known from"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, plan in enumerate(frontier.plans):
         seconds = plan.objective.step_seconds
@@ -73,10 +74,17 @@ def frontier_table(
             step,
             peak,
             dollars_text(plan.objective.dollars),
+            *late[1:][index : index + 1],
             sources_text(plan),
             style="bold" if chosen else "",
         )
     return table
+
+
+def _late(frontier: Frontier) -> list[str]:
+    """Return a column's name and, by plan, how many updates late its gradients are; nothing where none are."""
+    late = [plan.predicted.staleness for plan in frontier.plans]
+    return ["updates late", *map(str, late)] if any(late) else []
 
 
 def curve_table(plans: Sequence[Plan]) -> Table:

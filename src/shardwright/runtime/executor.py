@@ -31,6 +31,7 @@ from shardwright.runtime.capture.assemble import with_modules_of
 from shardwright.runtime.endings import cause
 from shardwright.runtime.evaluation import compile_forward
 from shardwright.runtime.flushless import Flow, Left, require_finite
+from shardwright.runtime.forecast import Forecast, Forecasts
 from shardwright.runtime.interpreter import Compiled, Compiler
 from shardwright.runtime.keeping import Keeping
 from shardwright.runtime.loss import LossSum, told_early
@@ -62,6 +63,8 @@ class RunOptions:
     ``world``: the ranks, ``torch.distributed`` where it is None. ``releases``: the module is the
     executor's to empty; its trained parameters go to the meta device once shards are cut.
     ``noise_decay``: of the averages of the gradient noise scale (``Executor.noise``); None: it is not measured.
+    ``forecast_every``: so many batches, at least one more than stages, predicted weights are looked at again
+    (``Executor.forecast``); 0: never. Their stages then hold two more copies of them for a while.
     """
 
     device: torch.device | str | None = None
@@ -73,6 +76,7 @@ class RunOptions:
     world: World | None = None
     releases: bool = False
     noise_decay: float | None = None
+    forecast_every: int = 0
 
 
 class Executor(Keeping):
@@ -117,6 +121,7 @@ class Executor(Keeping):
         self.outputs: dict[str, Tensor] = {}
         self.left: int | None = None
         self._meter = noise.meter_of(self.options.noise_decay)
+        self._forecasts = Forecasts(self.machine, self.options.forecast_every)
         self._wanted: list[Output] = []
         self._closed, self._resize = False, resize
         self._sizes: dict[int, Executor] = {}  # for batches of other sizes
@@ -133,8 +138,8 @@ class Executor(Keeping):
         self.loss = LossSum(self.machine)
         self._noise = noise.watch(self.machine, self._meter)
         ends = Ends(
-            lambda: self.optimizer, self.loss, self._noise, self.scaler, self._max_norm,
-            self.options.check_finite,
+            lambda: self.optimizer, self.loss, self._noise, self._forecasts, self.scaler,
+            self._max_norm, self.options.check_finite,
         )  # fmt: skip
         self._updating = Updating(self.machine, ends)
         compiler = Compiler(self.machine, self._updating.action, training=True)
@@ -143,7 +148,7 @@ class Executor(Keeping):
             compiled = compiler.compile(self._mine(), self._lasting())
             self._training = self._noise.watched(told_early(compiled, compiler, self.loss))
         else:
-            self._flow = Flow(self.machine, compiler, self._mine(), self.loss)
+            self._flow = Flow(self.machine, compiler, self._mine(), self.loss, self._forecasts)
         self._draws = compiler.draws
         self._evaluation: Compiled | None = None
 
@@ -187,6 +192,11 @@ class Executor(Keeping):
     def noise(self) -> NoiseScale | None:
         """The gradient noise scale of all steps so far (``RunOptions.noise_decay``), equal on all ranks."""
         return self._meter.estimate() if self._meter else None
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """The last look at predicted weights (``RunOptions.forecast_every``), equal on all ranks."""
+        return self._forecasts.last
 
     @property
     def stage(self) -> int:

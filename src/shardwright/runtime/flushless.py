@@ -19,6 +19,7 @@ from torch import Tensor
 from shardwright.core.staleness import forward_shift
 from shardwright.errors import RunError
 from shardwright.runtime import outputs
+from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.hostcopy import HostCopy
 from shardwright.runtime.interpreter import Compiler, Machine
 from shardwright.runtime.loss import LossSum
@@ -48,10 +49,16 @@ class Flow:
     that enters."""
 
     def __init__(
-        self, machine: Machine, compiler: Compiler, indices: Sequence[int], loss: LossSum
+        self,
+        machine: Machine,
+        compiler: Compiler,
+        indices: Sequence[int],
+        loss: LossSum,
+        forecasts: Forecasts,
     ) -> None:
         program, store = machine.program, machine.store
         self.machine, self.compiler, self.loss = machine, compiler, loss
+        self._forecasts = forecasts
         lasting = frozenset(store.slot(program.loss, one) for one in range(program.ring))
         self._turns = [
             [(program.shift_of(index), index, action) for index, action in one.actions]
@@ -97,6 +104,7 @@ class Flow:
         while self._told:
             self._hear(self._told.popleft())
         clock.step, self._is_empty = end, True
+        self._forecasts.clear()
         self.machine.store.clear()
 
     def leave(self) -> list[Left]:
@@ -128,11 +136,15 @@ class Flow:
             held = machine.store.data[machine.store.slot(program.loss, minibatch % self._stages)]
             sums[0] = torch.nan if held is None else held
         sums[1] = float(INTERRUPTION.requested)
+        sums = torch.cat((sums, self._forecasts.tell())) if self._forecasts.every else sums
         copy = HostCopy(machine.world.all_reduce(sums), machine.store.device, self._stream)
         self._told.append(_Told(machine.clock.step, minibatch if is_there else -1, copy))
 
     def _hear(self, told: _Told) -> None:
-        self.interrupted = bool(told.sums.read()[1])
+        sums = told.sums.read()
+        self.interrupted = bool(sums[1])
+        if self._forecasts.every:
+            self._forecasts.hear(told.period, sums[2:])
         if told.minibatch >= 0:
             self._left.append(Left(told.minibatch + 1, told.sums.tensor()[0]))
 

@@ -148,6 +148,11 @@ class LocalWorld:
         """Return a way from one rank to another."""
         return LocalLink(self._shared, (source, destination), channel)
 
+    def tags(self, count: int) -> int:
+        """Links keep the order of their messages: a wrong one is refused."""
+        del count
+        return 0
+
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum a buffer over all ranks, in place."""
         return self._everyone.all_reduce(buffer)

@@ -238,6 +238,17 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
+def tag_of(program: Program, item: int, microbatch: int) -> int:
+    """Return the tag of the first value of a message; different for all others of a Program."""
+    most = max([len(message.sources) for message in program.messages], default=0)
+    return (item * (program.ring + 1) + microbatch + 1) * most
+
+
+def count_tags(program: Program) -> int:
+    """Return how many tags a Program's messages have."""
+    return tag_of(program, len(program.messages), -1)
+
+
 class Groups:
     """The groups and links of a Program, made in the same order on every rank; of another Program's
     ``known`` ones, those that fit are used and the others added to them."""
@@ -253,8 +264,10 @@ class Groups:
         self._world = world
         self._groups: dict[tuple[int, ...], Group] = known._groups if known else {}
         self._links: dict[tuple[int, int, Channel], Link] = known._links if known else {}
+        self.first_tag = 0
         if world.size == 1:
             return
+        self.first_tag = world.tags(count_tags(program))
         for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
             if message.primitive == "transfer":

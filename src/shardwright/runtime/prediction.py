@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.program import Transform
-from shardwright.core.staleness import PREDICTS, Staleness
+from shardwright.core.staleness import PREDICTS, Staleness, forward_shift
 from shardwright.errors import InputError
+from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.waiting import Action
 
@@ -91,26 +92,41 @@ def versioned(
     machine: Machine,
     moment: tuple[int, int],
     optimizer: Callable[[], torch.optim.Optimizer] | None,
+    forecasts: Forecasts,
 ) -> Action:
     """Return the action that writes versions of parameters for a minibatch, ``moment``: its (shift,
     instance). Without an optimizer they are the parameters as they are."""
-    (shift, instance), values = moment, machine.program.values
-    constants, store, clock = dict(transform.constants), machine.store, machine.clock
-    ahead, lag = (int(str(constants[name])) for name in ("forward", "lag"))
-    trained = {values[one.value].tensor: one.parameter for one in machine.parameters.masters}
-    copies = bool(constants["copies"]) and optimizer is not None
-    rows = [
-        (store.slot(version, instance), machine.parameters.raw[read], trained[values[read].tensor])
-        for read, version in zip(transform.reads, transform.writes, strict=True)
-    ]
+    (shift, instance), constants = moment, dict(transform.constants)
+    rows, store, clock = _rows(transform, machine, instance), machine.store, machine.clock
+    if optimizer is None or not constants["copies"]:
 
-    def work() -> None:
-        age = clock.minibatch(shift) - clock.first
-        steps = ahead + min(age, lag)
-        for slot, raw, parameter in rows:
-            if copies and optimizer is not None:
-                store.data[slot] = expected(optimizer(), parameter, steps).to(raw.dtype)
-            else:
+        def alias() -> None:
+            for slot, raw, _ in rows:
                 store.data[slot] = raw
 
-    return work
+        return alias
+    ahead, lag = (int(str(constants[name])) for name in ("forward", "lag"))
+    is_forward = shift == forward_shift(transform.mesh)
+
+    def predict() -> None:
+        minibatch = clock.minibatch(shift)
+        steps = ahead + min(minibatch - clock.first, lag)
+        for slot, raw, parameter in rows:
+            store.data[slot] = expected(optimizer(), parameter, steps).to(raw.dtype)
+        if is_forward:
+            made = [(parameter, store.data[slot]) for slot, _, parameter in rows]
+            forecasts.see(minibatch, made, steps)
+
+    return predict
+
+
+def _rows(
+    transform: Transform, machine: Machine, instance: int
+) -> list[tuple[int, Tensor, nn.Parameter]]:
+    """Return by version its slot, the parameter in use, and the one that is updated."""
+    values, parameters = machine.program.values, machine.parameters
+    trained = {values[one.value].tensor: one.parameter for one in parameters.masters}
+    return [
+        (machine.store.slot(new, instance), parameters.raw[old], trained[values[old].tensor])
+        for old, new in zip(transform.reads, transform.writes, strict=True)
+    ]

@@ -20,6 +20,7 @@ from shardwright.errors import InputError
 from shardwright.runtime.capture.models import ModelSource
 from shardwright.runtime.deferred import Built, build_deferred
 from shardwright.runtime.executor import Executor, OptimizerFactory
+from shardwright.runtime.forecast import Forecast
 from shardwright.runtime.profile import num_local_devices
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.stream import TrainingStep
@@ -37,13 +38,15 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step as it went. ``gradient_norm`` is that before clipping, None without it.
-    ``input_seconds``: how long it waited for its batch, before its ``seconds``."""
+    ``input_seconds``: how long it waited for its batch, before its ``seconds``. ``forecast``: of predicted weights,
+    of an earlier batch, where one is new."""
 
     number: int
     loss: float
     seconds: float
     gradient_norm: float | None = None
     input_seconds: float = 0.0
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,7 @@ def train(
     first = executor.steps
     data = batches(first)
     checkpoint, before, waits = "", time.perf_counter(), list[float]()
+    known: Forecast | None = None
     if loader is None:
         steps = executor.train(itertools.islice(data, max(options.steps - first, 0)))
     else:
@@ -122,6 +126,8 @@ def train(
         loss, norm = float(step.loss), step.gradient_norm
         waits.append(step.input_seconds)
         seconds = time.perf_counter() - before - step.input_seconds
+        is_news = executor.forecast is not known
+        known = executor.forecast
         if step.left is not None and tell(
             Step(
                 number=step.left,
@@ -129,6 +135,7 @@ def train(
                 seconds=seconds,
                 gradient_norm=None if norm is None else float(norm),
                 input_seconds=step.input_seconds,
+                forecast=known if is_news else None,
             )
         ):
             INTERRUPTION.requested = True  # all ranks agree on it in the next step

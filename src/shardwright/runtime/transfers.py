@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardwright.core.program import Program
 from shardwright.runtime.collectives import Pending
-from shardwright.runtime.messages import Exchange, Groups, Item
+from shardwright.runtime.messages import Exchange, Groups, Item, tag_of
 from shardwright.runtime.world import Channel, Link
 
 
@@ -34,7 +34,7 @@ class Leg:
 class Route:
     """This rank's legs of a transfer, by item, and the tag of its first item.
 
-    Tags are equal on both ends and different for any other transfer of a step.
+    Tags are equal on both ends and different for any other transfer of a step, and of other Programs.
     """
 
     legs: tuple[tuple[Leg, ...], ...]
@@ -90,9 +90,7 @@ class Routes:
 
     def tag(self, item: int, microbatch: int) -> int:
         """Return the tag of a message's first item; equal on both ends, different for all others."""
-        times = self.program.ring + 1
-        most = max(len(message.sources) for message in self.program.messages)
-        return (item * times + microbatch + 1) * most
+        return self.groups.first_tag + tag_of(self.program, item, microbatch)
 
 
 class Send(Exchange):

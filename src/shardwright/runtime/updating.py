@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.program import Kind
+from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.loss import LossSum
 from shardwright.runtime.noise import NoiseWatch
@@ -26,6 +27,7 @@ class Ends(NamedTuple):
     optimizer: Callable[[], torch.optim.Optimizer]
     loss: LossSum
     noise: NoiseWatch
+    forecasts: Forecasts
     scaler: LossScaler | None
     max_norm: float | None
     checks: bool
@@ -69,7 +71,8 @@ class Updating:
     ) -> Action:
         program = self.machine.program
         transform = program.transforms[int(program.item[index])]
-        return versioned(transform, self.machine, (program.shift_of(index), instance), optimizer)
+        moment = program.shift_of(index), instance
+        return versioned(transform, self.machine, moment, optimizer, self.ends.forecasts)
 
     def _before_update(self) -> None:
         ends, machine = self.ends, self.machine
@@ -104,3 +107,4 @@ class Updating:
             self.ends.optimizer().step()
         for parameter, _ in pairs:
             parameter.grad = None
+        self.ends.forecasts.updated()

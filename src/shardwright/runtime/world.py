@@ -78,6 +78,10 @@ class World(Protocol):
         """Return a way from one rank to another; links of different channels keep no order."""
         ...
 
+    def tags(self, count: int) -> int:
+        """Return the first of so many tags of links: those of another caller may still be under way."""
+        ...
+
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum a buffer over all ranks, in place: what the executor itself must agree on."""
         ...
@@ -89,6 +93,24 @@ class World(Protocol):
     def close(self) -> None:
         """Give back groups and links."""
         ...
+
+
+class Tags:
+    """Hands out numbers below ``end``, and begins again at 0."""
+
+    def __init__(self, end: int) -> None:
+        self._end, self._next = end, 0
+
+    def take(self, count: int) -> int:
+        """Return the first of so many."""
+        first = self._next if self._next + count <= self._end else 0
+        self._next = first + count
+        return first
+
+
+# Of all Programs of this process: messages of one that was given up, or has batches under way, are no other's. An
+# ``int`` in torch.
+_TAGS = Tags(2**31)
 
 
 class TorchWorld:
@@ -132,6 +154,10 @@ class TorchWorld:
             group = dist.new_group(list(ranks), timeout=self._timeout)
             self._made[key] = group  # type: ignore[assignment]
         return self._made[key]
+
+    def tags(self, count: int) -> int:
+        """Return the first of so many tags: equal on all processes, which build Programs in the same order."""
+        return _TAGS.take(count)
 
     def all_reduce(self, buffer: Tensor) -> Pending:
         """Sum a buffer over all processes."""

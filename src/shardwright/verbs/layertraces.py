@@ -27,7 +27,7 @@ from shardwright.planner.cost.allreduce import (
 from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.lower import lower
 from shardwright.verbs.evidence import document_of, evidence, picked
-from shardwright.verbs.request import TraceRequest
+from shardwright.verbs.tracerequest import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

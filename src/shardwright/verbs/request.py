@@ -25,9 +25,7 @@ OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 # What chains may take where nothing was said.
 MCMC_SECONDS = 60.0
 LARGEST_BATCH = 2**31
-MOST_TRACED = 2**17  # workers of a trace of layers
-# Of choosing the largest of n numbers, by n log2 n: a V100's (Shi et al., INFOCOM 2020, their code).
-SELECT_RATE = 5e-10
+MOST_STALENESS = 63  # updates that a gradient is late
 
 
 def _modes() -> tuple[str, ...]:
@@ -133,6 +131,14 @@ class Request:
         (), "Reported besides the loss; may be given several times.", "--output"
     )
     spacing: float | None = option(None, "Fill gaps of the frontier wider than this, such as 0.02.")
+    staleness: int = option(
+        0,
+        "Also look at asynchronous pipelines whose gradients are at most so many updates late: N stages, N - 1.",
+        "--allow-staleness",
+        least=0,
+        most=MOST_STALENESS,
+        says="gradients may be 0 to {most} updates late (--allow-staleness), not {value}; choose within these",
+    )
     trials: int | None = option(
         None,
         "Plans to run for some steps on this machine (4); 0: none.",
@@ -212,6 +218,11 @@ class Request:
             )
 
     def _check_method(self) -> None:
+        if self.staleness and (self.seed_plan or self.method == "mcmc"):
+            raise InputError(
+                "asynchronous pipelines are allowed to a search; leave out --allow-staleness with --seed-plan and "
+                "with the method mcmc, or name one: --seed-plan spectrain-v2"
+            )
         budgets = [value for value in (self.seconds, self.proposals) if value is not None]
         if self.method == "mcmc":
             if self.seed_plan or self.mode != "min-time" or self.deadline_seconds < math.inf:
@@ -234,54 +245,6 @@ class Request:
     def memory_bytes(self) -> float | None:
         """The memory limit in bytes, None for the devices' own."""
         return _positive("memory limit", self.memory_limit, "bytes")
-
-
-def _algorithms() -> tuple[str, ...]:
-    from shardwright.planner.cost.allreduce import ALL_REDUCE, AUTO
-
-    return (AUTO, *ALL_REDUCE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
-    """On how many ``workers`` (``16``, or several: ``2,4,8``), connected how (``link``: ``10GbE``, a rate with
-    latency and seconds of adding up a byte, or a CSV file of measured messages between so many).
-    ``density`` is the share of numbers that sparse exchanges send, ``select`` what choosing them takes."""
-
-    workers: str = option("", "With --trace: 16, or several: 2,4,8,16.")
-    link: str = option(
-        "", "With --trace: 10GbE, 100GbIB, '10 Gbit/s, 45 us', or a CSV of bytes,seconds."
-    )
-    algorithm: str = option(
-        "auto",
-        "With --trace: auto, ring, tree, recursive-doubling, halving-doubling, double-tree.",
-        one_of=_algorithms,
-    )
-    density: float = option(
-        0.001, "With --trace: share of the numbers that top-k sends.", least=1e-9, most=1.0
-    )
-    select: float = option(
-        SELECT_RATE, "With --trace: seconds of choosing the largest of n, by n log2 n.", least=0.0,
-        most=1.0,
-    )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if not self.workers or not self.link:
-            raise InputError(
-                "a trace of layers needs --workers and --link; add for example --workers 16 --link 10GbE"
-            )
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers of workers, ascending."""
-        found = [part.strip() for part in self.workers.split(",")]
-        if not all(part.isdecimal() and 1 <= int(part[:9]) <= MOST_TRACED for part in found):
-            raise InputError(
-                f"workers are numbers from 1 to {MOST_TRACED:,}, not {self.workers[:60]!r}; write 16, or "
-                "several: 2,4,8,16"
-            )
-        return tuple(sorted({int(part) for part in found}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +333,12 @@ class Job:
     )
     noise_scale: bool = option(
         False, "Measure how noisy gradients are, for `advise batch` (data-parallel plans)."
+    )
+    forecast_every: int = option(
+        0,
+        "Every so many steps, measure how far predicted weights are off (asynchronous pipelines).",
+        least=0,
+        says="predictions are looked at every so many steps, 0 for never",
     )
     profiles: bool = False
 

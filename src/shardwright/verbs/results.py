@@ -74,6 +74,16 @@ class Study:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastError:
+    """By how much (root of the mean square) the weights that were predicted for a step were off, and by how much
+    those would have been from which they were predicted."""
+
+    step: int
+    predicted: float
+    stale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """What training did, as the ranks reported it.
 
@@ -84,7 +94,7 @@ class TrainingRun:
     ``input_seconds``: how long steps waited for their batches besides, the mean of the same steps on the rank
     that waited longest, which makes the others wait within the step.
     ``notes``: what the ranks could not do as they should. ``noise_scale``: of the gradients at the end, in samples;
-    None where it was not measured, or no gradient stood out of the noise.
+    None where it was not measured, or no gradient stood out of the noise. ``forecasts``: where an asynchronous pipeline looked at its predictions.
     """
 
     losses: tuple[float, ...]
@@ -100,6 +110,7 @@ class TrainingRun:
     input_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     noise_scale: float | None = None
+    forecasts: tuple[ForecastError, ...] = ()
 
     @property
     def input_share(self) -> float:

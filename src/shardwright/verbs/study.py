@@ -63,7 +63,11 @@ def study(
     """
     request, asked = request or Request(), watch or Watch()
     watch = _bounded(asked, request)
-    limits = Limits(memory_bytes=request.memory_bytes, spacing=request.spacing)
+    limits = Limits(
+        memory_bytes=request.memory_bytes,
+        spacing=request.spacing,
+        staleness=request.staleness,
+    )
     given = _fitted(request, is_local=is_here(cluster))  # refused before anything is measured
     machine, is_local = find_cluster(cluster, watch)
     request = replace(request, precision=possible_precision(machine, request.precision))

@@ -23,7 +23,7 @@ from shardwright.files.planfile import Origin, read_plan_file, write_plan
 from shardwright.verbs.events import following, read_events
 from shardwright.verbs.execution import build_executor
 from shardwright.verbs.request import Job, Watch
-from shardwright.verbs.results import TrainingRun
+from shardwright.verbs.results import ForecastError, TrainingRun
 
 if TYPE_CHECKING:
     from shardwright.core.noise import NoiseScale
@@ -127,6 +127,7 @@ def train_rank(task: Task) -> LoopEnd:
             check_finite=True,
             releases=True,
             noise_decay=NOISE_DECAY if job.noise_scale else None,
+            forecast_every=job.forecast_every,
         ),
     )
     batch_size = plan.global_batch
@@ -171,6 +172,10 @@ def _event(step: Step, noise: NoiseScale | None) -> dict[str, float]:
         event["gradient_norm"] = step.gradient_norm
     if noise is not None and math.isfinite(noise.scale):
         event["noise_scale"] = noise.scale
+    if (forecast := step.forecast) is not None:
+        event["forecast_step"] = forecast.number
+        event["forecast_predicted"] = forecast.predicted_rmse
+        event["forecast_stale"] = forecast.stale_rmse
     return event
 
 
@@ -214,5 +219,14 @@ def _outcome(ends: list[LoopEnd], events: list[dict[str, float]]) -> Outcome:
         input_seconds=waited,
         notes=end.notes,
         noise_scale=_last(events, "noise_scale"),
+        forecasts=tuple(
+            ForecastError(
+                step=int(event["forecast_step"]),
+                predicted=event["forecast_predicted"],
+                stale=event["forecast_stale"],
+            )
+            for event in events
+            if "forecast_step" in event
+        ),
     )
     return Outcome(run=run, timeline=timeline)

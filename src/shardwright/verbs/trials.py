@@ -314,7 +314,8 @@ def _simplest(ran: Sequence[Plan]) -> Plan:
     best = ran[0]
     for plan in ran[1:]:
         are_same = not told_apart(_ran(plan), _ran(ran[0]))
-        if are_same and is_simpler(plan.strategy, best.strategy):
+        no_later = plan.objective.staleness <= best.objective.staleness
+        if are_same and no_later and is_simpler(plan.strategy, best.strategy):
             best = plan
     return best
 
@@ -325,9 +326,13 @@ def _ran(plan: Plan) -> Measured:
 
 
 def _is_less(plan: Plan, than: Plan) -> bool:
-    """Whether a plan offers something beside another: less memory, or less money."""
+    """Whether a plan offers something beside another: less memory, less money, or gradients less late."""
     here, there = plan.objective, than.objective
-    return here.peak_bytes < LESS * there.peak_bytes or here.dollars < LESS * there.dollars
+    return (
+        here.peak_bytes < LESS * there.peak_bytes
+        or here.dollars < LESS * there.dollars
+        or here.staleness < there.staleness
+    )
 
 
 def _reason(best: Plan, ran: Sequence[Plan], plain: Measured | None) -> str:

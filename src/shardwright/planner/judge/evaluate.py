@@ -214,6 +214,7 @@ def evaluate_program(
         step_seconds=timeline.step_seconds,
         peak_bytes=max(peaks),
         dollars=dollars_per_step(context.cluster, program.strategy, timeline.step_seconds),
+        staleness=program.strategy.staleness,
     )
     return timeline, Evaluation(
         strategy=program.strategy,

@@ -110,7 +110,8 @@ def _is_alike(one: Evaluation, other: Evaluation, same: float) -> bool:
     """Whether two plans are the same in time, memory and money."""
     pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
     same_price = one.objective.dollars >= other.objective.dollars * (1 - same)
-    return same_price and all(abs(a - b) <= same * max(a, b) for a, b in pairs)
+    is_no_later = other.objective.staleness <= one.objective.staleness
+    return same_price and is_no_later and all(abs(a - b) <= same * max(a, b) for a, b in pairs)
 
 
 def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
@@ -147,13 +148,16 @@ def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     """Return the certificate: the least additive cost of any arrangement searched.
 
     A plan outside those arrangements (a grid, an interleaved pipeline) may be faster; then it says
-    nothing.
+    nothing. Of asynchronous pipelines it never does.
     """
     if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
         return None
+    if evaluation.objective.staleness:
+        return None
     context = found.context
     least = max(found.bound, least_input_seconds(global_batch(context), context.cluster))
-    if found.fitting[0].seconds < least * (1 - 1e-9):
+    fastest = min(one.seconds for one in found.fitting if not one.objective.staleness)
+    if fastest < least * (1 - 1e-9):
         return None
     return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=MODEL)
 

@@ -21,11 +21,13 @@ class Limits:
     as many in graphs of at most 100 operators, a third in those of more than 1,000). ``spacing``:
     plans are looked for between neighbours on the frontier further apart than this share of both
     time and memory; None means 15 % in graphs of up to 1,000 operators, and not at all in larger ones.
+    ``staleness``: asynchronous pipelines are looked at, whose gradients are at most so many updates late.
     """
 
     memory_bytes: float | None = None
     max_candidates: int = CANDIDATES
     spacing: float | None = None
+    staleness: int = 0
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None and not self.memory_bytes > 0:

@@ -45,7 +45,9 @@ class Pool:
         max_candidates: int = CANDIDATES,
         progress: Callable[[Progress], None] | None = None,
         stop: Callable[[], bool] | None = None,
+        staleness: int = 0,
     ) -> None:
+        self.staleness = staleness
         self.context, self.limit = context, limit
         self.evaluator = Incremental(context)
         self._progress, self._stop = progress, stop

@@ -30,6 +30,7 @@ from shardwright.planner.search.proposers.additive import on_all, on_fewer
 from shardwright.planner.search.proposers.gaps import filled
 from shardwright.planner.search.proposers.gradients import merged, sent_earlier
 from shardwright.planner.search.proposers.known import asked, grids, known
+from shardwright.planner.search.proposers.late import late as proposes_late
 from shardwright.planner.search.proposers.refine import refined
 from shardwright.planner.search.proposers.schedules import schedules
 from shardwright.planner.search.proposers.smallest import smallest
@@ -102,6 +103,7 @@ def survey(
         pool = session.pool(cluster.num_devices)
         explore(pool, on_fewer)
         run(pool, partial(filled, spacing=limits.spacing))
+        run(pool, proposes_late)
         found = pool.findings()
         return Survey(answer(found, seed, goal), found, goal, seed)
     if goal.mode == "min-devices":
@@ -210,7 +212,12 @@ class _Session:
                 self._progress(replace(one, fraction=part, text=text))
 
         return Pool(
-            self.context.on(num_devices), self.limit, self.limits.max_candidates, tell, self._stop
+            self.context.on(num_devices),
+            self.limit,
+            self.limits.max_candidates,
+            tell,
+            self._stop,
+            self.limits.staleness,
         )
 
     def each(self, deadline: float = math.inf) -> Iterator[tuple[int, Findings]]:
@@ -227,6 +234,7 @@ class _Session:
                 return
             pool = self.pool(number, (place, len(numbers)))
             explore(pool, on_all)
+            run(pool, proposes_late)
             yield number, pool.findings()
 
 

@@ -179,7 +179,9 @@ class Survey:
         rivals = [
             (complexity(one.strategy), one.seconds, place)
             for place, one in enumerate(pool)
-            if one.seconds <= reach and (is_fastest or _is_no_less(evaluation, one))
+            if one.seconds <= reach
+            and one.objective.staleness <= evaluation.objective.staleness
+            and (is_fastest or _is_no_less(evaluation, one))
         ]
         for how, _, place in sorted(rivals)[:CANDIDATES]:
             if how < own and self._are_same(pool[place], evaluation):
@@ -187,10 +189,12 @@ class Survey:
 
 
 def _is_no_less(one: Evaluation, other: Evaluation) -> bool:
-    """Whether a plan needs about as much memory and money as another, or more."""
+    """Whether a plan needs about as much memory and money as another, or more, and is no less late."""
     here, there = one.objective, other.objective
-    return here.peak_bytes >= there.peak_bytes * (1 - NEAR) and here.dollars >= there.dollars * (
-        1 - NEAR
+    return (
+        here.peak_bytes >= there.peak_bytes * (1 - NEAR)
+        and here.dollars >= there.dollars * (1 - NEAR)
+        and here.staleness >= there.staleness
     )
 
 

@@ -1,0 +1,292 @@
+"""Pipelines that are never flushed, against their bound and torch's 1F1B: ``python benchmarks/asynchronous.py``.
+
+Throughput: windows of 200 minibatches without a flush, and as many of torch's Schedule1F1B with as many
+microbatches as stages, each of a minibatch's size, in turns, in the same processes. On two ranks the layers
+compute; on four they sleep, which takes no core. The bound of a window is the longest forward and backward of a
+stage, measured within it. Exits 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from shardwright.core.program import BACKWARD_KINDS, Kind
+from shardwright.planner.lower import lower
+from shardwright.planner.space import Seed, seed_strategy
+from shardwright.runtime.capture import capture
+from shardwright.runtime.executor import Executor
+from shardwright.runtime.launch import launch
+
+WINDOW = 200
+OPTIMIZER = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+LEAST_OF_BOUND, LEAST_GAIN = 0.95, 1.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Layers on stages; ``naps`` are the seconds that each layer sleeps in forward and in backward."""
+
+    stages: int
+    layers: int
+    width: int
+    batch: int
+    naps: tuple[float, float]
+
+    @property
+    def name(self) -> str:
+        """What computes."""
+        return f"{self.stages} ranks, {'sleeping' if self.naps[0] else 'computing'}"
+
+
+COMPUTING = Case(stages=2, layers=16, width=256, batch=1024, naps=(0.0, 0.0))
+SLEEPING = Case(stages=4, layers=4, width=32, batch=8, naps=(0.04, 0.08))
+
+
+# Messages that take a larger share of the time.
+SMALL = (replace(COMPUTING, layers=8, batch=256), replace(SLEEPING, naps=(0.02, 0.04)))
+
+
+@torch.library.custom_op("benchmark::nap", mutates_args=())
+def nap(x: Tensor, forward: float, backward: float) -> Tensor:
+    """Sleep, and sleep again in backward; the tensor stays as it is."""
+    time.sleep(forward)
+    return x.clone()
+
+
+@nap.register_fake
+def _(x: Tensor, forward: float, backward: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("benchmark::nap_back", mutates_args=())
+def nap_back(x: Tensor, seconds: float) -> Tensor:
+    """Sleep; the gradient stays as it is."""
+    time.sleep(seconds)
+    return x.clone()
+
+
+@nap_back.register_fake
+def _(x: Tensor, seconds: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.seconds = inputs[2]
+
+
+def _wake(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return nap_back(gradient, ctx.seconds), None, None
+
+
+nap.register_autograd(_wake, setup_context=_keep)
+
+
+class Layer(nn.Module):
+    """x + down(tanh(up(x))), or that and a nap."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.up, self.down = (
+            nn.Linear(case.width, 2 * case.width),
+            nn.Linear(2 * case.width, case.width),
+        )
+        self.naps = case.naps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to what comes in."""
+        x = x + self.down(torch.tanh(self.up(x)))
+        return nap(x, *self.naps) if self.naps[0] else x
+
+
+class Net(nn.Module):
+    """Layers under a mean squared error."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer(case) for _ in range(case.layers))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss."""
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.mse_loss(x, y)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds per minibatch: of the window, of this stage's forward and backward within it, and of its
+    updates and versions."""
+
+    period: float
+    compute: float
+    other: float
+
+
+class Ours:
+    """The executor, whose instructions of the last window are timed by kind."""
+
+    def __init__(self, case: Case, staleness: str, batch: dict[str, Tensor]) -> None:
+        module = Net(case)
+        captured = capture(module, batch)
+        strategy = seed_strategy(captured.graph, Seed(stages=case.stages, staleness=staleness))  # type: ignore[arg-type]
+        program = lower(captured.graph, strategy)
+        self.executor = Executor(captured, program, module, optimizer=OPTIMIZER)
+        self.batch, self.seconds = batch, {True: 0.0, False: 0.0}
+        kinds, act = program.kind, self.executor._act
+        timed = {int(kind): True for kind in (Kind.FORWARD, *BACKWARD_KINDS)}
+        timed |= {int(kind): False for kind in (Kind.TRANSFORM, Kind.UPDATE)}
+
+        def timing(index: int, action: Any) -> None:
+            kind = int(kinds[index])
+            if kind not in timed:
+                act(index, action)
+                return
+            begin = time.perf_counter()
+            act(index, action)
+            self.seconds[timed[kind]] += time.perf_counter() - begin
+
+        self.executor._act = timing
+
+    def window(self) -> Window:
+        """Run minibatches; those under way stay so."""
+        self.seconds = {True: 0.0, False: 0.0}
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(WINDOW):
+            self.executor.step(self.batch)
+        period = (time.perf_counter() - begin) / WINDOW
+        return Window(period, self.seconds[True] / WINDOW, self.seconds[False] / WINDOW)
+
+
+class Torch:
+    """Schedule1F1B with as many microbatches as stages."""
+
+    def __init__(self, case: Case, batch: dict[str, Tensor]) -> None:
+        rank, count = dist.get_rank(), case.layers // case.stages
+        net = Net(case)
+        module = nn.Sequential(*net.layers[rank * count : (rank + 1) * count])
+        hidden = torch.zeros(case.batch, case.width, requires_grad=True)
+        first = torch.zeros(case.batch, case.width)
+        stage = PipelineStage(
+            module, rank, case.stages, torch.device("cpu"),
+            input_args=(hidden if rank else first,), output_args=(hidden,),
+        )  # fmt: skip
+        self.schedule = Schedule1F1B(stage, case.stages, loss_fn=nn.functional.mse_loss)
+        self.optimizer = OPTIMIZER(module.parameters())
+        self.case = case
+        self.batch = {name: torch.cat([one] * case.stages) for name, one in batch.items()}
+
+    def window(self) -> Window:
+        """Run as many minibatches, some a step."""
+        rank, case = dist.get_rank(), self.case
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(WINDOW // case.stages):
+            target = self.batch["y"] if rank == case.stages - 1 else None
+            self.schedule.step(*(() if rank else (self.batch["x"],)), target=target)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return Window((time.perf_counter() - begin) / WINDOW, 0.0, 0.0)
+
+
+def race(case: Case, modes: tuple[str, ...], turns: int) -> dict[str, list[Window]]:
+    """Return this rank's windows by trainer."""
+    torch.set_num_threads(1)
+    drawn = torch.Generator().manual_seed(1)
+    batch = {name: torch.randn(case.batch, case.width, generator=drawn) for name in ("x", "y")}
+    trainers: dict[str, Ours | Torch] = {mode: Ours(case, mode, batch) for mode in modes}
+    trainers["torch"] = Torch(case, batch)
+    for trainer in trainers.values():
+        for _ in range(2 * case.stages):
+            if isinstance(trainer, Ours):
+                trainer.executor.step(batch)
+    found: dict[str, list[Window]] = {name: [] for name in trainers}
+    for turn in range(turns):
+        names = list(trainers)
+        for name in names if turn % 2 == 0 else reversed(names):
+            found[name].append(trainers[name].window())
+    dist.barrier()
+    for trainer in trainers.values():
+        if isinstance(trainer, Ours):
+            trainer.executor.flush()
+            trainer.executor.close()
+    return found
+
+
+def _spread(rows: list[tuple[float, ...]], place: int) -> str:
+    column = [row[place] for row in rows]
+    return f"{min(column):.2f}-{max(column):.2f}"
+
+
+def told(case: Case, ranks: list[dict[str, list[Window]]], table: Table) -> bool:
+    """Write the rows of a case; return whether all bars are met."""
+    is_met = True
+    turns = len(ranks[0]["torch"])
+    theirs = [max(rank["torch"][turn].period for rank in ranks) for turn in range(turns)]
+    for name in ranks[0]:
+        if name == "torch":
+            continue
+        rows = list[tuple[float, ...]]()
+        for turn in range(turns):
+            windows = [rank[name][turn] for rank in ranks]
+            period = max(one.period for one in windows)
+            bound = max(one.compute for one in windows)
+            whole = max(one.compute + one.other for one in windows)
+            rows.append((period, bound / period, whole / period, theirs[turn] / period))
+        period, share, whole, gain = (
+            statistics.median(column) for column in zip(*rows, strict=True)
+        )
+        met = share >= LEAST_OF_BOUND and gain >= LEAST_GAIN
+        is_met &= met
+        table.add_row(
+            case.name, name, f"{period * 1e3:.1f}", f"{share:.3f} ({_spread(rows, 1)})", f"{whole:.3f}",
+            f"{statistics.median(theirs) * 1e3:.1f}", f"{gain:.2f} ({_spread(rows, 3)})",
+            "met" if met else "missed",
+        )  # fmt: skip
+    return is_met
+
+
+def main() -> int:
+    """Race, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--modes", default="spectrain-v2")
+    parser.add_argument("--only", default="", help="computing or sleeping")
+    parser.add_argument("--small", action="store_true", help="less work between messages")
+    options = parser.parse_args()
+    table = Table(
+        "case", "mode", "ms", "F+B / period", "with updates", "1F1B ms", "gain", "bars",
+        title=f"windows of {WINDOW} minibatches, {options.turns} turns: median (least-most)",
+    )  # fmt: skip
+    is_met = True
+    for case in SMALL if options.small else (COMPUTING, SLEEPING):
+        if options.only in case.name:
+            arguments: tuple[Any, ...] = (case, tuple(options.modes.split(",")), options.turns)
+            is_met &= told(case, launch(race, case.stages, arguments, timeout=900), table)
+    console = Console(width=130)
+    console.print(table)
+    console.print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, torch {torch.__version__}; 1 thread per rank, gloo"
+    )
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

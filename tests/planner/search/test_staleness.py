@@ -1,0 +1,56 @@
+"""Asynchronous pipelines come into a frontier where they are allowed, and take nobody's place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.core.costs import CostTable
+from shardwright.core.plan import Frontier, Objective
+from shardwright.planner.model.training import Training
+from shardwright.planner.search import Limits, search
+from shardwright.report.text import frontier_table
+from tests.planner.search.models import cluster, mlp
+
+GRAPH = mlp(depth=5)
+MACHINE = cluster(1, 3, flops=1e10, near=1e9, far=1e8)
+
+
+def frontier(staleness: int, training: Training = Training()) -> Frontier:  # noqa: B008
+    limits = Limits(staleness=staleness)
+    return search(GRAPH, MACHINE, CostTable(), training=training, limits=limits)
+
+
+def test_asynchronous_plans_are_there_only_where_they_are_allowed_and_beside_all_others() -> None:
+    without, found = frontier(0), frontier(2)
+    assert all(plan.strategy.pipeline.is_flushed for plan in without.plans)
+    late = [plan for plan in found.plans if plan.predicted.staleness]
+    assert late
+    for plan in late:
+        assert plan.predicted.staleness == len(plan.strategy.meshes) - 1 <= 2
+        assert plan.bound is None
+        assert any("losses are near those of synchronous training" in note for note in plan.notes)
+    # What is synchronous is neither dropped for them nor chosen otherwise.
+    assert [p.predicted for p in found.plans if not p.predicted.staleness] == [
+        p.predicted for p in without.plans
+    ]
+    bounds = [[p.bound for p in one.plans if not p.predicted.staleness] for one in (without, found)]
+    assert bounds[0] == bounds[1]
+    header = [str(column.header) for column in frontier_table(found).columns]
+    assert "updates late" in header
+    assert "updates late" not in [str(one.header) for one in frontier_table(without).columns]
+
+
+def test_where_an_optimizer_tells_nothing_ahead_weights_are_stashed() -> None:
+    found = frontier(3, Training(optimizer_states=0))
+    modes = {p.strategy.pipeline.staleness for p in found.plans if p.predicted.staleness}
+    assert modes == {"stash"}
+
+
+def test_less_late_is_better() -> None:
+    late = Objective(step_seconds=1.0, peak_bytes=1.0, staleness=3)
+    assert replace(late, staleness=2).dominates(late)
+    assert not replace(late, step_seconds=0.5).dominates(replace(late, staleness=0))
+    with pytest.raises(ValueError, match="negative"):
+        replace(late, staleness=-1)
