@@ -155,6 +155,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "step_seconds": plan.predicted.step_seconds,
         "peak_bytes": plan.predicted.peak_bytes,
         "dollars": plan.predicted.dollars,
+        "gradients_lost": plan.predicted.lost,
         "measured": None if plan.measured is None else asdict(plan.measured),
         "devices": len(plan.strategy.devices),
         "reason": plan.reason,

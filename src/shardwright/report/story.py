@@ -8,6 +8,7 @@ where layers repeat.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -123,10 +124,18 @@ def wire_text(strategy: Strategy) -> str:
     """Say in what gradients travel, "" where that is in their parameters' own dtype."""
     sync = strategy.gradient_sync
     feedback = ", with error feedback" if sync.feeds_back else ""
-    if sync.compressor != "none":
-        kept = f", {sync.density:.3g} of the elements" if sync.compressor == "top-k" else ""
-        return f"gradients compressed where they are summed ({sync.compressor}{kept}{feedback})"
+    if sync.compressors:
+        hows = Counter((how, share) for _, how, share in sync.apart)
+        words = [f"{_how(*how)} for {count} parameters" for how, count in hows.items()]
+        rest = [_how(sync.compressor, sync.density)] if sync.compressor != "none" else []
+        rest = rest if not words else [f"{one} for the others" for one in rest or ["whole"]]
+        said = "; ".join([*words, *rest])
+        return f"gradients compressed where they are summed ({said}{feedback})"
     return "" if sync.dtype == "parameter" else f"gradients in {sync.dtype} on the wire{feedback}"
+
+
+def _how(compressor: str, density: float) -> str:
+    return f"top-k, {density:.3g} of the elements," if compressor == "top-k" else compressor
 
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:

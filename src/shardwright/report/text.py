@@ -56,27 +56,37 @@ def frontier_table(
     table = plain_table("Frontier: no plan here is better in everything than another")
     table.add_column("")
     table.add_column("plan", overflow="fold", ratio=1)
-    for name in ("step time", "peak memory", "$/step", "known from"):
+    # Whether some plan compresses gradients: how much of their bits every plan sends.
+    loses = any(plan.objective.lost for plan in frontier.plans)
+    sent = ["gradients sent"] if loses else []
+    for name in ("step time", "peak memory", *sent, "$/step", "known from"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, plan in enumerate(frontier.plans):
-        seconds = plan.objective.step_seconds
-        step = seconds_text(seconds)
-        if index < len(spreads) and spreads[index] > 0:
-            step += f" ±{percent_text(spreads[index] / seconds)[1:]}"
-        peak = bytes_text(plan.predicted.peak_bytes)
-        if capacity:
-            peak += f" ({plan.predicted.peak_bytes / capacity:.0%})"
+        spread = spreads[index] if index < len(spreads) else 0.0
         chosen = index == frontier.chosen
         table.add_row(
             Text("▸" if chosen else str(index)),
             Text(plan.strategy.label or "unnamed"),
-            step,
-            peak,
-            dollars_text(plan.objective.dollars),
-            sources_text(plan),
+            *_plan_cells(plan, spread, capacity, loses),
             style="bold" if chosen else "",
         )
     return table
+
+
+def _plan_cells(plan: Plan, spread: float, capacity: float, loses: bool) -> list[str]:
+    seconds, peak = plan.objective.step_seconds, bytes_text(plan.predicted.peak_bytes)
+    step = seconds_text(seconds)
+    if spread > 0:
+        step += f" ±{percent_text(spread / seconds)[1:]}"
+    if capacity:
+        peak += f" ({plan.predicted.peak_bytes / capacity:.0%})"
+    sent = [sent_text(plan)] if loses else []
+    return [step, peak, *sent, dollars_text(plan.objective.dollars), sources_text(plan)]
+
+
+def sent_text(plan: Plan) -> str:
+    """Say how much of the bits of its gradients a plan sends in a step."""
+    return "all" if not plan.objective.lost else f"{1 - plan.objective.lost:.2%}"
 
 
 def curve_table(plans: Sequence[Plan]) -> Table:

@@ -325,8 +325,10 @@ def _ran(plan: Plan) -> Measured:
 
 
 def _is_less(plan: Plan, than: Plan) -> bool:
-    """Whether a plan offers something beside another: less memory, or less money."""
+    """Whether a plan offers something beside another: less memory or money, or gradients that lose less."""
     here, there = plan.objective, than.objective
+    if here.lost < there.lost:
+        return True
     return here.peak_bytes < LESS * there.peak_bytes or here.dollars < LESS * there.dollars
 
 

@@ -187,8 +187,10 @@ class Survey:
 
 
 def _is_no_less(one: Evaluation, other: Evaluation) -> bool:
-    """Whether a plan needs about as much memory and money as another, or more."""
+    """Whether a plan needs about as much memory and money as another, or more, and loses as much."""
     here, there = one.objective, other.objective
+    if here.lost < there.lost:
+        return False
     return here.peak_bytes >= there.peak_bytes * (1 - NEAR) and here.dollars >= there.dollars * (
         1 - NEAR
     )
