@@ -130,6 +130,27 @@ def test_ranks_end_as_workers_in_numpy_do(ranks: int, compressor: Compressor) ->
             assert "few" not in held
 
 
+def test_each_parameter_may_be_compressed_in_its_own_way() -> None:
+    module = Weighed()
+    captured = capture(module, batches()[0])
+    plain = seed_strategy(captured.graph, Seed(data=2, num_microbatches=2))
+    number = {captured.graph.tensors[one].name: one for one in captured.graph.parameters}
+    apart = ((number["one"], "int8", 1.0), (number["two"], "top-k", DENSITY))
+    sync = replace(plain.gradient_sync, apart=tuple(sorted(apart)))
+    found = trained(captured, replace(plain, gradient_sync=sync), module)
+    how: dict[str, Compressor] = {"one": "int8", "two": "top-k"}
+    for name, one in how.items():
+        weight, owed = emulated(name, 2, one)
+        for rank, (parameters, held) in enumerate(found):
+            flat = parameters[name].view(-1).numpy()
+            np.testing.assert_allclose(flat, weight, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(held[name].view(-1), owed[rank], rtol=0, atol=1e-12)
+    whole = replace(plain, gradient_sync=replace(plain.gradient_sync, compressor="int8"))
+    others = replace(whole.gradient_sync, apart=((number["two"], "none", 1.0),))
+    _, held = trained(captured, replace(whole, gradient_sync=others), module)[0]
+    assert set(held) == {"one"}
+
+
 def test_where_everything_is_kept_training_is_as_without() -> None:
     module = Weighed()
     captured = capture(module, batches()[0])
@@ -232,6 +253,9 @@ def test_what_cannot_be_compressed_is_refused() -> None:
         (replace(strategy, gradient_sync=replace(sync, dtype="bfloat16")), "compressor"),
         (replace(strategy, gradient_sync=replace(sync, density=0.0)), "density"),
         (replace(strategy, gradient_sync=replace(sync, compressor="int8")), "density"),
+        (replace(strategy, gradient_sync=replace(sync, apart=((0, "int8", 0.5),))), "density"),
+        (replace(strategy, gradient_sync=replace(sync, apart=((0, "int8", 1.0),) * 2)), "once"),
+        (replace(strategy, gradient_sync=replace(sync, apart=((999, "int8", 1.0),))), "parameters"),
     ):
         with pytest.raises(InputError, match=said):
             lower(graph, wrong)

@@ -156,6 +156,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "peak_bytes": plan.predicted.peak_bytes,
         "dollars": plan.predicted.dollars,
         "staleness": plan.predicted.staleness,
+        "gradients_lost": plan.predicted.lost,
         "measured": None if plan.measured is None else asdict(plan.measured),
         "devices": len(plan.strategy.devices),
         "reason": plan.reason,

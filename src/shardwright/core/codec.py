@@ -45,6 +45,8 @@ OMITTED = frozenset(
         ("GradientSync", "error_feedback"),
         ("GradientSync", "compressor"),
         ("GradientSync", "density"),
+        ("GradientSync", "apart"),
+        ("Objective", "lost"),
         ("Strategy", "updates"),
         ("Program", "transforms"),
         ("Program", "updates"),

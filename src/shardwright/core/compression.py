@@ -11,6 +11,13 @@ from shardwright.core.strategy import REAL, Compressor, GradientSync
 WHOLE_BELOW = 1024
 INDEX_BYTES = 4
 Packing = Literal["top-k", "int8", "1-bit"]
+# What a planner that may compress tries: compressors and densities.
+MENU: tuple[tuple[Compressor, float], ...] = (
+    ("int8", 1.0), ("1-bit", 1.0), ("top-k", 0.25), ("top-k", 0.1), ("top-k", 0.04), ("top-k", 0.01),
+    ("top-k", 0.004), ("top-k", 0.001),
+)  # fmt: skip
+WHOLE: tuple[Compressor, float] = ("none", 1.0)
+LEAST_SENT = 0.001  # where nobody says
 
 
 def kept_elements(density: float, elements: int) -> int:
@@ -27,6 +34,14 @@ def packed_bytes(compressor: Compressor, density: float, elements: int, dtype: s
     if compressor == "int8":
         return elements + width
     return -(-elements // 8) + 2 * width
+
+
+def sent_share(compressor: Compressor, density: float, dtype: str) -> float:
+    """Return the share of a gradient's bits that travel, places of elements and sizes of levels aside."""
+    if compressor == "none":
+        return 1.0
+    bits = {"top-k": density, "int8": 8.0, "1-bit": 1.0}[compressor]
+    return bits if compressor == "top-k" else bits / (8 * DTYPE_BYTES[dtype])
 
 
 def wide_dtype(dtype: str) -> str:

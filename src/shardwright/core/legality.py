@@ -117,13 +117,15 @@ def check_alone(strategy: Strategy) -> None:
 
 def _check_compression(strategy: Strategy) -> None:
     sync = strategy.gradient_sync
-    if not 0 < sync.density <= 1 or (sync.density < 1 and sync.compressor != "top-k"):
+    apart = [one for one, _, _ in sync.apart]
+    if len(set(apart)) < len(apart):
         raise InputError(
-            "the density of top-k is the share of elements that it keeps, above 0 and at most 1, and 1 "
-            f"where nothing is selected, but it is {sync.density} and the compressor is "
-            f"{sync.compressor}; give one such as 0.01 with top-k, or none"
+            "each parameter is compressed in one way, but apart names the parameters "
+            f"{apart[:MOST_NAMED]}; name each once"
         )
-    if sync.compressor == "none":
+    for compressor, density in ((sync.compressor, sync.density), *[one[1:] for one in sync.apart]):
+        _check_density(compressor, density)
+    if not sync.compressors:
         return
     if sync.dtype != "parameter" or sync.error_feedback or strategy.precision == "float16":
         raise InputError(
@@ -136,6 +138,15 @@ def _check_compression(strategy: Strategy) -> None:
         raise InputError(
             "compressed gradients are those of a step, but parameters are updated after every "
             "microbatch; update by step, or leave out the compressor"
+        )
+
+
+def _check_density(compressor: str, density: float) -> None:
+    if not 0 < density <= 1 or (density < 1 and compressor != "top-k"):
+        raise InputError(
+            "the density of top-k is the share of elements that it keeps, above 0 and at most 1, and 1 "
+            f"where nothing is selected, but it is {density} and the compressor is {compressor}; give "
+            "one such as 0.01 with top-k, or none"
         )
 
 
@@ -207,6 +218,11 @@ def check_against(strategy: Strategy, graph: OperatorGraph) -> None:
     _check_layouts(strategy, graph)
     known = set(graph.parameters)
     buckets = [index for bucket in strategy.gradient_sync.buckets for index in bucket]
+    apart = [index for index, _, _ in strategy.gradient_sync.apart if index not in known]
+    if apart:
+        raise InputError(
+            f"what is compressed apart are parameters, but {apart[:MOST_NAMED]} are none; take them out"
+        )
     if not known.issuperset(buckets) or len(set(buckets)) != len(buckets):
         wrong = sorted({one for one in buckets if one not in known or buckets.count(one) > 1})
         raise InputError(

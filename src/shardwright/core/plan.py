@@ -41,6 +41,7 @@ def _said_later(strategy: Strategy) -> list[object]:
     return [
         *(["error feedback"] if sync.error_feedback else []),
         *([sync.compressor, sync.density] if sync.compressor != "none" else []),
+        *sync.apart,
         *([f"updates: {strategy.updates}"] if strategy.updates != "step" else []),
         *pipeline.order,
         *([] if pipeline.is_flushed else [f"staleness: {pipeline.staleness}"]),
@@ -49,25 +50,28 @@ def _said_later(strategy: Strategy) -> list[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Objective:
-    """What to keep small: seconds per step, peak bytes on the fullest device, dollars per step, and ``staleness``, by how
-    many updates gradients are late at most: 0 where training is synchronous."""
+    """What to keep small: seconds per step, peak bytes on the fullest device, dollars per step, ``staleness``, by how
+    many updates gradients are late at most (0 where training is synchronous), and the share of the gradients' bits
+    that a step ``lost``: those which compression does not send."""
 
     step_seconds: float
     peak_bytes: float
     dollars: float = 0.0
     staleness: int = 0
+    lost: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (
-            self.step_seconds >= 0 and self.peak_bytes >= 0 and self.dollars >= 0 <= self.staleness
-        ):
+        if not min(self._values) >= 0:
             raise ValueError(f"an objective cannot be negative or NaN: {self}")
 
     def dominates(self, other: Objective) -> bool:
         """Whether this is nowhere worse and somewhere better."""
-        mine = (self.step_seconds, self.peak_bytes, self.dollars, self.staleness)
-        theirs = (other.step_seconds, other.peak_bytes, other.dollars, other.staleness)
+        mine, theirs = self._values, other._values
         return all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+
+    @property
+    def _values(self) -> tuple[float, ...]:
+        return (self.step_seconds, self.peak_bytes, self.dollars, self.staleness, self.lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

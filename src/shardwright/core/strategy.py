@@ -146,7 +146,8 @@ class GradientSync:
     ``compressor``: sums over devices are taken of what is left of each device's gradient: its elements
     of largest magnitude (``top-k``, a ``density`` of them), 255 levels (``int8``), or its signs
     (``1-bit``); what that loses is added to the next. Gradients that are scattered (ZeRO), cross to
-    another mesh, or have few elements are sent whole. See ``planner.lower.compress``.
+    another mesh, or have few elements are sent whole. See ``planner.lower.compress``. ``apart`` are
+    (parameter, compressor, density) of those that are compressed otherwise than the rest, or not.
     """
 
     method: str = "wfbp"
@@ -155,16 +156,30 @@ class GradientSync:
     error_feedback: bool = field(default=False, repr=False)  # see ``digest_of``
     compressor: Compressor = field(default="none", repr=False)
     density: float = field(default=1.0, repr=False)
+    apart: tuple[tuple[int, Compressor, float], ...] = field(default=(), repr=False)
+
+    @property
+    def compressors(self) -> tuple[Compressor, ...]:
+        """What compresses gradients, of any parameter."""
+        named: tuple[Compressor, ...] = (self.compressor, *[how for _, how, _ in self.apart])
+        return tuple([one for one in dict.fromkeys(named) if one != "none"])
 
     @property
     def feeds_back(self) -> bool:
         """Whether what gradients lose on their way is kept, and added to the next."""
-        return self.error_feedback or self.compressor != "none"
+        return self.error_feedback or bool(self.compressors)
 
     @property
     def wire(self) -> str:
         """What gradients travel in: a dtype, or what compresses them."""
-        return self.dtype if self.compressor == "none" else self.compressor
+        return " or ".join(self.compressors) or self.dtype
+
+    def of(self, parameter: int) -> GradientSync:
+        """Return how the gradient of one parameter travels."""
+        for one, compressor, density in self.apart:
+            if one == parameter:
+                return replace(self, compressor=compressor, density=density, apart=())
+        return self
 
     def carrying(self, other: GradientSync) -> GradientSync:
         """Return this with what travels together, and why, of another."""

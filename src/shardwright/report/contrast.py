@@ -109,6 +109,7 @@ def _facts(one: Plan, other: Plan) -> list[tuple[str, str, str]]:
         return what, str(write(one)), str(write(other))
 
     travel = row("gradients travel in", lambda plan: plan.strategy.gradient_sync.wire)
+    lost = row("of gradients not sent in a step", lambda plan: f"{plan.objective.lost:.2%}")
     return [
         row("devices", lambda plan: len(plan.strategy.devices)),
         row("stages", lambda plan: " + ".join(_mesh(mesh) for mesh in plan.strategy.meshes)),
@@ -124,7 +125,7 @@ def _facts(one: Plan, other: Plan) -> list[tuple[str, str, str]]:
             ),
         ),
         row("precision", lambda plan: plan.strategy.precision),
-        *([travel] if travel[1] != travel[2] else []),
+        *[one for one in (travel, lost) if one[1] != one[2]],
     ]
 
 

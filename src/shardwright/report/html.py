@@ -94,7 +94,9 @@ def _frontier_rows(story: Story) -> str:
             dollars_text(plan.objective.dollars),
             sources_text(plan),
         )
-        name = html.escape(plan.strategy.label or f"plan {index}")
+        name = plan.strategy.label or f"plan {index}"
+        name += f" ({plan.objective.lost:.2%} of gradients not sent)" if plan.objective.lost else ""
+        name = html.escape(name)
         star = ' <span class="tag">chosen</span>' if index == story.chosen else ""
         if late := plan.predicted.staleness:
             star += f' <span class="tag">gradients {late} updates late</span>'

@@ -128,16 +128,22 @@ def wire_text(program: Program) -> str:
     """Say in what gradients travel, "" where that is in their parameters' own dtype."""
     sync = program.strategy.gradient_sync
     feedback = ", with error feedback" if sync.feeds_back else ""
-    if sync.compressor != "none":
-        kept = f", {sync.density:.3g} of the elements" if sync.compressor == "top-k" else ""
+    if sync.compressors:
         # A pack reads gradients and as many residuals.
-        packs = [len(one.reads) // 2 for one in program.transforms if one.name == sync.compressor]
+        packs = [len(one.reads) // 2 for one in program.transforms if one.name in sync.compressors]
+        ways = dict.fromkeys((how, share) for _, how, share in sync.apart)
+        if sync.compressor != "none":
+            ways[sync.compressor, sync.density] = None
+        said = "; ".join(_how(*way) for way in ways)
         return (
             f"gradients of {sum(packs)} of {len(program.strategy.parameters)} parameters compressed "
-            f"where they are summed ({sync.compressor}{kept}{feedback}); what is small, sharded or not "
-            "summed is not"
+            f"where they are summed ({said}{feedback}); what is small, sharded or not summed is not"
         )
     return "" if sync.dtype == "parameter" else f"gradients in {sync.dtype} on the wire{feedback}"
+
+
+def _how(compressor: str, density: float) -> str:
+    return f"top-k, {density:.3g} of the elements," if compressor == "top-k" else compressor
 
 
 def busiest_mesh(program: Program, timeline: Timeline) -> int:

@@ -56,25 +56,18 @@ def frontier_table(
     table = plain_table("Frontier: no plan here is better in everything than another")
     table.add_column("")
     table.add_column("plan", overflow="fold", ratio=1)
-    late = _late(frontier)
-    for name in ("step time", "peak memory", "$/step", *late[:1], "known from"):
+    late, sent = _late(frontier), _sent(frontier)
+    for name in ("step time", "peak memory", "$/step", *late[:1], *sent[:1], "known from"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, plan in enumerate(frontier.plans):
-        seconds = plan.objective.step_seconds
-        step = seconds_text(seconds)
-        if index < len(spreads) and spreads[index] > 0:
-            step += f" ±{percent_text(spreads[index] / seconds)[1:]}"
-        peak = bytes_text(plan.predicted.peak_bytes)
-        if capacity:
-            peak += f" ({plan.predicted.peak_bytes / capacity:.0%})"
+        spread = spreads[index] if index < len(spreads) else 0.0
         chosen = index == frontier.chosen
         table.add_row(
             Text("▸" if chosen else str(index)),
             Text(plan.strategy.label or "unnamed"),
-            step,
-            peak,
-            dollars_text(plan.objective.dollars),
+            *_plan_cells(plan, spread, capacity),
             *late[1:][index : index + 1],
+            *sent[1:][index : index + 1],
             sources_text(plan),
             style="bold" if chosen else "",
         )
@@ -85,6 +78,27 @@ def _late(frontier: Frontier) -> list[str]:
     """Return a column's name and, by plan, how many updates late its gradients are; nothing where none are."""
     late = [plan.predicted.staleness for plan in frontier.plans]
     return ["updates late", *map(str, late)] if any(late) else []
+
+
+def _sent(frontier: Frontier) -> list[str]:
+    """Return a column's name and, by plan, how much of its gradients' bits it sends; nothing where all is sent."""
+    loses = any(plan.objective.lost for plan in frontier.plans)
+    return ["gradients sent", *map(sent_text, frontier.plans)] if loses else []
+
+
+def _plan_cells(plan: Plan, spread: float, capacity: float) -> list[str]:
+    seconds, peak = plan.objective.step_seconds, bytes_text(plan.predicted.peak_bytes)
+    step = seconds_text(seconds)
+    if spread > 0:
+        step += f" ±{percent_text(spread / seconds)[1:]}"
+    if capacity:
+        peak += f" ({plan.predicted.peak_bytes / capacity:.0%})"
+    return [step, peak, dollars_text(plan.objective.dollars)]
+
+
+def sent_text(plan: Plan) -> str:
+    """Say how much of the bits of its gradients a plan sends in a step."""
+    return "all" if not plan.objective.lost else f"{1 - plan.objective.lost:.2%}"
 
 
 def curve_table(plans: Sequence[Plan]) -> Table:

@@ -18,6 +18,7 @@ from shardwright.core.strategy import (
 from shardwright.errors import InputError
 from shardwright.files.units import Quantity, read_quantity
 from shardwright.files.workers import MOST_WORKERS
+from shardwright.verbs.compression import check_compression
 from shardwright.verbs.options import FINITE, check_options, check_word, option
 
 # Tensors that the optimizer keeps per parameter.
@@ -50,7 +51,8 @@ class Request:
     ``own`` is the parameters' dtype. Gradients travel and are summed between devices in
     ``gradient_dtype``; with ``error_feedback`` what that loses on a device is added to its next
     gradient. Or gradients are compressed by a ``compressor``, which feeds back what it loses: ``top-k``
-    sends a ``density`` of their elements. ``batch_norm``: statistics over each device's samples, or over all.
+    sends a ``density`` of their elements. Or, with ``allow_compression``, where the planner thinks that it
+    pays; then ``density`` is the least share of its bits that a gradient sends. ``batch_norm``: statistics over each device's samples, or over all.
     ``recompute``: what every repeated block makes again in backward. ``seed_plan`` names the one
     strategy to plan instead of searching (``cube``, ``summa:2x2``), or a parts file (``*.toml``) that
     describes it; ``order`` a file with the order of its pipeline. ``method``: the ``exact`` search, which ends by itself; or Markov chains that draw
@@ -119,8 +121,14 @@ class Request:
     )
     density: float = option(
         1.0,
-        "The share of a gradient's elements that top-k sends, such as 0.01.",
+        "The share of a gradient's elements that top-k sends, such as 0.01; with --allow-compression the "
+        "least.",
         "--gradient-density",
+    )
+    allow_compression: bool = option(
+        False,
+        "Compress gradients where that is predicted to pay (top-k, int8 or 1-bit, by bucket); at least "
+        "--gradient-density of their bits are sent (0.001).",
     )
     recompute: str = option(
         "auto",
@@ -182,7 +190,7 @@ class Request:
                 "error feedback keeps what gradients lose on the wire, but they travel in their "
                 "parameters' dtype; name a narrower one, such as --gradient-dtype bfloat16"
             )
-        self._check_compression()
+        check_compression(self)
         if self.seed_plan and (self.mode != "min-time" or self.deadline_seconds < math.inf):
             raise InputError("a seed plan is planned as it is; leave out the mode and the deadline")
         if self.order and not self.seed_plan.endswith(".toml"):
@@ -194,27 +202,6 @@ class Request:
         if self.spacing is not None and not 0.001 <= self.spacing <= 1:
             raise InputError(
                 f"the frontier's spacing must be between 0.001 and 1, not {self.spacing}; choose it within these"
-            )
-
-    def _check_compression(self) -> None:
-        if (self.compressor == "top-k") != (self.density < 1) or not self.density > 0:
-            raise InputError(
-                "top-k sends a share of a gradient's elements, above 0 and below 1, and other compressors "
-                f"all of them, but the compressor is {self.compressor} and the density "
-                f"{self.density:g}; give --gradient-compressor top-k --gradient-density 0.01"
-            )
-        if self.compressor != "none" and (
-            self.error_feedback or self.gradient_dtype != "parameter"
-        ):
-            raise InputError(
-                f"{self.compressor} says what travels and feeds back what that loses, but gradients are "
-                f"to travel in {self.gradient_dtype}; leave out --gradient-dtype and "
-                "--gradient-error-feedback, or the compressor"
-            )
-        if self.compressor != "none" and self.precision == "float16":
-            raise InputError(
-                "what compressed gradients owe would change its unit with the scale of the loss; plan for "
-                "bfloat16 or float32, or leave out --gradient-compressor"
             )
 
     def _check_method(self) -> None:

@@ -36,6 +36,7 @@ class Shelf:
             "error_feedback=False",
             "compressor='none'",
             "density=1.0",
+            "least_sent=1.0",
         )
         for unsaid in later:
             said = said.replace(f", {unsaid}", "")

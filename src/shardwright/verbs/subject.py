@@ -15,6 +15,7 @@ from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.errors import CaptureError, InputError
 from shardwright.files import clusterfile
 from shardwright.planner.search import Training
+from shardwright.verbs.compression import least_sent
 from shardwright.verbs.request import OPTIMIZER_STATES, Request, Watch
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def training_for(request: Request) -> Training:
         optimizer_states=OPTIMIZER_STATES[request.optimizer],
         clips=request.clip > 0,
         max_norm=request.clip,
+        least_sent=least_sent(request),
+        density=1.0 if request.allow_compression else request.density,
     )
 
 

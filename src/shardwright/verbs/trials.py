@@ -326,12 +326,14 @@ def _ran(plan: Plan) -> Measured:
 
 
 def _is_less(plan: Plan, than: Plan) -> bool:
-    """Whether a plan offers something beside another: less memory, less money, or gradients less late."""
+    """Whether a plan offers something beside another: less memory, less money, or gradients that are less
+    late or lose less."""
     here, there = plan.objective, than.objective
     return (
         here.peak_bytes < LESS * there.peak_bytes
         or here.dollars < LESS * there.dollars
         or here.staleness < there.staleness
+        or here.lost < there.lost
     )
 
 

@@ -163,6 +163,37 @@ def test_plans_with_compressed_gradients_are_found_under_a_bound_that_is_true() 
         )
 
 
+def test_gradients_are_compressed_where_that_pays_and_what_is_lost_is_an_axis() -> None:
+    graph, slow, fast = large(), cluster(2, 1, **SLOW), cluster(2, 1)
+    allowing = Training(least_sent=0.01)
+    there = search(graph, fast, CostTable(), training=allowing, limits=FEW)
+    assert [one.strategy for one in there.plans] == [
+        one.strategy for one in search(graph, fast, CostTable(), limits=FEW).plans
+    ]
+    found = search(graph, slow, CostTable(), training=allowing, limits=FEW)
+    without = search(graph, slow, CostTable(), limits=FEW)
+    assert found.best.predicted.step_seconds < 0.95 * without.best.predicted.step_seconds
+    assert found.best.predicted.lost > 0
+    assert without.best.strategy in [one.strategy for one in found.plans]
+    for plan in found.plans:
+        sync = plan.strategy.gradient_sync
+        assert (plan.predicted.lost > 0) is bool(sync.compressors)
+        assert all(share >= 0.01 for _, how, share in sync.apart if how == "top-k")
+        assert plan.bound is not None
+        assert plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
+        assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
+            simulated(graph, plan, slow)
+        )
+        if plan.predicted.lost:  # as counted by hand; all these are float32 on two devices
+            kept = {"int8": 1 / 4, "1-bit": 1 / 32}
+            lost = sum(
+                graph.tensors[one].numel * (1 - kept.get(how, share))
+                for one, how, share in sync.apart
+            )
+            total = sum(graph.tensors[one].numel for one in graph.parameters)
+            assert plan.predicted.lost == pytest.approx(lost / total, rel=0.02)
+
+
 def test_the_bound_lies_below_every_simulated_plan() -> None:
     for frontier in (answered(mlp), answered(large)):
         for plan in frontier.plans:

@@ -19,6 +19,7 @@ from shardwright.planner.cost.burden import is_measured, message_burden
 from shardwright.planner.cost.feed import Feeding, input_costs
 from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.cost.price import InstructionCosts, Prices
+from shardwright.planner.judge.lost import lost_share
 from shardwright.planner.judge.ties import doubts_of
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
@@ -91,7 +92,7 @@ def evaluate_closely(
 
     With ``runs_ahead`` its seconds are those from one step to the next, see ``simulate.period``.
     """
-    program, prices = _priced(context, strategy)
+    program, prices = priced(context, strategy)
     timeline, evaluation = evaluate_program(context, program, prices, math.nan)
     if runs_ahead:
         objective = replace(evaluation.objective, step_seconds=period(program, timeline))
@@ -102,12 +103,13 @@ def evaluate_closely(
 def weigh(context: Context, strategy: Strategy) -> tuple[Evaluation, dict[str, float]]:
     """Judge a strategy, and say where its half-width comes from. Raises ValueError where it is
     illegal."""
-    program, prices = _priced(context, strategy)
+    program, prices = priced(context, strategy)
     timeline, evaluation = evaluate_program(context, program, prices, math.nan)
     return evaluation, doubts_of(program, prices, timeline)
 
 
-def _priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
+def priced(context: Context, strategy: Strategy) -> tuple[Program, Prices]:
+    """Return a strategy's Program and what its instructions cost."""
     return _priced_folded(context, strategy) or _priced_whole(context, strategy)
 
 
@@ -215,6 +217,7 @@ def evaluate_program(
         peak_bytes=max(peaks),
         dollars=dollars_per_step(context.cluster, program.strategy, timeline.step_seconds),
         staleness=program.strategy.staleness,
+        lost=lost_share(program, context.graph),
     )
     return timeline, Evaluation(
         strategy=program.strategy,
@@ -226,9 +229,15 @@ def evaluate_program(
     )
 
 
-def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
-    """Merge, per mesh and kind of message, the gradients in the order they became ready."""
-    channels: dict[tuple[object, ...], dict[int, tuple[float, float]]] = {}
+Channels = dict[tuple[object, ...], dict[int, tuple[float, float]]]
+
+
+def sent_alone(
+    program: Program, timeline: Timeline
+) -> tuple[Channels, dict[tuple[object, ...], Message]]:
+    """Return, by mesh and kind of message, when each gradient that may travel with others became ready
+    and its bytes; and one such message each."""
+    channels: Channels = {}
     groups: dict[tuple[object, ...], Message] = {}
     last = _last_instruction(program)
     for item, message in enumerate(program.messages):
@@ -246,6 +255,12 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tu
         known, size = channel.get(source.tensor, (0.0, 0.0))
         channel[source.tensor] = max(known, ready), size + message.bytes
         groups.setdefault(key, message)
+    return channels, groups
+
+
+def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+    """Merge, per mesh and kind of message, the gradients in the order they became ready."""
+    channels, groups = sent_alone(program, timeline)
     buckets: list[tuple[int, ...]] = []
     taken: set[int] = set()
     for key, entries in channels.items():
@@ -258,7 +273,7 @@ def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tu
         merged = merge_gradients(
             [ready for ready, _, _ in fresh],
             [size for _, _, size in fresh],
-            _message_cost(context, program, groups[key]),
+            message_cost(context, program, groups[key]),
         )
         buckets += [tuple(fresh[position][1] for position in bucket) for bucket in merged]
     return tuple(buckets)
@@ -278,7 +293,7 @@ def _ready(program: Program, timeline: Timeline, index: int) -> float:
     return float(timeline.end[before].max(initial=0.0))
 
 
-def _message_cost(context: Context, program: Program, message: Message) -> Cost:
+def message_cost(context: Context, program: Program, message: Message) -> Cost:
     """Return the seconds of merged messages by their bytes; merged items are also copied.
 
     Read off between powers of two, since merging asks for the cost of every pair of gradients.

@@ -75,7 +75,7 @@ def complexity(strategy: Strategy) -> tuple[int, ...]:
     many ideas, ways in which parameters lie, and microbatches.
 
     Ideas are a pipeline, each mesh axis, each ZeRO stage, recomputation of some sort, activations
-    sent again, and exceptions that only a search thinks of.
+    sent again, what compresses gradients, and exceptions that only a search thinks of.
     """
     split = {
         axis
@@ -94,6 +94,7 @@ def complexity(strategy: Strategy) -> tuple[int, ...]:
         bool(strategy.reshard_again),
         bool(strategy.segment_starts),
         strategy.label.endswith("refined"),
+        len(strategy.gradient_sync.compressors),
     )
     return len(strategy.devices), sum(ideas), len(kinds), strategy.pipeline.num_microbatches
 

@@ -14,6 +14,7 @@ from shardwright.core.compression import is_compressed, packed_bytes, wide_dtype
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.layout import REPLICATE
 from shardwright.core.program import Message, Transform, TransformName
+from shardwright.core.strategy import Compressor, GradientSync
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 
 Pair = tuple[int, int]
@@ -29,8 +30,7 @@ def compressible(
 
     Those are summed over devices once a step, and needed whole by all that sum.
     """
-    sync = builder.strategy.gradient_sync
-    if sync.compressor == "none":
+    if not builder.strategy.gradient_sync.compressors:
         return [], pairs
     found = [pair for pair in pairs if _is_compressed(builder, *pair)]
     return found, [pair for pair in pairs if pair not in found]
@@ -40,16 +40,30 @@ def _is_compressed(builder: ProgramBuilder, source: int, result: int) -> bool:
     entry, several = builder.values[source], builder.strategy.pipeline.num_microbatches > 1
     if entry.scope == "microbatch" and several:
         return False
-    if not is_compressed(builder.strategy.gradient_sync, entry.dtype, math.prod(entry.shape)):
+    if not is_compressed(_sync(builder, source), entry.dtype, math.prod(entry.shape)):
         return False
     steps = builder.reshard(source, builder.values[result].layout)
     return [step.primitive for step in steps] == ["all_reduce"]
 
 
+def _sync(builder: ProgramBuilder, gradient: int) -> GradientSync:
+    return builder.strategy.gradient_sync.of(builder.values[gradient].tensor)
+
+
 def compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> list[Step]:
-    """Return the steps that sum gradients over devices by way of packs of them."""
-    sync = builder.strategy.gradient_sync
-    if sync.compressor == "none":
+    """Return the steps that sum gradients over devices by way of packs of them, those of each
+    compressor together."""
+    found: dict[Compressor, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(_sync(builder, pair[0]).compressor, []).append(pair)
+    groups = [_compressed(builder, alike, last_only) for alike in found.values()]
+    # What packs and sends comes first, of all; then what waits for packs of others.
+    return [*(step for group in groups for step in group[:2]), *(group[2] for group in groups)]
+
+
+def _compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> list[Step]:
+    compressor = _sync(builder, pairs[0][0]).compressor
+    if compressor == "none":
         raise ValueError("nothing says how gradients are compressed")
     first = builder.values[pairs[0][0]]
     (change,) = builder.reshard(pairs[0][0], builder.values[pairs[0][1]].layout)
@@ -65,7 +79,7 @@ def compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) 
     everyone = tuple([_bytes_value(builder, source, size * ranks, change.axes, REPLICATE)
                       for source, size in zip(sources, packs, strict=True)])  # fmt: skip
     pack = Transform(
-        name=sync.compressor,
+        name=compressor,
         mesh=first.mesh,
         reads=(*sources, *residuals),
         writes=(*mine, *residuals),
@@ -82,7 +96,7 @@ def compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) 
         purpose="synchronise",
     )
     add = Transform(
-        name=SUMS[sync.compressor],
+        name=SUMS[compressor],
         mesh=first.mesh,
         reads=everyone,
         writes=results,
@@ -97,7 +111,7 @@ def compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) 
 
 
 def _pack(builder: ProgramBuilder, source: int, residual: int) -> int:
-    sync, count = builder.strategy.gradient_sync, math.prod(builder.values[source].shape)
+    sync, count = _sync(builder, source), math.prod(builder.values[source].shape)
     return packed_bytes(sync.compressor, sync.density, count, builder.values[residual].dtype)
 
 
@@ -141,7 +155,7 @@ _TEMPORARIES: dict[TransformName, tuple[int, int, int]] = {
 def residual_of(builder: ProgramBuilder, gradient: int) -> int:
     """Return the residual of a parameter's gradients of one layout: whatever bucket they travel in."""
     one = builder.values[gradient]
-    packs = builder.strategy.gradient_sync.compressor != "none"
+    packs = _sync(builder, gradient).compressor != "none"
     dtype = wide_dtype(one.dtype) if packs else one.dtype
     key = (one.tensor, one.mesh, one.layout, dtype)
     if key not in builder.residuals:

@@ -152,9 +152,11 @@ class Folder:
         ]
         again, whole = set(strategy.recompute_operators), set(strategy.recompute)
         apart, starts = set(strategy.reshard_again), set(strategy.segment_starts)
-        buckets = strategy.gradient_sync.buckets
+        sync = strategy.gradient_sync
+        buckets = sync.buckets
+        here = {tensor: position for position, tensor in enumerate(tensors)}
+        aside = tuple([(here[one], how, share) for one, how, share in sync.apart if one in here])
         if buckets:
-            here = {tensor: position for position, tensor in enumerate(tensors)}
             within = [tuple([here[t] for t in bucket if t in here]) for bucket in buckets]
             buckets = tuple([bucket for bucket in within if bucket])
         return replace(
@@ -163,7 +165,7 @@ class Folder:
             parameters=tuple(
                 [strategy.parameters[self.number[tensors[t]]] for t in short.graph.parameters]
             ),
-            gradient_sync=replace(strategy.gradient_sync, buckets=buckets),
+            gradient_sync=replace(sync, buckets=buckets, apart=aside),
             recompute=tuple([place for place, block in enumerate(shown) if block in whole]),
             recompute_operators=tuple([p for p, i in enumerate(operators) if i in again]),
             reshard_again=tuple([p for p, t in enumerate(tensors) if t in apart]),
@@ -177,7 +179,7 @@ class _Traits:
     def __init__(self, folder: Folder, strategy: Strategy) -> None:
         graph = folder.graph
         self.operators = _codes(strategy.configs)
-        self.tensors = np.full((3, len(graph.tensors)), -1)
+        self.tensors = np.full((4, len(graph.tensors)), -1)
         self.tensors[0, list(graph.parameters)] = _codes(strategy.parameters)
         self.blocks = np.zeros(len(graph.blocks), dtype=np.int64)
         self.operators[list(strategy.recompute_operators)] += len(self.operators)
@@ -185,6 +187,8 @@ class _Traits:
         self.tensors[1, list(strategy.reshard_again)] = 1
         self.blocks[list(strategy.recompute)] = 1
         self._note_buckets(folder.outline, strategy.gradient_sync)
+        apart = strategy.gradient_sync.apart
+        self.tensors[3, [one[0] for one in apart]] = _codes([one[1:] for one in apart])
 
     def _note_buckets(self, outline: Outline, sync: GradientSync) -> None:
         """Number buckets by their first member's place in its block; those that several blocks share

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.compression import is_compressed, packed_bytes, wide_dtype
+from shardwright.core.compression import (
+    MENU,
+    is_compressed,
+    packed_bytes,
+    sent_share,
+    wide_dtype,
+)
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
-from shardwright.core.strategy import ParameterConfig, wire_dtype
+from shardwright.core.strategy import GradientSync, ParameterConfig, wire_dtype
 from shardwright.planner.model.terms import (
     EACH,
     GATHER,
@@ -164,6 +170,8 @@ def _columns(
     if math.inf in (sync, gather, back):
         column[EACH] = math.inf
         return column
+    least = _least_sum(decisions, spec, pair, kept, total)
+    sync = min(sync, least)
     packed = _packed(decisions, spec, pair, kept, total)
     if packed is not None:
         sync = packed.message_seconds
@@ -174,7 +182,8 @@ def _columns(
     way = (pair.gradient, kept.optimizer)
     wire = wire_dtype(context.training.gradient_dtype, spec.dtype)
     often, held = (EACH, TRANSIENT) if level >= 2 else (ONCE, KEPT)
-    column[often] += 0.0 if packed is not None else wires.lost(spec.shape, wire, *way)
+    is_light = packed is not None or least < math.inf
+    column[often] += 0.0 if is_light else wires.lost(spec.shape, wire, *way)
     column[EACH] += gathers * wires.lost(spec.shape, spec.dtype, kept.rest, pair.value)
     feeds_back = context.training.error_feedback
     if PARTIAL in pair.gradient and (wire != spec.dtype or feeds_back):
@@ -233,17 +242,13 @@ def _packed(
     decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
 ) -> _Packed | None:
     """Return what a gradient takes that is compressed, None where it is not (``lower.compress``)."""
-    training, sizes = decisions.context.training, decisions.mesh.sizes
-    sync = training.sync
-    often = kept.sync == "microbatch" and decisions.num_microbatches > 1
-    if often or sync.compressor == "none" or PARTIAL not in pair.gradient:
-        return None
+    sync = decisions.context.training.sync
+    axes = _summing_axes(decisions, spec, pair, kept) if sync.compressor != "none" else ()
+    sizes = decisions.mesh.sizes
     elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
-    steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, kept.optimizer, sizes)
-    is_sum = [step.primitive for step in steps] == ["all_reduce"]
-    if not is_sum or not is_compressed(sync, total, elements):
+    if not axes or not is_compressed(sync, total, elements):
         return None
-    prices, dtype, axes = decisions.context.prices, wide_dtype(total), steps[0].axes
+    prices, dtype = decisions.context.prices, wide_dtype(total)
     ranks = math.prod(sizes[axis] for axis in axes)
     size = packed_bytes(sync.compressor, sync.density, elements, dtype)
     return _Packed(
@@ -252,6 +257,39 @@ def _packed(
         + ranks * prices.pack_seconds(f"{sync.compressor} sum", elements, dtype),
         owed_bytes=elements * DTYPE_BYTES[dtype],
     )
+
+
+def _summing_axes(
+    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig
+) -> tuple[int, ...]:
+    """Return the axes over which a gradient is summed once a step and then whole; none where it is not."""
+    often = kept.sync == "microbatch" and decisions.num_microbatches > 1
+    if often or PARTIAL not in pair.gradient:
+        return ()
+    sizes = decisions.mesh.sizes
+    steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, kept.optimizer, sizes)
+    return steps[0].axes if [step.primitive for step in steps] == ["all_reduce"] else ()
+
+
+def _least_sum(
+    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
+) -> float:
+    """Return the least seconds of a gradient's share of a message where plans may compress as they like:
+    what that takes besides is not counted, so that bounds are true for any choice. Infinite where
+    they may not."""
+    least_sent = decisions.context.training.least_sent
+    axes = _summing_axes(decisions, spec, pair, kept) if least_sent < 1 else ()
+    sizes = decisions.mesh.sizes
+    elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
+    if not axes or not is_compressed(GradientSync(compressor="int8"), total, elements):
+        return math.inf
+    dtype, ranks = wide_dtype(total), math.prod(sizes[axis] for axis in axes)
+    packs = [
+        packed_bytes(compressor, density, elements, dtype)
+        for compressor, density in MENU
+        if sent_share(compressor, density, dtype) >= least_sent
+    ]
+    return decisions.wires.packed(axes, ranks * min(packs)) if packs else math.inf
 
 
 def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:

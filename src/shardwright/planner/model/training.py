@@ -19,7 +19,8 @@ from shardwright.core.strategy import (
 class Training:
     """How the model is trained, as far as plans depend on it (see ``Strategy``).
 
-    ``recompute``: what every repeated block makes again, or ``auto``: as memory requires.
+    ``recompute``: what every repeated block makes again, or ``auto``: as memory requires. ``least_sent``:
+    the share of its bits that a gradient must send at least; below 1 plans may compress.
     """
 
     precision: Precision = "float32"
@@ -31,6 +32,7 @@ class Training:
     error_feedback: bool = False
     compressor: Compressor = "none"
     density: float = 1.0
+    least_sent: float = 1.0
     batch_norm: Literal["local", "synchronised"] = "local"
     recompute: Recomputation | Literal["auto"] = "auto"
 

@@ -29,7 +29,7 @@ MODEL = (
 class Findings:
     """What a search found: evaluations in the order they were reached, sentences about strategies that
     turned out illegal, the least additive seconds proved for the space (inf before any proof), and
-    whether the search ran to its end. ``limit`` is the memory limit in bytes per device, ``same`` the share
+    whether the search ran to its end. ``packed_bound`` is the same for plans that compress gradients. ``limit`` is the memory limit in bytes per device, ``same`` the share
     below which the search takes two step times for the same.
     """
 
@@ -40,6 +40,7 @@ class Findings:
     bound: float
     is_complete: bool
     same: float = 0.0
+    packed_bound: float = math.inf
 
     @property
     def fitting(self) -> list[Evaluation]:
@@ -111,7 +112,9 @@ def _is_alike(one: Evaluation, other: Evaluation, same: float) -> bool:
     pairs = ((one.seconds, other.seconds), (one.bytes, other.bytes))
     same_price = one.objective.dollars >= other.objective.dollars * (1 - same)
     is_no_later = other.objective.staleness <= one.objective.staleness
-    return same_price and is_no_later and all(abs(a - b) <= same * max(a, b) for a, b in pairs)
+    same_loss = other.objective.lost <= one.objective.lost
+    is_no_worse = same_price and is_no_later and same_loss
+    return is_no_worse and all(abs(a - b) <= same * max(a, b) for a, b in pairs)
 
 
 def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
@@ -154,12 +157,24 @@ def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
         return None
     if evaluation.objective.staleness:
         return None
-    context = found.context
-    least = max(found.bound, least_input_seconds(global_batch(context), context.cluster))
-    fastest = min(one.seconds for one in found.fitting if not one.objective.staleness)
+    context, model = found.context, MODEL
+    bound, alike = found.bound, found.fitting
+    if not math.isinf(found.packed_bound):
+        bound, alike, words = _of_its_kind(found, evaluation.objective.lost > 0)
+        model += words
+    least = max(bound, least_input_seconds(global_batch(context), context.cluster))
+    fastest = min(one.seconds for one in alike if not one.objective.staleness)
     if fastest < least * (1 - 1e-9):
         return None
-    return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=MODEL)
+    return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=model)
+
+
+def _of_its_kind(found: Findings, loses: bool) -> tuple[float, list[Evaluation], str]:
+    """Return the bound of plans that compress gradients or do not, those found, and what it assumes."""
+    if loses:
+        return min(found.bound, found.packed_bound), found.fitting, ", if compressing took nothing"
+    whole = [one for one in found.fitting if not one.objective.lost]
+    return found.bound, whole, ", without compressing gradients"
 
 
 def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
-from shardwright.core.strategy import Mesh, Strategy
+from shardwright.core.strategy import GradientSync, Mesh, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.modes import KEEP
@@ -162,10 +162,24 @@ def with_wire(label: str, context: Context, placed: Iterable[Placed]) -> str:
     if is_own or not any(_sums(context, root, dims) for root, dims in placed):
         return label
     if training.compressor != "none":
-        share = f" of {training.density:g}" if training.compressor == "top-k" else ""
-        return f"{label}, summed gradients in {training.compressor}{share}"
+        return f"{label}, {packing_words(training.sync)}"
     feedback = " with error feedback" if training.error_feedback else ""
     return f"{label}, gradients in {training.gradient_dtype}{feedback}"
+
+
+def packing_words(sync: GradientSync) -> str:
+    """Say in what gradients are summed that are compressed."""
+    words = list[str](sync.compressors)
+    shares = [sync.density, *[share for _, how, share in sync.apart if how == "top-k"]]
+    shares = shares[1:] if sync.compressor != "top-k" else shares
+    ends = (
+        " to ".join(f"{one:g}" for one in dict.fromkeys((min(shares), max(shares))))
+        if shares
+        else ""
+    )
+    words = [f"{one} of {ends}" if one == "top-k" else one for one in words]
+    rest = ", others whole" if sync.compressor == "none" else ""
+    return f"summed gradients in {' and '.join(words)}{rest}"
 
 
 def _levels(problem: Problem, assignments: Iterable[tuple[int, ...]]) -> set[int]:

@@ -27,6 +27,7 @@ from shardwright.planner.search.loop import Proposer, run
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.proposers.additive import on_all, on_fewer
+from shardwright.planner.search.proposers.compression import compressed
 from shardwright.planner.search.proposers.gaps import filled
 from shardwright.planner.search.proposers.gradients import merged, sent_earlier
 from shardwright.planner.search.proposers.known import asked, grids, known
@@ -91,11 +92,14 @@ def survey(
     stop: Callable[[], bool] | None = None,
 ) -> Survey:
     """Search, and return besides the frontier all that was looked at; arguments as for ``search``."""
-    session = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)
+    least, whole = training.least_sent, replace(training, least_sent=1.0)
+    session = _Session(Context.of(graph, cluster, table, whole), limits, progress, stop)
     if seed_plan:
         pool = session.pool(cluster.num_devices)
         run(pool, partial(asked, seed_plan))
         run(pool, merged)
+        if least < 1:
+            run(pool, partial(compressed, least))
         name = seed_plan if isinstance(seed_plan, str) else seed_plan.name
         found = pool.findings()
         return Survey(named_answer(found, seed, name), found, goal, seed)
@@ -105,6 +109,9 @@ def survey(
         run(pool, partial(filled, spacing=limits.spacing))
         run(pool, proposes_late)
         found = pool.findings()
+        if least < 1:
+            looser = _Session(Context.of(graph, cluster, table, training), limits, progress, stop)
+            found = _compressing(looser.pool(cluster.num_devices), found, least)
         return Survey(answer(found, seed, goal), found, goal, seed)
     if goal.mode == "min-devices":
         return _fewest(session, goal, seed)
@@ -242,6 +249,21 @@ def explore(pool: Pool, arrangements: Proposer) -> None:
     """Fill a pool, until nothing is left to try or the caller stops."""
     for proposers in ((known, arrangements, grids), *LATER):
         run(pool, *proposers)
+
+
+def _compressing(pool: Pool, known: Findings, least_sent: float) -> Findings:
+    """Search again where sums of gradients are as short as compression makes them, and compress them
+    where that pays. What was found before stays, with its bound."""
+    pool.evaluations, pool.same = list(known.evaluations), known.same
+    run(pool, on_fewer)
+    run(pool, partial(compressed, least_sent))
+    return replace(
+        known,
+        evaluations=tuple(pool.evaluations),
+        refused=(*known.refused, *pool.refused),
+        is_complete=known.is_complete and pool.complete,
+        packed_bound=pool.bound,
+    )
 
 
 def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:

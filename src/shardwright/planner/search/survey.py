@@ -189,12 +189,14 @@ class Survey:
 
 
 def _is_no_less(one: Evaluation, other: Evaluation) -> bool:
-    """Whether a plan needs about as much memory and money as another, or more, and is no less late."""
+    """Whether a plan needs about as much memory and money as another, or more, is no less late and loses
+    as much."""
     here, there = one.objective, other.objective
     return (
         here.peak_bytes >= there.peak_bytes * (1 - NEAR)
         and here.dollars >= there.dollars * (1 - NEAR)
         and here.staleness >= there.staleness
+        and here.lost >= there.lost
     )
 
 

@@ -1,0 +1,204 @@
+"""What compresses which gradients, given when each is ready and what it costs to select, send and add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.core.compression import (
+    MENU,
+    WHOLE,
+    is_compressed,
+    packed_bytes,
+    sent_share,
+    wide_dtype,
+)
+from shardwright.core.graph import DTYPE_BYTES
+from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program
+from shardwright.core.strategy import Compressor, GradientSync
+from shardwright.core.timeline import Timeline
+from shardwright.planner.judge.evaluate import (
+    Evaluation,
+    Run,
+    message_cost,
+    priced,
+    sent_alone,
+)
+from shardwright.planner.model.context import Context
+from shardwright.planner.schedule.packing import MOST_UNITS, Way, choose_ways
+from shardwright.planner.simulate import simulate
+
+How = tuple[Compressor, float]
+
+
+def free_seconds(context: Context, evaluation: Evaluation) -> float:
+    """Return what a step would take if summing gradients over devices took nothing: where that is no
+    less, there is nothing to compress for."""
+    program, prices = priced(context, evaluation.strategy)
+    sums = [
+        place
+        for place, one in enumerate(program.messages)
+        if one.purpose == "synchronise" and one.primitive == "all_reduce"
+    ]
+    is_sum = (program.kind == Kind.MESSAGE) & np.isin(program.item, sums)
+    if not is_sum.any():
+        return math.inf
+    timeline = simulate(
+        program,
+        np.where(is_sum, 0.0, prices.seconds),
+        overlap_slowdown=context.cluster.overlap_slowdown,
+        scatter_copies=context.cluster.scatter_copies,
+    )
+    return timeline.step_seconds
+
+
+def allowed(least_sent: float, dtype: str) -> list[How]:
+    """Return the ways of compressing a dtype that send at least a share of its bits, densest first."""
+    found = [(sent_share(*how, dtype), how) for how in MENU]
+    return [how for share, how in sorted(found, reverse=True) if share >= least_sent]
+
+
+def packings(
+    context: Context, evaluation: Evaluation, least_sent: float, evaluator: Run
+) -> Iterator[GradientSync]:
+    """Yield how a plan's gradients could travel faster, for each least share of bits, densest first.
+
+    In deep graphs all in one way, so that equal blocks stay alike; else every bucket in its own
+    (``choose_ways``).
+    """
+    own = evaluation.strategy.gradient_sync
+    if context.facts.folder.is_long:
+        for compressor, density in allowed(least_sent, "float32"):
+            yield replace(own, compressor=compressor, density=density)
+        return
+    alone = replace(own, method="wfbp", buckets=())
+    strategy = replace(evaluation.strategy, gradient_sync=alone)
+    program, timeline, _ = evaluator(strategy, evaluation.least_seconds)
+    lanes = [
+        lane
+        for lane in _lanes(context, program, timeline)
+        if any(unit.dtype for unit in lane.units)
+    ]
+    for last in range(1, len(allowed(least_sent, "float32")) + 1 if lanes else 0):
+        yield _chosen(context, alone, lanes, allowed(least_sent, "float32")[:last])
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Gradients of neighbours: their parameters, when the last is ready, bytes, and the elements of each;
+    ``dtype`` is what they are compressed in, "" where they are too small."""
+
+    parameters: tuple[int, ...]
+    ready: float
+    bytes: float
+    elements: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Units that follow each other on one link; those that are not compressed come last, as one."""
+
+    program: Program
+    message: Message
+    ranks: int
+    units: tuple[_Unit, ...]
+    end: float
+
+
+def _lanes(context: Context, program: Program, timeline: Timeline) -> Iterator[_Lane]:
+    channels, messages = sent_alone(program, timeline)
+    for key, entries in channels.items():
+        message = messages[key]
+        if message.primitive != "all_reduce":
+            continue
+        value = program.values[message.sources[0]]
+        width = DTYPE_BYTES[value.dtype]
+        large, small = list[_Unit](), list[_Unit]()
+        for tensor, (ready, size) in sorted(entries.items(), key=lambda one: (one[1][0], one[0])):
+            elements = int(size // width)
+            sync = GradientSync(compressor="int8")
+            dtype = wide_dtype(value.dtype) if is_compressed(sync, value.dtype, elements) else ""
+            unit = _Unit((tensor,), ready, size, (elements,), dtype)
+            (large if dtype else small).append(unit)
+        mesh = program.meshes[message.mesh]
+        runs = (program.group == message.mesh) & np.isin(program.kind, SEGMENT_KINDS)
+        end = float(timeline.end[runs].max(initial=0.0))
+        units = _few(large, MOST_UNITS)
+        if small:
+            rest = _joined(small)
+            units.append(replace(rest, ready=max(rest.ready, units[-1].ready if units else 0.0)))
+        ranks = math.prod(mesh.sizes[axis] for axis in message.axes)
+        yield _Lane(program, message, ranks, tuple(units), end)
+
+
+def _few(units: Sequence[_Unit], most: int) -> list[_Unit]:
+    """Join neighbours of least bytes until no more than so many are left."""
+    found = list(units)
+    while len(found) > most:
+        pairs = [one.bytes + other.bytes for one, other in pairwise(found)]
+        at = int(np.argmin(pairs))
+        found[at : at + 2] = [_joined(found[at : at + 2])]
+    return found
+
+
+def _joined(units: Sequence[_Unit]) -> _Unit:
+    return _Unit(
+        tuple([one for unit in units for one in unit.parameters]),
+        max(unit.ready for unit in units),
+        sum(unit.bytes for unit in units),
+        tuple([one for unit in units for one in unit.elements]),
+        units[0].dtype,
+    )
+
+
+def _chosen(
+    context: Context, alone: GradientSync, lanes: Sequence[_Lane], menu: Sequence[How]
+) -> GradientSync:
+    """Return how gradients travel that may do so in these ways, or whole."""
+    chosen = [one for lane in lanes for one in _of_lane(context, lane, (WHOLE, *menu))]
+    buckets = [bucket for bucket, _ in chosen]
+    apart = sorted((one, *how) for bucket, how in chosen for one in bucket if how != WHOLE)
+    return replace(alone, method="optimal", buckets=tuple(buckets), apart=tuple(apart))
+
+
+def _of_lane(
+    context: Context, lane: _Lane, hows: Sequence[How]
+) -> Iterator[tuple[tuple[int, ...], How]]:
+    """Yield buckets in the order in which they leave, and how each travels."""
+    ways = [_way(context, lane, how) for how in hows]
+    for first, stop, way in choose_ways([unit.ready for unit in lane.units], lane.end, ways):
+        members = [unit.parameters for unit in lane.units[first:stop]]
+        yield tuple([one for parameters in members for one in parameters]), hows[way]
+
+
+def _way(context: Context, lane: _Lane, how: How) -> Way:
+    units = lane.units
+    if how == WHOLE:
+        zeros, sizes = [0.0] * len(units), [unit.bytes for unit in units]
+        cost = message_cost(context, lane.program, lane.message)
+        return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost)
+    compressor, gather = how[0], replace(lane.message, primitive="all_gather")
+    return Way(
+        packs=[_work(context, unit, compressor) or math.inf for unit in units],
+        sums=[lane.ranks * _work(context, unit, f"{compressor} sum") for unit in units],
+        sizes=[float(lane.ranks * _size(unit, how)) for unit in units],
+        cost=message_cost(context, lane.program, gather),
+    )
+
+
+def _work(context: Context, unit: _Unit, name: str) -> float:
+    """Return the seconds of compressing, or of adding a rank's; 0 of what is not compressed."""
+    if not unit.dtype:
+        return 0.0
+    return sum(context.prices.pack_seconds(name, one, unit.dtype) for one in unit.elements)
+
+
+def _size(unit: _Unit, how: How) -> int:
+    if not unit.dtype:
+        return 0
+    return sum(packed_bytes(*how, one, unit.dtype) for one in unit.elements)

@@ -1,0 +1,48 @@
+"""How much of its gradients a step loses to compression: bits that do not travel."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import numpy as np
+
+from shardwright.core.compression import INDEX_BYTES, Packing
+from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.layout import shard_dim
+from shardwright.core.program import Kind, Program, Transform
+
+PACKS: tuple[str, ...] = get_args(Packing)
+
+
+def lost_share(program: Program, graph: OperatorGraph) -> float:
+    """Return the share of the bits of all trained parameters' gradients that are not sent. What is kept for
+    the next step counts as lost."""
+    packs = [place for place, one in enumerate(program.transforms) if one.name in PACKS]
+    if not packs:
+        return 0.0
+    lost = {place: _lost(program, program.transforms[place]) for place in packs}
+    packing = (program.kind == Kind.TRANSFORM) & np.isin(program.item, packs)
+    trained = sum(
+        graph.tensors[one].numel for one in graph.parameters if graph.tensors[one].needs_gradient
+    )
+    # Of a parameter with several gradients each is packed.
+    return min(1.0, sum(lost[int(item)] for item in program.item[packing]) / trained)
+
+
+def _lost(program: Program, transform: Transform) -> float:
+    """Return elements times the share of their bits that is not sent, over all shards."""
+    half, total = len(transform.reads) // 2, 0.0
+    sizes = program.meshes[transform.mesh].sizes
+    for source, pack in zip(transform.reads[:half], transform.writes[:half], strict=True):
+        residual = transform.reads[half + transform.reads.index(source)]
+        value, width = program.values[source], DTYPE_BYTES[program.values[residual].dtype]
+        elements = math.prod(value.shape)
+        shards = math.prod(
+            size for size, one in zip(sizes, value.layout, strict=True) if shard_dim(one) >= 0
+        )
+        sent = {"int8": 1 / width, "1-bit": 1 / (8 * width)}.get(transform.name)
+        if sent is None:
+            sent = math.prod(program.values[pack].shape) / (width + INDEX_BYTES) / elements
+        total += elements * shards * (1 - sent)
+    return total

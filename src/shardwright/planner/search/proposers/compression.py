@@ -1,0 +1,42 @@
+"""Plans that compress gradients, where that is allowed and where it pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from shardwright.planner.judge.compress import free_seconds, packings
+from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.search.labels import packing_words
+from shardwright.planner.search.loop import Proposal, Proposals
+from shardwright.planner.search.pool import Pool
+
+
+def compressed(least_sent: float, pool: Pool) -> Proposals:
+    """Propose to compress the gradients of the plans that would be fastest if summing took nothing. Where
+    even those are no faster than what is there, none is compressed."""
+    found = [
+        (free_seconds(pool.context, one), number, one) for number, one in enumerate(pool.fitting)
+    ]
+    for free, _, evaluation in sorted(found, key=lambda one: one[:2])[: pool.count]:
+        if free * (1 + pool.same) >= pool.fastest:
+            return
+        yield Proposal(free, partial(_compressed, pool, evaluation, least_sent))
+        pool.tell(1.0, "compressing gradients")
+
+
+def _compressed(pool: Pool, evaluation: Evaluation, least_sent: float) -> Evaluation | None:
+    """Try a plan at every least share of what is sent, the densest first; keep what is faster."""
+    best, strategy = evaluation, evaluation.strategy
+    seen = {strategy.gradient_sync}
+    for sync in packings(pool.context, evaluation, least_sent, pool.evaluator.run):
+        if sync in seen or not sync.compressors:
+            continue
+        seen.add(sync)
+        label = f"{strategy.label}, {packing_words(sync)}"
+        made = replace(strategy, gradient_sync=sync, label=label)
+        found = pool.judged(made, evaluation.least_seconds)
+        if found is not None and found.seconds < best.seconds * (1 - pool.same):
+            pool.evaluations.append(found)
+            best = found
+    return best

@@ -1,0 +1,62 @@
+"""What may be asked of gradients that are compressed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.core.compression import LEAST_SENT
+from shardwright.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwright.verbs.request import Request
+
+
+def check_compression(request: Request) -> None:
+    """Check what a request says of compression."""
+    if request.allow_compression:
+        _check_allowed(request)
+    elif (request.compressor == "top-k") != (request.density < 1) or not request.density > 0:
+        raise InputError(
+            "top-k sends a share of a gradient's elements, above 0 and below 1, and other compressors "
+            f"all of them, but the compressor is {request.compressor} and the density "
+            f"{request.density:g}; give --gradient-compressor top-k --gradient-density 0.01"
+        )
+    said = "compression" if request.allow_compression else request.compressor
+    if said == "none":
+        return
+    if request.error_feedback or request.gradient_dtype != "parameter":
+        raise InputError(
+            f"{said} says what travels and feeds back what that loses, but gradients are "
+            f"to travel in {request.gradient_dtype}; leave out --gradient-dtype and "
+            f"--gradient-error-feedback, or {_option(request)}"
+        )
+    if request.precision == "float16":
+        raise InputError(
+            "what compressed gradients owe would change its unit with the scale of the loss; plan for "
+            f"bfloat16 or float32, or leave out {_option(request)}"
+        )
+
+
+def _option(request: Request) -> str:
+    return "--allow-compression" if request.allow_compression else "--gradient-compressor"
+
+
+def _check_allowed(request: Request) -> None:
+    if request.compressor != "none" or not 0 < request.density <= 1:
+        raise InputError(
+            "a planner that may compress chooses the compressor, and sends a share of gradients' bits "
+            f"above 0, but the compressor is {request.compressor} and the density "
+            f"{request.density:g}; leave out --gradient-compressor, and give --gradient-density 0.001"
+        )
+    if request.method == "mcmc" or request.mode != "min-time":
+        raise InputError(
+            "gradients are compressed for speed, by the exact search, but the method is "
+            f"{request.method} and the mode {request.mode}; leave these out, or --allow-compression"
+        )
+
+
+def least_sent(request: Request) -> float:
+    """Return the share of its bits that a gradient sends at least; 1: nothing is compressed."""
+    if not request.allow_compression:
+        return 1.0
+    return request.density if request.density < 1 else LEAST_SENT
