@@ -90,7 +90,7 @@ def asked_for(context: Context, wanted: str | Placement) -> Named:
     return named
 
 
-def _seed_of(context: Context, name: str, sizes: str) -> Seed:
+def _seed_of(context: Context, name: str, sizes: str) -> Seed | Grid:
     """Return what a known name, and perhaps sizes, stand for."""
     if name in ASYNCHRONOUS:
         return _asynchronous(context, name, sizes)
