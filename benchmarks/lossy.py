@@ -160,7 +160,7 @@ def main() -> None:
         raise SystemExit(why_not())
     forking = multiprocessing.get_context("fork")
     barrier, results = forking.Barrier(options.senders + 1), forking.Queue()
-    with hosts(options.senders + 1, rate=options.rate, prefix="swl") as names:
+    with hosts(options.senders + 1, rate=options.rate, prefix=f"sl{os.getpid() % 10000}x") as names:
         for name in names:
             subprocess.run(["ip", "-n", name, "link", "set", "eth0", "mtu", str(MTU)], check=True)
         drop_at(f"v{names[0]}", options.drop)
