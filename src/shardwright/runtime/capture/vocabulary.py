@@ -49,7 +49,8 @@ def vocabulary_logsumexp(input: Tensor, width: int) -> Tensor:
     for start in range(0, rows.shape[0], step):
         shares, total = _shares(rows[start : start + step].to(wide))
         sums = shares.view(-1, width) @ ones
-        result[start : start + step] = sums.view(shares.shape[0], -1).log_().add_(total)
+        result[start : start + step] = sums.view(len(total), -1).log_().add_(total)
+        del shares  # before the next rows have theirs
     return result.view(shape)
 
 
@@ -120,8 +121,7 @@ class _VocabularyLoss(torch.autograd.Function):
         scores, target, blocks, weight = ctx.saved_tensors
         ignored, smoothing, classes, offset = ctx.settings
         x, wide = scores.reshape(-1, scores.shape[-1]), _wide(scores.dtype)
-        is_whole = x.shape[1] == classes  # then it is what softmax makes
-        z = None if is_whole else _total(blocks, wide).unsqueeze(-1)
+        z = _total(blocks, wide).unsqueeze(-1)
         labels = target.reshape(-1)
         counted = labels != ignored
         chosen, place = _share(labels, x.shape[1], ignored, offset)
@@ -137,11 +137,8 @@ class _VocabularyLoss(torch.autograd.Function):
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             into = result[rows] if wide == x.dtype else None
-            if z is None:
-                part = torch.softmax(x[rows].to(wide), -1, out=into).mul_(share[rows])
-            else:
-                part, total = _shares(x[rows].to(wide), into)
-                part.mul_((total - z[rows]).exp_().mul_(share[rows]))
+            part, total = _shares(x[rows].to(wide), into)
+            part.mul_((total - z[rows]).exp_().mul_(share[rows]))
             part.scatter_add_(1, place[rows].unsqueeze(1), -own[rows])
             if smoothing:
                 flat = counted[rows].unsqueeze(1) * gradient.to(wide) * (smoothing / classes)
