@@ -25,7 +25,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@echo "Compiling the planner's kernels, once; some 20 s"
 	@$(BIN)/python -m tests.kernels
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 laws: $(INSTALLED)
 	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws tests/papers/test_transformer_layer_traffic.py --timeout 1800
