@@ -25,10 +25,10 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@echo "Compiling the planner's kernels, once; some 20 s"
 	@$(BIN)/python -m tests.kernels
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 laws: $(INSTALLED)
-	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws tests/papers/test_transformer_layer_traffic.py --timeout 1800
+	SHARDWRIGHT_LAWS=500 $(BIN)/python -m pytest tests/laws tests/papers/test_transformer_layer_traffic.py tests/docs/test_guides.py --timeout 1800
 
 check: lint types
 

@@ -65,7 +65,16 @@ def test_the_guide_to_pipelines_without_flushes_plans_and_trains(workplace):
     assert numbers == ["1:", "2:", "3:", "4:"]
 
 
-@pytest.mark.parametrize("without", ["", "torch.distributed.destroy"])
+@pytest.mark.parametrize(
+    "without",
+    [
+        "",
+        pytest.param(
+            "torch.distributed.destroy",
+            marks=pytest.mark.skipif("SHARDWRIGHT_LAWS" not in os.environ, reason="in `make laws`"),
+        ),
+    ],
+)
 def test_the_guides_script_trains_and_ends_under_torchrun(workplace, without):
     script = snippet("guides/train.md", "train.py").replace("range(100)", "range(2)")
     if not without:

@@ -24,6 +24,15 @@ class Pair(NamedTuple):
 """
 
 
+# Files may not grow beyond so many bytes: as on a disk that is full.
+FULL = """
+import resource
+
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
+"""
+
+
 def said(folder: Path) -> str:
     """What the kernel in a folder prints, with a cache that lasts there."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache")}
@@ -45,3 +54,12 @@ def test_what_an_earlier_version_compiled_is_compiled_anew(tmp_path):
     assert (
         {path: path.stat().st_mtime_ns for path in tmp_path.glob("cache/**/*.nb?")} == before != {}
     )
+
+
+def test_a_disk_that_cannot_keep_what_was_compiled_changes_nothing(tmp_path):
+    (tmp_path / "now.py").write_text(PAIR)
+    (tmp_path / "kernel.py").write_text(FULL + KERNEL.format(module="now"))
+    for _ in range(2):
+        assert said(tmp_path) == "3\n"
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert all(path.stat().st_size <= 400 for path in kept)

@@ -160,7 +160,7 @@ def assert_equal(
         torch.testing.assert_close(found[1][name].detach(), tensor, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("mode", MODES)
 def test_fifty_minibatches_with_fill_and_drain_are_those_of_the_slots(
     stages: int, mode: str
