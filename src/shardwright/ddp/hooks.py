@@ -23,6 +23,7 @@ from shardwright.ddp.methods import Load, wire_bytes
 from shardwright.ddp.settings import WARM_UP, Compression
 from shardwright.ddp.wire import GroupWire
 from shardwright.errors import InputError
+from shardwright.runtime.handing import averaged_beside
 
 __all__ = ["WARM_UP", "Compression", "Compressor", "Load", "register", "reshared", "wire_bytes"]
 
@@ -101,25 +102,10 @@ def _enqueue(queue: _Queue, bucket: dist.GradBucket) -> Future[Tensor]:
         )
     names = [queue.names[id(one)] for one in bucket.parameters()]
     gradients = dict(zip(names, bucket.gradients(), strict=True))
-    devices = [buffer.device] if buffer.device.type == "cuda" else []
-    done: Future[Tensor] = Future(devices=devices)  # type: ignore[arg-type]
-    failures = list[Exception]()
     continued = queue.beside(buffer.device)
 
-    def work() -> None:
-        with continued(), torch.no_grad():
-            try:
-                queue.compressor.average(gradients, is_last=is_last)
-            except Exception as error:  # noqa: BLE001  # raised by backward, below
-                failures.append(error)
-            done.set_result(buffer)
+    def average() -> None:
+        with torch.no_grad():
+            queue.compressor.average(gradients, is_last=is_last)
 
-    def result(future: Future[Tensor]) -> Tensor:
-        if failures:
-            raise failures[0]
-        return future.value()
-
-    # An exception set on a future would reach backward as a result that is no tensor.
-    after = done.then(result)
-    queue.thread.submit(work)
-    return after  # type: ignore[return-value]
+    return averaged_beside(queue.thread, average, buffer, continued)

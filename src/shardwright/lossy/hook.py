@@ -22,6 +22,7 @@ from shardwright.lossy.collectives import Parts, Sums
 from shardwright.lossy.labels import PRIORITIES
 from shardwright.lossy.settings import Tolerance, Transport
 from shardwright.lossy.udp import Dropper, UdpRank
+from shardwright.runtime.handing import averaged_beside
 
 
 class Lossy:
@@ -77,24 +78,8 @@ class Lossy:
         self._buckets += 1
         if bucket.is_last():
             self._buckets, self._buckets_before = 0, self._buckets
-        done: Future[Tensor] = Future()
-        failures = list[Exception]()
-
-        def work() -> None:
-            try:
-                self._average(buffer, parts, min(priority, PRIORITIES - 1))
-            except Exception as error:  # noqa: BLE001  # raised by backward, below
-                failures.append(error)
-            done.set_result(buffer)
-
-        def result(future: Future[Tensor]) -> Tensor:
-            if failures:
-                raise failures[0]
-            return future.value()
-
-        after = done.then(result)
-        self._thread.submit(work)
-        return after  # type: ignore[return-value]
+        urgency = min(priority, PRIORITIES - 1)
+        return averaged_beside(self._thread, lambda: self._average(buffer, parts, urgency), buffer)
 
     def _average(self, buffer: Tensor, parts: Parts, priority: int) -> None:
         with torch.no_grad():
