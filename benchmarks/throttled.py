@@ -40,7 +40,7 @@ from shardwright.caching import (
     SharedLoader,
     Sharing,
 )
-from shardwright.core.stalls import page_cache_hits
+from shardwright.core.caches import page_cache_hits
 from tests.hosts import hosts, why_not
 
 SIZE, ITEMS, BATCH, EPOCHS = 64_000, 300, 10, 3

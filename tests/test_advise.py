@@ -40,6 +40,10 @@ SERVERS = (
     "1 s",
 )
 BATCH = ("batch", "--noise-scale", "1000", "--measured", "100:1s,1000:4s,1000@8:0.6s")
+CACHES = (
+    "caches", "--dataset", "1 GB", "--samples", "1000", "--memory", "250 MB", "--storage", "10 MB/s",
+    "--compute", "100",
+)  # fmt: skip
 ALGORITHMS = ("algorithms", "table.csv", "--memory", "2 kB")
 
 
@@ -50,7 +54,9 @@ def advised(folder: Path, *words: str):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("words", [DEVICES, SERVERS, BATCH, ALGORITHMS], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [DEVICES, SERVERS, BATCH, CACHES, ALGORITHMS], ids=lambda words: words[0]
+)
 def test_every_answer_names_what_it_rests_on_as_text_json_and_page(words, tmp_path):
     found = advised(tmp_path, *words, "--html", "page.html")
     told = shardwright("advise", *words, folder=tmp_path).stdout
@@ -69,9 +75,9 @@ def test_the_guides_commands_and_code_run(tmp_path):
     table = re.search(r"```text\n(layer,algorithm.*?)```", page, re.DOTALL)
     assert table
     (tmp_path / "table.csv").write_text(table[1])
-    asked = r"^shardwright (advise (?:devices|servers|batch|algorithms) .*)$"
+    asked = r"^shardwright (advise (?:devices|servers|batch|caches|algorithms) .*)$"
     lines = re.findall(asked, page, re.MULTILINE)
-    assert len(lines) == 9
+    assert len(lines) == 11
     for line in lines:
         done = shardwright(*shlex.split(line), folder=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -128,6 +134,24 @@ def test_a_batch_is_weighed_by_time_and_money(tmp_path):
     assert [one["is_beaten"] for one in found["options"]] == [True, False, False]
 
 
+def test_caches_are_weighed_by_what_they_leave_to_read(tmp_path):
+    """Samples of 1 MB; a quarter of them is in the memory of a host, from which none need be fetched."""
+    found = advised(tmp_path, *CACHES)
+    page, kept = found["ways"]
+    assert found["best"] == kept["name"] == "a cache that never evicts"
+    assert kept["samples_per_second"] == pytest.approx(10 / 0.75)
+    assert kept["epoch_seconds"] == pytest.approx(75)
+    assert kept["gain"] == pytest.approx(page["storage"] / 0.75)
+    assert found["least_memory_bytes"] == pytest.approx(0.9e9)  # 10 / (1 - 0.9) are 100 a second
+    assert advised(tmp_path, *CACHES, "--page-cache-hits", "0.24")["best"] == "the page cache"
+    more = advised(tmp_path, *CACHES, "--hosts", "4", "--network", "100 MB/s")
+    assert more["best"] == "caches of all hosts as one"
+    assert more["ways"][2]["storage"] == 0
+    assert more["ways"][2]["samples_per_second"] == 100
+    jobs = advised(tmp_path, *CACHES, "--jobs", "5", "--prepare", "200", "--storage", "10 GB/s")
+    assert [one["samples_per_second"] for one in jobs["ways"]] == pytest.approx([40, 40, 100])
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 0.01 * 2), ("sgd", 0.01 * 4)])
 def test_the_learning_rate_follows_the_rule_of_the_optimizer(optimizer, rate, tmp_path):
     found = advised(
@@ -159,6 +183,9 @@ def test_a_batch_is_chosen_with_its_algorithms(tmp_path):
         (("devices", "--measured", "1:10s,2:5s", "--cluster", "2xH100"), "give --model"),
         (("servers", "--parameters", "1 GB"), "need --bandwidth"),
         ((*SERVERS[:-1], "1"), "has no unit"),
+        (("caches", "--dataset", "1 GB"), "needs --samples"),
+        ((*CACHES, "--hosts", "2"), "give --network"),
+        ((*CACHES, "--hosts", "2", "--jobs", "2"), "not both"),
         (("batch",), "give --noise-scale"),
         (("batch", "--noise-scale", "inf"), "number of samples"),
         (("batch", "--noise-scale", "10", "--lr", "0.1"), "--tuned-at"),

@@ -28,11 +28,13 @@ from shardwright.report.comparison import differences
 from shardwright.verbs.advice import save_advice
 from shardwright.verbs.advice.algorithms import advise_algorithms
 from shardwright.verbs.advice.batch import advise_batch
+from shardwright.verbs.advice.caches import advise_caches
 from shardwright.verbs.advice.devices import advise_devices
 from shardwright.verbs.advice.microbatch import advise_microbatch
 from shardwright.verbs.advice.requests import (
     AlgorithmRequest,
     BatchRequest,
+    CacheRequest,
     DeviceRequest,
     MicrobatchRequest,
     ServerRequest,
@@ -74,8 +76,8 @@ if TYPE_CHECKING:
     from shardwright.runtime.executor import Executor, RunOptions
 
 __all__ = [
-    "AlgorithmRequest", "BatchRequest", "DeviceRequest", "Job", "MicrobatchRequest", "PipelineRequest", "Request", "ServerRequest", "SettingsRequest",
-    "TraceRequest", "Trial", "Watch", "Wish", "advise_algorithms", "advise_batch", "advise_devices", "advise_microbatch",
+    "AlgorithmRequest", "BatchRequest", "CacheRequest", "DeviceRequest", "Job", "MicrobatchRequest", "PipelineRequest", "Request", "ServerRequest", "SettingsRequest",
+    "TraceRequest", "Trial", "Watch", "Wish", "advise_algorithms", "advise_batch", "advise_caches", "advise_devices", "advise_microbatch",
     "advise_servers", "advise_settings", "build", "capture",
     "compare", "coverage", "diff", "doctor", "explain", "export", "find_cluster", "find_rules",
     "init", "iopddl", "is_of_profile", "plan", "plan_profile", "predict_trace", "profile", "read_frontier",

@@ -2,15 +2,13 @@
 
 import itertools
 import math
-from collections import OrderedDict
 from dataclasses import replace
-from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.core.stalls import InputRates, Stalls, page_cache_hits
+from shardwright.core.stalls import InputRates, Stalls
 
 RATE = st.floats(1.0, 1e5)
 
@@ -65,29 +63,6 @@ def test_workers_wait_beside_each_other_but_share_the_cores(prepare, storage, no
     for count in (1, 2, 8, 64):
         expected = min(count / (seconds + max(1, now) / storage), cores / seconds)
         assert rates.with_workers(now, count, cores).speed(0.0) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.35, 0.65, 0.9])
-def test_page_cache_hits_as_a_simulated_one_does(share):
-    draw, items = Random(0), list(range(20_000))
-    cache: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for epoch in range(3):
-        draw.shuffle(items)
-        for item in items:
-            if item in cache:
-                hits += epoch == 2
-                cache.move_to_end(item)
-            elif len(cache) >= share * len(items):
-                cache.popitem(last=False)
-            cache[item] = None
-    assert page_cache_hits(share) == pytest.approx(hits / len(items), abs=0.01)
-
-
-def test_page_cache_hits_at_the_ends():
-    assert (page_cache_hits(0.0), page_cache_hits(1.0)) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        page_cache_hits(1.1)
 
 
 def found(**rates: float) -> Stalls:

@@ -11,6 +11,7 @@ from shardwright.cli.options import MODEL_HELP, Cluster, Json, Model, asking, te
 from shardwright.verbs.advice.requests import (
     AlgorithmRequest,
     BatchRequest,
+    CacheRequest,
     DeviceRequest,
     MicrobatchRequest,
     ServerRequest,
@@ -18,7 +19,7 @@ from shardwright.verbs.advice.requests import (
 )
 
 advise = typer.Typer(
-    help="How to configure a run: devices, servers, batch, algorithms, settings.",
+    help="How to configure a run: devices, servers, batch, caches, algorithms, settings.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -107,6 +108,16 @@ def batch(*, asked: dict[str, Any], html: Html = "", json: Json = False) -> None
     from shardwright import api, console
 
     found = api.advise_batch(BatchRequest(**asked))
+    console.show_advice(terminal_for(json), found, api.save_advice(found, html))
+
+
+@advise.command()
+@asking(CacheRequest)
+def caches(*, asked: dict[str, Any], html: Html = "", json: Json = False) -> None:
+    """Say what keeping data in memory gains, on one host or several."""
+    from shardwright import api, console
+
+    found = api.advise_caches(CacheRequest(**asked))
     console.show_advice(terminal_for(json), found, api.save_advice(found, html))
 
 

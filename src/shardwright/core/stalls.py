@@ -10,6 +10,8 @@ import math
 import sys
 from dataclasses import dataclass, replace
 
+from shardwright.core.caches import page_cache_hits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRates:
@@ -91,18 +93,6 @@ class InputRates:
 
 def _rate(seconds: float) -> float:
     return 1 / seconds if seconds > 0 else math.inf
-
-
-def page_cache_hits(cached: float) -> float:
-    """Return the share of hits of a least-recently-used cache that holds this share of a data set which is read
-    once an epoch, in a new random order each time: c + (1 - c) ln(1 - c).
-
-    An item at place u of one epoch and v of the next is still there where 1 - u (1 - v) < c. A cache that never
-    evicts (MinIO) hits with c.
-    """
-    if not 0 <= cached <= 1:
-        raise ValueError(f"a share is between 0 and 1, not {cached}")
-    return cached + (1 - cached) * math.log1p(-cached) if cached < 1 else 1.0
 
 
 # Batches of a phase from which a rate is taken.

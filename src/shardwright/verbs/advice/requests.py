@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
 from shardwright.core.algorithms import Workspace
+from shardwright.core.caches import MOST_HOSTS, CachedInput
 from shardwright.errors import InputError
 from shardwright.files.units import Quantity, read_quantity
 from shardwright.verbs.options import check_options, option
@@ -147,6 +149,62 @@ class ServerRequest:
     def compute_seconds(self) -> float:
         """Of one step."""
         return _read(self.compute, "--compute", "seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRequest:
+    """A data set and what a host has for it; ``compute`` and ``prepare`` as `stalls` measures them (of all a host's
+    ranks together), 0 where they are no limit."""
+
+    dataset: str = option("", "Bytes of all samples as they are stored, such as '146 GB'.")
+    samples: int | None = option(None, "How many.", least=1, most=2**50)
+    memory: str = option("", "Of a host, for the cache, such as '400 GB'.")
+    storage: str = option("", "Reading of a host in random order, such as '530 MB/s'.")
+    compute: float = option(
+        0.0, "Samples/s that a job's devices on a host take (G).", least=0.0, most=1e15
+    )
+    prepare: float = option(
+        0.0, "Samples/s that all of a host's cores prepare (P).", least=0.0, most=1e15
+    )
+    hosts: int = option(1, "That one job trains on.", least=1, most=MOST_HOSTS)
+    network: str = option("", "Of a host, in each direction, such as '40 Gbit/s'.")
+    jobs: int = option(1, "That train on one host, each for itself.", least=1, most=64)
+    page_cache_hits: float | None = option(
+        None, "Share, where measured; a closed form, if not given.", least=0.0, most=1.0
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("dataset", "samples", "memory", "storage"):
+            if not getattr(self, name):
+                raise InputError(
+                    f"what a cache gains needs --{name}; write for example --dataset '146 GB' --samples 1281167 "
+                    "--memory '51 GB' --storage '530 MB/s' --compute 5000"
+                )
+        if self.hosts > 1 and self.jobs > 1:
+            raise InputError(
+                f"one job trains on several hosts, or several jobs on one; give --hosts {self.hosts} or "
+                f"--jobs {self.jobs}, not both"
+            )
+        if self.hosts > 1 and not self.network:
+            raise InputError(
+                "caches of several hosts are read over a network; give --network, such as '10 Gbit/s'"
+            )
+        self.input()
+
+    def input(self) -> CachedInput:
+        """Return it in SI units."""
+        return CachedInput(
+            dataset_bytes=_read(self.dataset, "--dataset", "bytes"),
+            samples=self.samples or 0,
+            memory=_read(self.memory, "--memory", "bytes", zero=True),
+            storage=_read(self.storage, "--storage", "bandwidth"),
+            compute=self.compute or math.inf,
+            prepare=self.prepare or math.inf,
+            network=_read(self.network, "--network", "bandwidth") if self.network else math.inf,
+            hosts=self.hosts,
+            jobs=self.jobs,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
