@@ -17,6 +17,7 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
+from shardwright.runtime.loss import NUM_RIDING
 from tests import zoo
 from tests.runtime.equivalence import (
     Factory,
@@ -101,14 +102,18 @@ def test_a_local_world_is_deterministic_and_leaves_random_numbers_alone() -> Non
         assert torch.equal(tensor, second[1].parameters[name])
 
 
-def test_data_parallelism_sends_every_gradient_once_a_step() -> None:
+def test_data_parallelism_sends_gradients_and_the_loss_behind_them_once_a_step() -> None:
     module, _ = zoo.mlp()
     elements = sum(parameter.numel() for parameter in module.parameters())
     _, traffic = rehearsed(zoo.mlp, Seed(data=4))
+    agreed = traffic[0, "agree", 4].messages
+    _, other = rehearsed(zoo.mlp, Seed(data=4, zero=2))
     for rank in range(4):
         sent = traffic[rank, "all_reduce", 4]
-        # and the count of targets, which the mean of the loss divides by, once a step
-        assert sent.elements == 3 * (elements + 1)
+        # and the count of targets, which the mean of the loss divides by
+        assert sent.elements == 3 * (elements + 1 + NUM_RIDING)
+        # Where no gradients go to all ranks, the loss is agreed upon by itself.
+        assert other[rank, "agree", 4].messages == agreed + 3
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

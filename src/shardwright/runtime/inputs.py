@@ -187,7 +187,9 @@ def cut(
             tensor = tensor.narrow(dim, start, size)
         for dim, before, after, value in one.beyond:
             tensor = pad(tensor, dim, before, after, value)
-        shards.append(tensor.to(device=device, dtype=one.dtype, non_blocking=True).contiguous())
+        if tensor.dtype is not one.dtype or (device is not None and tensor.device != device):
+            tensor = tensor.to(device=device, dtype=one.dtype, non_blocking=True)
+        shards.append(tensor.contiguous())
     return shards
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -13,15 +13,23 @@ from shardwright.errors import RunError
 from shardwright.runtime import outputs
 from shardwright.runtime.hostcopy import HostCopy
 from shardwright.runtime.interpreter import Compiled, Compiler, Machine
+from shardwright.runtime.messages import AllReduce
 from shardwright.runtime.status import INTERRUPTION
 from shardwright.runtime.store import DTYPES
+
+# Bits of the leading terms of a number, and how many terms it has: float32 adds up such terms of
+# thousands of numbers without rounding, as long as none is thousands of times another.
+_TERM_BITS, _TERMS = 12, 3
+# What a message of gradients carries besides: these terms of the loss, and whether to stop.
+NUM_RIDING = _TERMS + 1
 
 
 class LossSum:
     """Sums the loss over microbatches and ranks, once a step; tells all whether one was interrupted.
 
-    ``is_late``: before the update the loss can only be known by waiting for all that the device was
-    told to do; where it is summed early, and on the CPU, it is there by then.
+    Where it can, it rides with the last message of gradients instead of sending its own (see
+    ``told_early``). ``is_late``: before the update the loss can only be known by waiting for all that
+    the device was told to do; where it is summed early, and on the CPU, it is there by then.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -29,9 +37,11 @@ class LossSum:
         device = next(iter(machine.sites.values())).device
         self.is_late = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._sum: HostCopy | None = None
-        self._last: HostCopy | None = None
-        self._before: HostCopy | None = None
+        self._sum: HostCopy | _Carried | None = None
+        self._last: HostCopy | _Carried | None = None
+        self._before: HostCopy | _Carried | None = None
+        self._counted = self._slots_counted()
+        self._seed: tuple[float, Tensor] | None = None  # the scale, and the gradient that is it
         self._is_finished = False
         self._unchecked: int | None = None  # the step whose loss nobody has looked at yet
 
@@ -49,30 +59,50 @@ class LossSum:
             return
         gradient = program.values[loss.gradient]
         device = self.machine.sites[loss.mesh].device
+        if self._seed is None or self._seed[0] != scale:
+            dtype = DTYPES[gradient.dtype]
+            self._seed = scale, torch.full(gradient.shape, scale, dtype=dtype, device=device)
         for piece in range(program.ring):
-            begin = torch.full(gradient.shape, scale, dtype=DTYPES[gradient.dtype], device=device)
-            store.data[store.slot(loss.gradient, piece)] = begin
+            store.data[store.slot(loss.gradient, piece)] = self._seed[1]
 
     def start(self) -> None:
         """Start summing, unless that was done in this step."""
         if self._sum is not None:
             return
-        machine, program = self.machine, self.machine.program
-        site = machine.sites.get(program.values[program.loss].mesh)
+        machine = self.machine
         device = next(iter(machine.sites.values())).device
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        if site is not None and outputs.counts(program, program.loss, site):
-            for slot in self.slots:
-                held = machine.store.data[slot]
-                total[0] += held if held is not None else torch.nan
+        for slot in self._counted:
+            held = machine.store.data[slot]
+            total[0] += held if held is not None else torch.nan
         total[1] = float(INTERRUPTION.requested)
         self._sum = HostCopy(machine.world.all_reduce(total), device, self._stream)
+
+    def leave(self, dtype: torch.dtype) -> Tensor:
+        """Return this rank's part, to be summed in a message of another purpose."""
+        held = [self.machine.store.data[slot] for slot in self._counted]
+        own = sum(math.nan if one is None else float(one) for one in held)
+        self._sum = _Carried()
+        return torch.tensor([*terms(own, dtype), float(INTERRUPTION.requested)], dtype=dtype)
+
+    def arrive(self, sums: Sequence[float]) -> None:
+        """Take what all ranks' parts add up to."""
+        assert isinstance(self._sum, _Carried)  # made when this rank's part left
+        self._sum.numbers = [math.fsum(sums[:-1]), sums[-1]]
+
+    def _slots_counted(self) -> list[int]:
+        program = self.machine.program
+        site = self.machine.sites.get(program.values[program.loss].mesh)
+        is_mine = site is not None and outputs.counts(program, program.loss, site)
+        return self.slots if is_mine else []
 
     def finish(self) -> Tensor:
         """Return the sum, equal on all ranks, on the device: nothing waits there for the host."""
         if self._sum is None:
             raise RuntimeError("the loss was not reduced")
         self._is_finished = True
+        if isinstance(self._sum, _Carried):
+            return torch.scalar_tensor(self._sum.numbers[0], dtype=torch.float64)
         return self._sum.tensor()[0]
 
     def number(self) -> float:
@@ -128,20 +158,70 @@ class LossSum:
         self._sum, self._is_finished = None, False
 
 
-def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compiled:
-    """Return instructions that start summing the loss as soon as it is made, so that it has come by
-    the end of the step; else waiting for it takes as long as a message.
+class _Carried:
+    """Numbers that come with a message of another purpose."""
 
-    Only where all ranks run alike do they meet there: elsewhere summing starts with the update.
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+    def read(self) -> list[float]:
+        """Return them."""
+        return self.numbers
+
+    def let_go(self) -> None:
+        """They take no memory of a device."""
+
+
+def terms(number: float, dtype: torch.dtype) -> list[float]:
+    """Return terms that add up to a number: in float32 its first bits, the next, and the rest."""
+    terms: list[float] = []
+    while dtype is not torch.float64 and math.isfinite(number) and len(terms) < _TERMS - 1:
+        mantissa, exponent = math.frexp(number)
+        terms.append(math.ldexp(round(math.ldexp(mantissa, _TERM_BITS)), exponent - _TERM_BITS))
+        number -= terms[-1]
+    return [*terms, number, *[0.0] * (_TERMS - 1 - len(terms))]
+
+
+def told_early(compiled: Compiled, compiler: Compiler, total: LossSum) -> Compiled:
+    """Return instructions that start summing the loss early, so that it has come by the end of the
+    step; else waiting for it takes as long as a message.
+
+    It rides with the last message of gradients where that goes to all ranks, through the host, in a
+    type that holds it: what a message of its own would take of a CPU is a hundred times what these
+    few numbers take. Else it is sent as soon as it is made. Only where all ranks run alike do they
+    meet there: elsewhere summing starts with the update.
     """
     program = compiler.program
     place = _made(compiled, compiler, total.slots)
     if len(program.meshes) > 1 or place < 0:
         return compiled
     total.is_late = False
+    carrier = _carrier(compiled, compiler, place)
+    if carrier is not None:
+        carrier.rider = total
+        return compiled
     index = compiled.actions[place][0]
     before, after = compiled.actions[: place + 1], compiled.actions[place + 1 :]
     return Compiled((*before, (index, total.start), *after), compiled.exchanges)
+
+
+def _carrier(compiled: Compiled, compiler: Compiler, made: int) -> AllReduce | None:
+    """Return the last message of gradients, if the loss can ride with it: it starts after the action
+    that makes the loss, and is there before anything is updated."""
+    program, machine = compiler.program, compiler.machine
+    if machine.store.device.type != "cpu" or program.updates:
+        return None
+    own = DTYPES[program.values[program.loss].dtype]
+    for index, action in reversed(compiled.actions[made + 1 :]):
+        exchange = compiled.exchanges.get(index)
+        if not isinstance(exchange, AllReduce) or action != exchange.issue:
+            continue
+        message = program.messages[int(program.item[index])]
+        dtype = exchange.items[0].dtype
+        is_wide = dtype is torch.float64 or (dtype is torch.float32 and own is not torch.float64)
+        if message.purpose == "synchronise" and exchange.size == machine.world.size and is_wide:
+            return exchange
+    return None
 
 
 def _made(compiled: Compiled, compiler: Compiler, slots: Collection[int]) -> int:

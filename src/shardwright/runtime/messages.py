@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,11 @@ class Item:
     def source(self) -> Tensor:
         """Return the tensor to send."""
         return self.raw().to(self.dtype)
+
+    def row(self) -> Tensor:
+        """Return it as one row that is only to be read: a view of what is kept where that will do."""
+        tensor = self.read()
+        return (tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)).reshape(-1)
 
     def raw(self) -> Tensor:
         """Return it as it is kept."""
@@ -146,17 +152,37 @@ class Collective(Exchange):
         return whole
 
 
+class Rider(Protocol):
+    """A few numbers that are summed behind the elements of a message, which so saves another one."""
+
+    def leave(self, dtype: torch.dtype) -> Tensor:
+        """Return this rank's, one row of the message's dtype."""
+        ...
+
+    def arrive(self, sums: Sequence[float]) -> None:
+        """Take the sums."""
+        ...
+
+
 class AllReduce(Collective):
+    rider: Rider | None = None
+
     def issue(self) -> None:
-        flat = torch.cat([item.source().reshape(-1) for item in self.items])
-        self.pending = self.group.all_reduce(flat)
+        parts = [item.row() for item in self.items]
+        self._counts = [part.numel() for part in parts]
+        if self.rider is not None:
+            parts.append(self.rider.leave(parts[0].dtype))
+            self._counts.append(parts[-1].numel())
+        whole = torch.cat(parts)
+        del parts  # of another dtype than what is kept they are copies
+        self.pending = self.group.all_reduce(whole)
 
     def complete(self) -> None:
-        flat, start = self._wait(), 0
-        for item in self.items:
-            count = _count(item.result_shape)
-            item.write(flat[start : start + count].view(item.result_shape), True)
-            start += count
+        parts = self._wait().split(self._counts)
+        for item, part in zip(self.items, parts, strict=False):
+            item.write(part.view(item.result_shape), True)
+        if self.rider is not None:
+            self.rider.arrive(parts[-1].tolist())
 
 
 class AllGather(Collective):

@@ -90,7 +90,7 @@ class Store:
         held = self.data[slot]
         if held is None:
             self.owned[slot] = owned or tensor.dtype is not dtype
-            self.data[slot] = tensor.to(dtype)
+            self.data[slot] = tensor if tensor.dtype is dtype else tensor.to(dtype)
         elif self.owned[slot]:
             held.add_(tensor)
         else:

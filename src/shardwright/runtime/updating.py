@@ -102,7 +102,9 @@ class Updating:
             self._before_update()
         for parameter, slot in pairs:
             gradient = self.machine.store.data[slot]
-            parameter.grad = None if gradient is None else gradient.contiguous().view_as(parameter)
+            if gradient is not None and gradient.shape != parameter.shape:
+                gradient = gradient.contiguous().view_as(parameter)
+            parameter.grad = None if gradient is None else gradient.contiguous()
         if not self.skips:
             self.ends.optimizer().step()
         for parameter, _ in pairs:
