@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardwright.core.strategy import Strategy
 from shardwright.errors import RunError
 from shardwright.planner.lower import lower
-from shardwright.runtime.capture import capture
+from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.launch import launch
 from tests.runtime.slots import Rule
@@ -33,12 +35,18 @@ PLANS: tuple[tuple[str, dict[str, int]], ...] = (
     ("stash", {"stages": 2, "data": 2}),
     ("spectrain-v2", {"stages": 2, "tensor": 2}),
 )
+BOUND = 0.1  # of the gradients of a stage of several devices
+
+
+def planned(captured: Captured, mode: str, sizes: dict[str, int]) -> Strategy:
+    strategy, clips = asynchronous(captured, staleness=mode, **sizes), len(sizes) > 1
+    return replace(strategy, clips=clips, max_norm=BOUND * clips)
 
 
 def executor_of(mode: str, stages: int, **sizes: int) -> Executor:
     module, batch = row(4)
     captured = capture(module, batch)
-    program = lower(captured.graph, asynchronous(captured, stages, mode, **sizes))
+    program = lower(captured.graph, planned(captured, mode, {"stages": stages, **sizes}))
     optimizer = partial(torch.optim.AdamW, lr=RATE, weight_decay=0.1)
     options = RunOptions(seed=SEED)
     return Executor(captured, program, module, optimizer=optimizer, options=options)
@@ -79,9 +87,10 @@ def test_processes_train_as_the_slots_do(tmp_path: Path) -> None:
     module, batch = row(4)
     captured = capture(module, batch)
     everyone = run_ranks(4, train_many, count, str(tmp_path))
-    rule = Rule("adamw", lambda _: RATE, decay=0.1)
     for place, (mode, sizes) in enumerate(PLANS):
-        strategy = asynchronous(captured, staleness=mode, **sizes)
+        strategy = planned(captured, mode, sizes)
+        bound = strategy.max_norm or math.inf
+        rule = Rule("adamw", lambda _: RATE, decay=0.1, max_norm=bound)
         losses, weights, _ = emulate(captured, strategy, module, rule, batches(count))
         for found, _ in everyone:
             told = torch.tensor(found[place][0], dtype=torch.float64)

@@ -31,7 +31,7 @@ def _momentum(parameter: Tensor, state: Entry, group: Entry, steps: int) -> Tens
     buffer = state.get("momentum_buffer")
     if buffer is None:
         return parameter.clone()
-    return parameter - steps * group["lr"] * buffer
+    return torch.sub(parameter, buffer, alpha=steps * float(group["lr"]))
 
 
 def _adam(parameter: Tensor, state: Entry, group: Entry, steps: int) -> Tensor:

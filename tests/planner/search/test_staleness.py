@@ -48,9 +48,12 @@ def test_asynchronous_plans_are_there_only_where_they_are_allowed_and_beside_all
 
 
 def test_where_an_optimizer_tells_nothing_ahead_weights_are_stashed() -> None:
-    found = frontier(3, Training(optimizer_states=0))
-    modes = {p.strategy.pipeline.staleness for p in found.plans if p.predicted.staleness}
-    assert modes == {"stash"}
+    found = frontier(3, Training(optimizer_states=0, clips=True, max_norm=1.0))
+    late = [plan for plan in found.plans if plan.predicted.staleness]
+    assert {plan.strategy.pipeline.staleness for plan in late} == {"stash"}
+    for plan in found.plans:
+        clips_apart = any("each stage clips its own gradients" in note for note in plan.notes)
+        assert clips_apart == (plan in late)
 
 
 def test_stages_may_have_several_devices() -> None:

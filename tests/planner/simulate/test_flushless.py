@@ -56,6 +56,9 @@ def test_stages_of_several_devices_keep_the_rhythm_and_add_up_gradients_beside_i
     program = lower(graph, seed_strategy(graph, Seed(stages=4, data=2, staleness="stash")))
     check_complete(program, graph)
     check(unrolled(program, 9)[0])
+    clipping = lower(graph, replace(program.strategy, clips=True, max_norm=1.0))
+    check_complete(clipping, graph)
+    check(unrolled(clipping, 9)[0])
     seconds = durations(program, [1.0, 1.5, 1.0, 1.2], [2.0, 2.5, 2.0, 2.0])
     assert simulate(program, seconds).step_seconds == pytest.approx(4.0, rel=1e-9)
     sums = np.array(

@@ -39,29 +39,34 @@ def late(pool: Pool) -> Proposals:
 
 
 def _cut(pool: Pool, stages: int, mode: Staleness) -> Iterator[Strategy]:
-    """Yield pipelines of so many stages: of one device each, of all devices, cut by flops, and the fastest
+    """Yield pipelines of so many stages: of one device each and of all devices, cut by flops, and the fastest
     synchronous ones of either sort made asynchronous."""
-    count = pool.context.num_devices
-    near = tensor_width(pool.context)
-    sizes = [(1, 1)]
-    if (width := count // stages) > 1 and count % stages == 0:
-        sizes += [(width // t, t) for t in (1, math.gcd(width, near)) if t == 1 or near > 1]
-    for copies, within in dict.fromkeys(sizes):
+    for copies, within in _sizes(pool, stages):
         seed = Seed(stages=stages, data=copies, tensor=within, staleness=mode)
         try:
             yield as_strategy(pool.context, seed)
         except ValueError as error:
             pool.refused.append(f"{seed.label}: {error}")
-    alike = [
-        one.strategy
-        for one in pool.fitting
-        if one.strategy.pipeline.is_flushed
-        and len(one.strategy.meshes) == stages
-        and sum(len(mesh.devices) for mesh in one.strategy.meshes) == len(one.strategy.devices)
-    ]
+    alike = [one.strategy for one in pool.fitting if _has_stages(one.strategy, stages)]
     for is_wide in (False, True):
         like = [one for one in alike if (len(one.devices) > stages) == is_wide]
         yield from [_never_flushed(one, mode) for one in like[:1]]
+
+
+def _sizes(pool: Pool, stages: int) -> dict[tuple[int, int], None]:
+    """Return by how many data-parallel and tensor-parallel devices a stage may have: one, or an equal share of all."""
+    width, rest = divmod(pool.context.num_devices, stages)
+    if rest:
+        return {(1, 1): None}
+    near = math.gcd(width, tensor_width(pool.context))
+    return dict.fromkeys([(1, 1), (width, 1), (width // near, near)])
+
+
+def _has_stages(strategy: Strategy, stages: int) -> bool:
+    """Whether a synchronous pipeline has so many stages, which share no devices."""
+    meshes = strategy.meshes
+    apart = sum(len(mesh.devices) for mesh in meshes) == len(strategy.devices)
+    return strategy.pipeline.is_flushed and len(meshes) == stages and apart
 
 
 def _never_flushed(strategy: Strategy, mode: Staleness) -> Strategy:
