@@ -56,6 +56,7 @@ class Rule:
     decay: float = 0.0
     momentum: float = 0.9
     dampening: float = 0.0
+    max_norm: float = math.inf  # of the gradients of a stage
 
     def step(self, weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], slot: int) -> None:
         """Take a step; ``kept`` is what the optimizer remembers of a weight."""
@@ -200,7 +201,9 @@ class Emulator:
             inner = inner * self.mask(layer, i, tuple(h.shape)) * (1 - h**2)
             found[f"{up}.weight"], found[f"{up}.bias"] = inner.T @ saved[f"in{layer}"], inner.sum(0)
             g = g + inner @ weights[f"{up}.weight"]
+        norm = math.sqrt(sum(float((one**2).sum()) for one in found.values()))
         for name, gradient in found.items():
+            gradient = gradient * min(1.0, self.rule.max_norm / (norm + 1e-6))
             kept = stage.kept.setdefault(name, {})
             self.rule.step(stage.weights[name], gradient, kept, slot)
         stage.updates += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from shardwright.core.program import Kind
 from shardwright.core.staleness import versions
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.flushless import unrolled
@@ -132,9 +133,20 @@ def emulate(
         if not module.rate:
             return torch.ones(shape, dtype=torch.float64)
         moment = splitmix64(SEED) + (minibatch << 20) + 1
+        config, whole = strategy.configs[draws[layer]], torch.empty(shape, dtype=torch.float64)
+        split = [(size, name) for size, name in zip(strategy.meshes[0].sizes, config.dims) if name]
+        # Each shard of samples, or of features, draws for itself; no test splits both of one tensor.
+        along = (
+            int(strategy.meshes[0].axes[config.dims.index(split[0][1])] != "data") if split else 0
+        )
+        shards = whole.tensor_split(split[0][0] if split else 1, dim=along)
         with torch.random.fork_rng():
-            torch.manual_seed(splitmix64(place_seed(draws[layer], ()) + moment))
-            return torch.dropout(torch.ones(shape, dtype=torch.float64), module.rate, True)
+            for at, shard in enumerate(shards):
+                place = place_seed(draws[layer], (at,) if split else ())
+                torch.manual_seed(splitmix64(place + moment))
+                ones = torch.ones(shard.shape, dtype=torch.float64)
+                shard.copy_(torch.dropout(ones, module.rate, True))
+        return whole
 
     again = {
         layer
@@ -181,6 +193,32 @@ def test_fifty_minibatches_with_fill_and_drain_are_those_of_the_slots(
         found = train(captured, strategy, module, partial(optimizer, lr=0.02), data, decay)
         losses, weights, _ = emulate(captured, strategy, module, rule(rate=rate), data)
         assert_equal(found, (losses, weights))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "clips", "seed"),
+    [
+        ("stale", "adam", False, {"data": 3}),
+        ("stash", "momentum", True, {"tensor": 2}),
+        ("spectrain-v1", "adamw", True, {"data": 1}),
+        ("spectrain-v2", "nesterov", True, {"data": 2, "recompute": True}),
+        ("pipeoptim", "dampened", False, {"tensor": 2}),
+    ],
+)
+def test_stages_of_several_devices_and_clipping_are_those_of_the_slots(
+    mode: str, kind: str, clips: bool, seed: dict[str, Any]
+) -> None:
+    """A stage clips its own gradients, by the norm over its devices."""
+    module, batch = row(4)
+    captured = capture(module, batch)
+    rule, optimizer = RULES[kind]
+    strategy, data = asynchronous(captured, 3, mode, **seed), batches(30)
+    strategy = replace(strategy, clips=clips, max_norm=0.1 * clips)
+    bound = 0.1 if clips else math.inf
+    rated = rule(rate=lambda slot: 0.02 * 0.97 ** min(slot, len(data)), max_norm=bound)
+    found = train(captured, strategy, module, partial(optimizer, lr=0.02), data, 0.97)
+    losses, weights, _ = emulate(captured, strategy, module, rated, data)
+    assert_equal(found, (losses, weights))
 
 
 def watched(
@@ -360,12 +398,18 @@ def test_what_an_asynchronous_pipeline_cannot_do_is_refused_in_a_sentence() -> N
     module, batch = row(2)
     captured = capture(module, batch)
     strategy = asynchronous(captured, 2, "spectrain-v2")
+    overlapping = replace(strategy, meshes=(strategy.meshes[0], strategy.meshes[0]))
+    split_otherwise = asynchronous(captured, 2, "stash", tensor=2)
+    whole = ParameterConfig(rest=(-1, -1), optimizer=(-1, -1))
+    parameters = (*split_otherwise.parameters[:-2], whole, split_otherwise.parameters[-1])
+    split_otherwise = replace(split_otherwise, parameters=parameters)
     for changed, words in (
-        (replace(strategy, clips=True), "cannot clip"),
         (replace(strategy, precision="float16"), "trains in float64"),
         (replace(strategy, updates="ready"), "updates a stage behind each"),
         (replace(strategy, pipeline=replace(strategy.pipeline, schedule="gpipe")), "in turn"),
-        (asynchronous(captured, 2, "stash", data=2), "one device a stage"),
+        (asynchronous(captured, 2, "stash", data=2, zero=1), "leave out ZeRO"),
+        (overlapping, "devices of its own"),
+        (split_otherwise, r"head.weight rests as \(-1, -1\)"),
     ):
         with pytest.raises(InputError, match=words):
             lower(captured.graph, changed)

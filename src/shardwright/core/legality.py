@@ -154,26 +154,24 @@ def _check_flushless(strategy: Strategy) -> None:
     """Check what a pipeline that is never flushed cannot do."""
     name, pipeline = strategy.pipeline.staleness, strategy.pipeline
     for is_wrong, rule, found, remedy in (
-        (any(len(mesh.devices) > 1 for mesh in strategy.meshes),
-         "has one device a stage", f"stages of {[len(m.devices) for m in strategy.meshes[:MOST_NAMED]]}",
-         "cut the model into as many stages as there are devices"),
-        (len(strategy.devices) < len(strategy.meshes),
-         "has a device for every stage", f"{len(strategy.meshes)} stages on {len(strategy.devices)}",
-         "cut the model into as many stages as there are devices"),
+        (len(strategy.devices) < sum(len(mesh.devices) for mesh in strategy.meshes),
+         "has devices of its own for every stage",
+         f"stages of {[len(m.devices) for m in strategy.meshes[:MOST_NAMED]]} on {len(strategy.devices)}",
+         "cut the model into fewer stages"),
+        (any(one.rest != one.optimizer for one in strategy.parameters),
+         "holds parameters and their optimizer state whole on every data-parallel device of a stage",
+         "some that are sharded further", "leave out ZeRO"),
         (pipeline.num_microbatches > 1 or pipeline.schedule != "1f1b",
          "runs its minibatches whole, one forward and one backward of a stage in turn",
          f"{pipeline.num_microbatches} microbatches in {pipeline.schedule} order",
          "set num_microbatches to 1 and the schedule to 1f1b"),
-        (strategy.clips,
-         "cannot clip gradients by their global norm, which no stage knows when it updates", "clips",
-         "plan without --clip"),
         (strategy.precision in MIXED and strategy.precision != "bfloat16",
          "trains in float64, float32 or bfloat16: no stage waits for what all say of a scaled loss",
          strategy.precision, "choose another precision"),
-        (strategy.updates != "step" or strategy.gradient_sync.error_feedback,
+        (strategy.updates != "step" or strategy.gradient_sync.feeds_back,
          "updates a stage behind each of its backwards, by whole gradients",
-         f"updates by {strategy.updates}, error feedback {strategy.gradient_sync.error_feedback}",
-         "leave both out"),
+         f"updates by {strategy.updates}, compressors {strategy.gradient_sync.compressors}, error feedback "
+         f"{strategy.gradient_sync.error_feedback}", "leave these out"),
     ):  # fmt: skip
         if is_wrong:
             raise InputError(

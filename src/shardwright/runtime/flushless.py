@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,10 +22,14 @@ from shardwright.errors import RunError
 from shardwright.runtime import outputs
 from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.hostcopy import HostCopy
-from shardwright.runtime.interpreter import Compiler, Machine
+from shardwright.runtime.interpreter import Compiled, Compiler, Machine
 from shardwright.runtime.loss import LossSum
+from shardwright.runtime.messages import Exchange
 from shardwright.runtime.status import INTERRUPTION
+from shardwright.runtime.transfers import Receive
 from shardwright.runtime.waiting import Action
+
+Step = tuple[int, int, Action]  # an action's shift, and its instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,11 @@ class Flow:
         self.machine, self.compiler, self.loss = machine, compiler, loss
         self._forecasts = forecasts
         lasting = frozenset(store.slot(program.loss, one) for one in range(program.ring))
+        self._posted: set[int] = set()  # receives of the period to come
+        turns = compiler.compile_turns(indices, lasting)
         self._turns = [
-            [(program.shift_of(index), index, action) for index, action in one.actions]
-            for one in compiler.compile_turns(indices, lasting)
+            self._with_receives_ahead(one, turns[(at + 1) % len(turns)])
+            for at, one in enumerate(turns)
         ]
         self._stages = len(program.meshes)
         self._leaves = forward_shift(program.values[program.loss].mesh)  # with the loss, not before
@@ -112,6 +119,56 @@ class Flow:
         found = list(self._left)
         self._left.clear()
         return found
+
+    def _with_receives_ahead(self, turn: Compiled, following: Compiled) -> list[Step]:
+        """Return a turn's actions with their shifts, in which what comes from a stage in the turn that follows is
+        asked for as soon as all of this one's has come: the sender need not wait for that.
+
+        On GPUs a receive that is asked for is a kernel that runs until then.
+        """
+        program, found = self.machine.program, list[Step]()
+        on_host = self.machine.store.device.type == "cpu"
+        receives = {i: one for i, one in turn.exchanges.items() if isinstance(one, Receive)}
+        last = self._last_received(turn, receives) if on_host else {}
+        for place, (index, action) in enumerate(turn.actions):
+            shift, run = program.shift_of(index), action
+            if last and index in receives and action == receives[index].issue:
+                run = partial(self._ask, index, receives[index])
+            found.append((shift, index, run))
+            if place in last:
+                new = {index: following.exchanges[index] for index in last[place]}
+                found.append((shift, index, partial(self._ask_ahead, shift, new)))
+        return found
+
+    def _last_received(
+        self, turn: Compiled, receives: Mapping[int, Exchange]
+    ) -> dict[int, list[int]]:
+        """Return the places in a turn's actions by which all has come that a stage sends, and its receives."""
+        program, by_sender = self.machine.program, dict[int, list[int]]()
+        for index in receives:
+            sender = program.messages[int(program.item[index])].mesh
+            by_sender.setdefault(sender, []).append(index)
+        ends = {
+            index: place
+            for place, (index, action) in enumerate(turn.actions)
+            if index in receives and action == receives[index].complete
+        }
+        return {max(ends[index] for index in own): own for own in by_sender.values()}
+
+    def _ask(self, index: int, receive: Exchange) -> None:
+        if index in self._posted:
+            self._posted.remove(index)
+        else:
+            receive.issue()
+
+    def _ask_ahead(self, shift: int, receives: Mapping[int, Exchange]) -> None:
+        """Ask for what a minibatch is sent that is there for sure: of a stage that receives, the next one has
+        entered."""
+        clock = self.machine.clock
+        if clock.step + 1 - shift < self._end:
+            self._posted.update(receives)
+            for receive in receives.values():
+                receive.issue()
 
     def _period(self, walk: Callable[[int, Action], None]) -> None:
         clock, first, end = self.machine.clock, self.machine.clock.first, self._end

@@ -79,7 +79,10 @@ class Forecasts:
             (one, ahead, one.detach().clone()) for one, ahead in pairs if ahead is not None
         ]
         self._left = steps
-        self._sums[min(self._machine.sites), 1] = steps
+        stage, site = min(self._machine.sites.items())
+        self._sums[stage, 1] = steps * (
+            not any(site.coordinate)
+        )  # of one device, for all of its stage
         if steps == 0:
             self._look()
 

@@ -294,6 +294,7 @@ class Groups:
         if world.size == 1:
             return
         self.first_tag = world.tags(count_tags(program))
+        self._make_stages(program)
         for item, message in enumerate(program.messages):
             mesh = program.meshes[message.mesh]
             if message.primitive == "transfer":
@@ -303,9 +304,18 @@ class Groups:
                 self._make_links_beside(mesh, message)
             elif message.axes:
                 for device in mesh.devices:
-                    ranks = tuple(sorted(self._ranks(mesh, device, message.axes)))
-                    if ranks not in self._groups:
-                        self._groups[ranks] = world.group(ranks)
+                    self._make_group(tuple(sorted(self._ranks(mesh, device, message.axes))))
+
+    def _make_stages(self, program: Program) -> None:
+        """Make the groups of stages each of which clips alone."""
+        if program.strategy.clips and not program.strategy.pipeline.is_flushed:
+            for mesh in program.meshes:
+                if len(mesh.devices) > 1:
+                    self._make_group(tuple(sorted(self._rank_of[one] for one in mesh.devices)))
+
+    def _make_group(self, ranks: tuple[int, ...]) -> None:
+        if ranks not in self._groups:
+            self._groups[ranks] = self._world.group(ranks)
 
     def _ranks(self, mesh: Mesh, device: int, axes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._rank_of[peer] for peer in mesh.peers(device, axes))

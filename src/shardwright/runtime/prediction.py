@@ -19,6 +19,7 @@ from shardwright.core.staleness import PREDICTS, Staleness, forward_shift
 from shardwright.errors import InputError
 from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.interpreter import Machine
+from shardwright.runtime.outputs import counts
 from shardwright.runtime.waiting import Action
 
 Entry = Mapping[str, Any]  # of an optimizer's state, or one of its groups
@@ -30,7 +31,7 @@ def _momentum(parameter: Tensor, state: Entry, group: Entry, steps: int) -> Tens
     buffer = state.get("momentum_buffer")
     if buffer is None:
         return parameter.clone()
-    return parameter - steps * group["lr"] * buffer
+    return torch.sub(parameter, buffer, alpha=steps * float(group["lr"]))
 
 
 def _adam(parameter: Tensor, state: Entry, group: Entry, steps: int) -> Tensor:
@@ -107,6 +108,8 @@ def versioned(
         return alias
     ahead, lag = (int(str(constants[name])) for name in ("forward", "lag"))
     is_forward = shift == forward_shift(transform.mesh)
+    site = machine.sites[transform.mesh]
+    told = [counts(machine.program, value, site) for value in transform.reads]
 
     def predict() -> None:
         minibatch = clock.minibatch(shift)
@@ -114,7 +117,11 @@ def versioned(
         for slot, raw, parameter in rows:
             store.data[slot] = expected(optimizer(), parameter, steps).to(raw.dtype)
         if is_forward:
-            made = [(parameter, store.data[slot]) for slot, _, parameter in rows]
+            made = [
+                (parameter, store.data[slot])
+                for (slot, _, parameter), is_told in zip(rows, told, strict=True)
+                if is_told
+            ]
             forecasts.see(minibatch, made, steps)
 
     return predict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from shardwright.core.layout import is_split
 from shardwright.core.program import Program
 from shardwright.errors import InputError
+from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.outputs import counts
 from shardwright.runtime.prediction import check_prediction
@@ -72,23 +73,30 @@ def bound_of(program: Program, asked: float | None) -> float | None:
     return bound
 
 
-def owned_gradients(machine: Machine) -> list[tuple[int, bool]]:
-    """Return the slot of each gradient that a rank updates by, and whether it counts it in sums over the world."""
+def owned_gradients(machine: Machine, instance: int = 0) -> list[tuple[int, bool]]:
+    """Return the slot of each gradient that a rank updates by, of an ``instance``, and whether it counts it in sums
+    over the world."""
     program, sites = machine.program, machine.sites
     return [
         (
-            machine.store.slot(one.gradient, 0),
+            machine.store.slot(one.gradient, instance),
             counts(program, one.value, sites[program.values[one.value].mesh]),
         )
         for one in machine.parameters.masters
     ]
 
 
-def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -> Tensor:
+def clip(
+    machine: Machine,
+    pairs: Sequence[tuple[int, bool]],
+    max_norm: float,
+    add_up: Callable[[Tensor], Pending],
+) -> Tensor:
     """Scale all gradients as ``torch.nn.utils.clip_grad_norm_`` would on the whole model, and return
     their norm before that (0-d, float64).
 
-    ``pairs``: the slot of each gradient, and whether this rank counts it in sums over the world.
+    ``pairs``: the slot of each gradient, and whether this rank counts it in sums over the world;
+    ``add_up`` makes the sum over all ranks whose gradients these are.
     """
     data, owned = machine.store.data, machine.store.owned
     device = next(iter(machine.sites.values())).device
@@ -96,8 +104,7 @@ def clip(machine: Machine, pairs: Sequence[tuple[int, bool]], max_norm: float) -
     square = torch.zeros((), dtype=torch.float64, device=device)
     for norm in torch._foreach_norm([g for g in found if g is not None]) if found else []:
         square += norm.double().square()
-    machine.world.all_reduce(square).wait()
-    norm = square.sqrt()
+    norm = add_up(square).wait().sqrt()
     factor = max_norm / (norm + 1e-6)
     factor = factor.clamp(max=1.0)
     for slot, _ in pairs:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.core.program import Kind
+from shardwright.runtime.collectives import Pending
 from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.loss import LossSum
@@ -33,6 +34,10 @@ class Ends(NamedTuple):
     checks: bool
 
 
+def _alone(buffer: Tensor) -> Pending:
+    return Pending((), buffer)
+
+
 class Updating:
     """Makes the actions of a rank's CLIP and UPDATE instructions. ``skips``: whether this step's update is left out,
     None before that is known; ``gradient_norm`` is the last step's."""
@@ -48,6 +53,8 @@ class Updating:
         if program.kind[index] == Kind.TRANSFORM:
             return self._versioned(index, instance, self.ends.optimizer)
         if program.kind[index] == Kind.CLIP:
+            if not program.strategy.pipeline.is_flushed and len(program.meshes) > 1:
+                return self._clipping_alone(int(program.group[index]), instance)
             # Every gradient is complete before the first mesh's update: the first CLIP of a rank
             # serves all meshes it is on, so that all ranks meet in one sum.
             if program.group[index] != min(machine.sites):
@@ -61,6 +68,22 @@ class Updating:
         knows = at < 0 or (at == last and len(program.meshes) == 1)
         knows = knows and program.strategy.pipeline.is_flushed
         return lambda: self._update(pairs, knows=knows)
+
+    def _clipping_alone(self, mesh: int, instance: int) -> Action:
+        """Return the action that clips the gradients of a stage that waits for no other, by their own norm."""
+        machine, bound = self.machine, self.ends.max_norm
+        site = machine.sites[mesh]
+        add_up = _alone
+        if len(site.mesh.devices) > 1:
+            axes = tuple(range(len(site.mesh.axes)))
+            add_up = machine.groups.among(site.mesh, machine.device, axes)[0].all_reduce
+        own = owned_gradients(machine, instance)
+
+        def work() -> None:
+            if bound is not None:
+                clip(machine, own, bound, add_up)
+
+        return work
 
     def evaluation(self, index: int, instance: int) -> Action:
         """Return the action of a version where nothing is trained: the parameters as they are."""
@@ -95,7 +118,8 @@ class Updating:
             device = self.machine.store.device
             self.gradient_norm = torch.full((), torch.inf, dtype=torch.float64, device=device)
         else:
-            self.gradient_norm = clip(self.machine, pairs, self.ends.max_norm)
+            everyone = self.machine.world.all_reduce
+            self.gradient_norm = clip(self.machine, pairs, self.ends.max_norm, everyone)
 
     def _update(self, pairs: Sequence[tuple[nn.Parameter, int]], *, knows: bool) -> None:
         if knows:

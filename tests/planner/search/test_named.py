@@ -64,9 +64,25 @@ def test_the_name_of_a_schedule_gives_a_pipeline(
     assert found.many == found.few
 
 
+def test_the_name_of_a_staleness_gives_stages_of_one_device_or_several() -> None:
+    for text, devices, sizes in (
+        ("stash", [(one,) for one in range(4)], (1,)),
+        ("spectrain-v2:2", [(0, 1), (2, 3)], (2,)),
+        ("spectrain-v1:2x2", [(0, 1), (2, 3)], (1, 2)),
+    ):
+        found = asked_for(context(4), text).few
+        assert [mesh.devices for mesh in found.meshes] == devices
+        assert {mesh.sizes for mesh in found.meshes} == {sizes}
+        assert found.pipeline.staleness == text.partition(":")[0]
+
+
 @pytest.mark.parametrize(
     ("devices", "text", "message"),
     [
+        (8, "stash:3", "at least 2 stages .* but stash asks for 3 stages with 1 devices"),
+        (8, "stash:2x3", "2 stages with 3 devices"),
+        (16, "stash:2", "cluster's 16, and 4 samples"),
+        (8, "stash:2x2x2", r"written STAGES\[xTENSOR\], such as 2x2, not"),
         (8, "ring", "must be one of megatron.*, not 'ring'"),
         (8, "cube:2x2", "the sizes of cube are written IxJxL"),
         (8, "cube:2x2x4", "needs 16 devices, but the cluster has 8"),

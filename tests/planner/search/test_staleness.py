@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.core.cluster import Cluster
 from shardwright.core.costs import CostTable
 from shardwright.core.plan import Frontier, Objective
 from shardwright.planner.model.training import Training
@@ -17,9 +18,13 @@ GRAPH = mlp(depth=5)
 MACHINE = cluster(1, 3, flops=1e10, near=1e9, far=1e8)
 
 
-def frontier(staleness: int, training: Training = Training()) -> Frontier:  # noqa: B008
+def frontier(
+    staleness: int,
+    training: Training = Training(),  # noqa: B008
+    machine: Cluster = MACHINE,
+) -> Frontier:
     limits = Limits(staleness=staleness)
-    return search(GRAPH, MACHINE, CostTable(), training=training, limits=limits)
+    return search(GRAPH, machine, CostTable(), training=training, limits=limits)
 
 
 def test_asynchronous_plans_are_there_only_where_they_are_allowed_and_beside_all_others() -> None:
@@ -43,9 +48,26 @@ def test_asynchronous_plans_are_there_only_where_they_are_allowed_and_beside_all
 
 
 def test_where_an_optimizer_tells_nothing_ahead_weights_are_stashed() -> None:
-    found = frontier(3, Training(optimizer_states=0))
-    modes = {p.strategy.pipeline.staleness for p in found.plans if p.predicted.staleness}
-    assert modes == {"stash"}
+    found = frontier(3, Training(optimizer_states=0, clips=True, max_norm=1.0))
+    late = [plan for plan in found.plans if plan.predicted.staleness]
+    assert {plan.strategy.pipeline.staleness for plan in late} == {"stash"}
+    for plan in found.plans:
+        clips_apart = any("each stage clips its own gradients" in note for note in plan.notes)
+        assert clips_apart == (plan in late)
+
+
+def test_stages_may_have_several_devices() -> None:
+    """Those that the search makes, and synchronous pipelines made asynchronous; the fastest uses all of them."""
+    fast = cluster(1, 4, flops=1e9, near=1e11, far=1e10)
+    found = frontier(1, machine=fast)
+    late = [plan.strategy for plan in found.plans if plan.predicted.staleness]
+    sizes = {tuple(len(mesh.devices) for mesh in one.meshes) for one in late}
+    assert (2, 2) in sizes
+    for one in late:
+        assert len(one.devices) == sum(len(mesh.devices) for mesh in one.meshes)
+        assert f"{len(one.meshes)} stages asynchronous, {one.pipeline.staleness}" in one.label
+        assert "ZeRO" not in one.label
+        assert "microbatch" not in one.label
 
 
 def test_less_late_is_better() -> None:

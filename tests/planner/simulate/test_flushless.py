@@ -50,6 +50,29 @@ def test_a_period_is_the_longest_forward_and_backward_of_a_stage(mode: str) -> N
         assert found == pytest.approx(float((forward + backward).max()), rel=1e-9)
 
 
+def test_stages_of_several_devices_keep_the_rhythm_and_add_up_gradients_beside_it() -> None:
+    """Sums that take less than a backward hide behind it, but for the last one's before the update."""
+    graph = mlp(depth=5)
+    program = lower(graph, seed_strategy(graph, Seed(stages=4, data=2, staleness="stash")))
+    check_complete(program, graph)
+    check(unrolled(program, 9)[0])
+    clipping = lower(graph, replace(program.strategy, clips=True, max_norm=1.0))
+    check_complete(clipping, graph)
+    check(unrolled(clipping, 9)[0])
+    seconds = durations(program, [1.0, 1.5, 1.0, 1.2], [2.0, 2.5, 2.0, 2.0])
+    assert simulate(program, seconds).step_seconds == pytest.approx(4.0, rel=1e-9)
+    sums = np.array(
+        [
+            kind == Kind.MESSAGE and program.messages[item].purpose == "synchronise"
+            for kind, item in zip(program.kind, program.item, strict=True)
+        ]
+    )
+    assert sums.any()
+    # The last sum of stage 1 begins when its backward ends, and its update waits for it.
+    found = simulate(program, np.where(sums, 0.25, seconds)).step_seconds
+    assert found == pytest.approx(4.25, rel=1e-9)
+
+
 def test_versions_are_what_one_staleness_holds_more_than_another() -> None:
     """Peaks differ by the copies, where nothing else is alive at another moment."""
     graph, peaks = mlp(depth=5), dict[str, tuple[float, ...]]()

@@ -413,10 +413,10 @@ class InstructionCosts:
     def clip(self, mesh: int) -> Cost:
         """Read every gradient once, one small all-reduce, scale them."""
         kind = min((rates.kind for rates in self.rates[mesh]), key=lambda k: k.memory_bandwidth)
-        touched = memory_seconds(3 * sum(self._master_sizes(mesh)), kind)
-        everyone = self.program.strategy.devices
+        mine = self.program.strategy
+        everyone = mine.devices if mine.pipeline.is_flushed else mine.meshes[mesh].devices
         norm = collective_seconds("all_reduce", 8, everyone, self.cluster, self.table)
-        return total([Cost(seconds=touched), norm])
+        return total([Cost(seconds=memory_seconds(3 * sum(self._master_sizes(mesh)), kind)), norm])
 
     def _master_sizes(self, mesh: int, chosen: Sequence[int] | None = None) -> list[int]:
         """Return the local bytes of the optimizer's shards on one mesh, where their first use is."""

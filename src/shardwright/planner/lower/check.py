@@ -173,7 +173,7 @@ def _stops(
         group, kind = int(program.group[index]), int(program.kind[index])
         if kind == Kind.CLIP:
             num_clips += 1
-            yield _Stop(index, tuple(range(num_parties)), meeting=-1 - num_clips)
+            yield _Stop(index, homes(_clipping(program, group)), meeting=-1 - num_clips)
             continue
         item = int(program.item[index])
         message = program.messages[item]
@@ -189,6 +189,13 @@ def _stops(
             if key not in peers:
                 peers[key] = homes(mesh.peers(party[0], message.axes) if is_alone else mesh.devices)
             yield _Stop(index, peers[key], meeting=index)
+
+
+def _clipping(program: Program, mesh: int) -> tuple[int, ...]:
+    """Return the devices that look at their gradients together where one of a mesh does: all, but stages that are
+    never flushed do so each alone."""
+    strategy = program.strategy
+    return strategy.devices if strategy.pipeline.is_flushed else strategy.meshes[mesh].devices
 
 
 def _senders(program: Program, item: int, device: int) -> set[int]:

@@ -223,9 +223,9 @@ def _touched_update(
     program: Program, masters: Sequence[int], index: int
 ) -> tuple[Sequence[int], Sequence[int]]:
     values, item = program.values, int(program.item[index])
-    if program.kind[index] != Kind.UPDATE:  # clipping looks at all
-        return _gradients(program, masters), ()
     mine = [m for m in masters if values[m].mesh == program.group[index]]
+    if program.kind[index] != Kind.UPDATE:  # clipping looks at all
+        return _gradients(program, masters if program.strategy.pipeline.is_flushed else mine), ()
     taken = program.updates[item] if item >= 0 else mine
     return _gradients(program, taken), [m for m in taken if values[m].role == "master"]
 

@@ -67,7 +67,8 @@ def _turn(program: Program, mesh: int) -> int:
         kind, item = Kind(int(program.kind[index])), int(program.item[index])
         if kind in (*BACKWARD_KINDS, Kind.RECOMPUTE, Kind.UPDATE):
             return index
-        if kind == Kind.RECEIVE and program.messages[item].purpose == "gradient":
+        is_message = kind in (Kind.RECEIVE, Kind.MESSAGE)
+        if is_message and program.messages[item].purpose in ("gradient", "synchronise"):
             return index
     return program.num_instructions
 

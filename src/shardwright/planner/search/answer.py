@@ -127,6 +127,10 @@ def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
         notes.append(f"one microbatch only: {context.facts.samples.blocker}")
     if note := MEANS[evaluation.strategy.pipeline.staleness]:
         notes.append(f"no flush: {note}")
+        if evaluation.strategy.clips:
+            notes.append(
+                "each stage clips its own gradients, by their norm: none waits for the others'"
+            )
     return Plan(
         strategy=evaluation.strategy,
         predicted=evaluation.objective,

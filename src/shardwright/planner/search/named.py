@@ -296,16 +296,19 @@ def _pipelined(context: Context, name: str, text: str) -> Seed:
 
 
 def _asynchronous(context: Context, name: str, text: str) -> Seed:
-    """Return a pipeline that is never flushed, every device a stage."""
-    count = context.num_devices
-    (stages,) = read_sizes(name, text) if text else (count,)
-    if stages != count or count < 2:
+    """Return a pipeline that is never flushed: every device a stage, or as many stages as are asked for, of
+    data-parallel devices, or groups of tensor-parallel ones."""
+    count, samples = context.num_devices, global_batch(context)
+    stages, *tensor = read_sizes(name, text) if text else (count,)
+    within = math.prod(tensor)
+    copies = count // (stages * within)
+    if stages < 2 or stages * within * copies != count or samples % max(copies, 1):
         raise InputError(
-            "an asynchronous pipeline has one device a stage, two at least, but the cluster has "
-            f"{count} and {name} asks for {stages} stages; name as many as there are devices, or a "
-            "smaller cluster"
+            "an asynchronous pipeline has at least 2 stages of equally many devices, each with as many "
+            f"samples, but {name} asks for {stages} stages with {within} devices for each of their samples, of "
+            f"the cluster's {count}, and {samples} samples; name others: {name}:{SEED_PLANS[name]}"
         )
-    return Seed(stages=stages, staleness=cast(Staleness, name))
+    return Seed(data=copies, tensor=within, stages=stages, staleness=cast(Staleness, name))
 
 
 def _sized(context: Context, name: str, text: str) -> Seed | Grid:
@@ -326,7 +329,7 @@ def _by_default(context: Context, name: str) -> Seed | Grid:
     if name.startswith("spatial"):
         return _spatial_by_default(context, name)
     if name not in AXES:
-        width = _expert_width(context) if name == "expert" else _tensor_width(context)
+        width = _expert_width(context) if name == "expert" else tensor_width(context)
         if name == "expert" and width == 1 < count:
             raise InputError(
                 "expert splits products that share a dim with their weights (experts), but the model "
@@ -357,7 +360,7 @@ def _made(name: str, sizes: tuple[int, ...]) -> Seed | Grid:
 
 def _spatial_by_default(context: Context, name: str) -> Seed:
     """Return spatial parallelism on all devices: of one image those that are near each other."""
-    width = _tensor_width(context)
+    width = tensor_width(context)
     high, wide = width, 1
     if name == "spatial-2d":
         high = max(h for h in range(1, math.isqrt(width) + 1) if width % h == 0)
@@ -409,7 +412,7 @@ def _seeds(context: Context) -> list[Seed]:
 
 def _split_seeds(context: Context, batch: int) -> Iterator[Seed]:
     """Yield what splits layers, or images, besides samples."""
-    count, near = context.num_devices, _tensor_width(context)
+    count, near = context.num_devices, tensor_width(context)
     if near > 1 and batch % (count // near) == 0:
         yield Seed(data=count // near, tensor=near)
         yield Seed(data=count // near, tensor=near, zero=1, sequence=True)
@@ -418,7 +421,7 @@ def _split_seeds(context: Context, batch: int) -> Iterator[Seed]:
             yield Seed(data=count // width, height=width)
 
 
-def _tensor_width(context: Context) -> int:
+def tensor_width(context: Context) -> int:
     """Return how many devices of one host could share every operator: a divisor of both."""
     count = context.num_devices
     near = min(Counter(device.host for device in context.cluster.devices[:count]).values())

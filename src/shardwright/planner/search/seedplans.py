@@ -26,17 +26,19 @@ SEED_PLANS = {
         name: "STAGESxCHUNKSxMICROBATCHES" if _asks_chunks(name) else "STAGESxMICROBATCHES"
         for name in NAMED
     },
-    **dict.fromkeys(ASYNCHRONOUS, "STAGES"),
+    **dict.fromkeys(ASYNCHRONOUS, "STAGES[xTENSOR]"),
 }
 
 
 def read_sizes(name: str, text: str) -> tuple[int, ...]:
-    """Read the sizes of a named strategy. Raises InputError where they are written otherwise."""
+    """Read the sizes of a named strategy; what is in brackets may be left out. Raises InputError where they are
+    written otherwise."""
     parts, form = text.split("x"), SEED_PLANS[name]
-    if len(parts) != form.count("x") + 1 or not all(
+    most = form.count("x") + 1
+    if not most - form.count("[") <= len(parts) <= most or not all(
         p.isdigit() and 0 < int(p) < 10**6 for p in parts
     ):
-        shown = "x".join("2" * len(form.split("x")))
+        shown = "x".join("2" * most)
         raise InputError(
             f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}; write so"
         )

@@ -16,7 +16,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.legality import check_against, check_alone, divisors, numbers
 from shardwright.core.strategy import Mesh, OperatorConfig, Strategy
 from shardwright.errors import InputError
-from shardwright.planner.space.configs import is_choice
+from shardwright.planner.space.configs import is_choice, placements
 from shardwright.planner.space.iteration import PLUS, Dim, Iteration
 from shardwright.planner.space.lying import summed_over
 from shardwright.planner.space.rules import iterate
@@ -41,22 +41,36 @@ def check_strategy(
     _check_splits(graph, strategy, samples, iterations)
     trained = depend_on_parameters(graph)
     where = meshes_of_operators(graph, strategy.configs, trained)
-    _check_tied(graph, strategy)
+    _check_own(graph, strategy, iterations)
     _check_sums(graph, strategy, samples, iterations, where)
 
 
-def _check_tied(graph: OperatorGraph, strategy: Strategy) -> None:
-    """Check that a pipeline that is never flushed has every trained parameter on one stage."""
+def _check_own(graph: OperatorGraph, strategy: Strategy, iterations: Sequence[Iteration]) -> None:
+    """Check that a pipeline that is never flushed has every trained parameter on one stage, where operators
+    read it as it rests: that is what there are versions of."""
     if strategy.pipeline.is_flushed:
         return
-    for tensor in graph.parameters:
-        used = {strategy.configs[reader].mesh for reader in graph.consumers[tensor]}
-        if graph.tensors[tensor].needs_gradient and len(used) > 1:
+    for tensor, config in zip(graph.parameters, strategy.parameters, strict=True):
+        spec, readers = graph.tensors[tensor], graph.consumers[tensor]
+        if not spec.needs_gradient:
+            continue
+        used = {strategy.configs[reader].mesh for reader in readers}
+        if len(used) > 1:
             raise InputError(
                 "in an asynchronous pipeline every stage updates its own parameters at once, but "
-                f"{graph.tensors[tensor].name} is used by stages {numbers(sorted(used))}, whose gradients "
+                f"{spec.name} is used by stages {numbers(sorted(used))}, whose gradients "
                 'would have to meet; untie it, put its uses on one stage, or set staleness to "none"'
             )
+        for reader in readers:
+            inputs = placements(iterations[reader], strategy.configs[reader].dims).inputs
+            for place, read in enumerate(graph.operators[reader].inputs):
+                if read == tensor and inputs[place].value != config.rest:
+                    raise InputError(
+                        "in an asynchronous pipeline operators read parameters as these rest, but "
+                        f"{spec.name} rests as {config.rest} and {graph.operators[reader].name} reads it "
+                        f"as {inputs[place].value}; let it rest so, split all that read it alike, or set "
+                        'staleness to "none"'
+                    )
 
 
 def check_pipeline(strategy: Strategy, samples: Samples) -> None:

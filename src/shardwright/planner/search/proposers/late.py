@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from shardwright.core.staleness import Staleness
-from shardwright.core.strategy import Pipeline, Strategy
+from shardwright.core.strategy import ParameterConfig, Pipeline, Strategy
 from shardwright.planner.search.loop import Proposal, Proposals
-from shardwright.planner.search.named import as_strategy
+from shardwright.planner.search.named import as_strategy, tensor_width
 from shardwright.planner.search.pool import Pool
 from shardwright.planner.space import Seed
 
@@ -17,10 +19,13 @@ from shardwright.planner.space import Seed
 # state there is nothing to predict from.
 PREDICTED: tuple[Staleness, ...] = ("spectrain-v2", "spectrain-v1")
 STASHED: tuple[Staleness, ...] = ("stash",)
+# What a label says of a pipeline, and what is no longer so.
+_STAGES = re.compile(r"pipeline x \d+|\d+ stages ")
+_DROPPED = re.compile(r"\d+ microbatches|ZeRO-|no reshard after forward")
 
 
 def late(pool: Pool) -> Proposals:
-    """Propose pipelines whose gradients are at most ``pool.staleness`` updates late, one device a stage.
+    """Propose pipelines whose gradients are at most ``pool.staleness`` updates late.
 
     Last of all: what is faster at the price of other losses must keep nobody from looking for what is not.
     """
@@ -34,20 +39,48 @@ def late(pool: Pool) -> Proposals:
 
 
 def _cut(pool: Pool, stages: int, mode: Staleness) -> Iterator[Strategy]:
-    """Yield pipelines of so many stages, cut by flops and as the fastest synchronous one is cut."""
-    seed = Seed(stages=stages, staleness=mode)
-    try:
-        even = as_strategy(pool.context, seed)
-    except ValueError as error:
-        pool.refused.append(f"{seed.label}: {error}")
-        return
-    yield even
-    alike = [
-        one.strategy
-        for one in pool.fitting
-        if one.strategy.pipeline.is_flushed
-        and [len(mesh.devices) for mesh in one.strategy.meshes] == [1] * stages
-        and len(one.strategy.devices) == stages
+    """Yield pipelines of so many stages: of one device each and of all devices, cut by flops, and the fastest
+    synchronous ones of either sort made asynchronous."""
+    for copies, within in _sizes(pool, stages):
+        seed = Seed(stages=stages, data=copies, tensor=within, staleness=mode)
+        try:
+            yield as_strategy(pool.context, seed)
+        except ValueError as error:
+            pool.refused.append(f"{seed.label}: {error}")
+    alike = [one.strategy for one in pool.fitting if _has_stages(one.strategy, stages)]
+    for is_wide in (False, True):
+        like = [one for one in alike if (len(one.devices) > stages) == is_wide]
+        yield from [_never_flushed(one, mode) for one in like[:1]]
+
+
+def _sizes(pool: Pool, stages: int) -> dict[tuple[int, int], None]:
+    """Return by how many data-parallel and tensor-parallel devices a stage may have: one, or an equal share of all."""
+    width, rest = divmod(pool.context.num_devices, stages)
+    if rest:
+        return {(1, 1): None}
+    near = math.gcd(width, tensor_width(pool.context))
+    return dict.fromkeys([(1, 1), (width, 1), (width // near, near)])
+
+
+def _has_stages(strategy: Strategy, stages: int) -> bool:
+    """Whether a synchronous pipeline has so many stages, which share no devices."""
+    meshes = strategy.meshes
+    apart = sum(len(mesh.devices) for mesh in meshes) == len(strategy.devices)
+    return strategy.pipeline.is_flushed and len(meshes) == stages and apart
+
+
+def _never_flushed(strategy: Strategy, mode: Staleness) -> Strategy:
+    """Return a pipeline that is never flushed, whose stages hold whole what they update."""
+    words = [
+        f"{len(strategy.meshes)} stages asynchronous, {mode}" if _STAGES.match(word) else word
+        for word in strategy.label.split(", ")
+        if not _DROPPED.match(word)
     ]
-    for found in alike[:1]:
-        yield replace(found, pipeline=Pipeline(staleness=mode), label=even.label)
+    return replace(
+        strategy,
+        pipeline=Pipeline(staleness=mode),
+        parameters=tuple(
+            [ParameterConfig(rest=p.rest, optimizer=p.rest) for p in strategy.parameters]
+        ),
+        label=", ".join(words),
+    )
