@@ -13,7 +13,8 @@ from shardwright.planner.schedule import StageTimes, folded, most_bytes, pipelin
 from shardwright.report.lanes import lanes_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "schedules.md"
-DRAWN = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
+DRAWN = ("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2",
+         "zb-interleaved", "zb-v", "v-half", "v-min")  # fmt: skip
 DEVICES, PIECES = 4, 8
 
 

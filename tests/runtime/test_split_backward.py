@@ -48,6 +48,7 @@ MIXED = (
         (TIED, Seed(stages=2, chunks=2, data=2, zero=3, num_microbatches=4, schedule="zb-v")),
         (TIED, Seed(stages=2, chunks=2, num_microbatches=8, schedule="v-half", recompute=True)),
         (TIED, Seed(stages=2, chunks=2, num_microbatches=1, schedule="v-min")),
+        (partial(zoo.mlp, batch=12, depth=5), Seed(stages=2, chunks=3, num_microbatches=3, schedule="zb-interleaved")),
         (zoo.cnn_groupnorm, Seed(stages=2, num_microbatches=2, schedule="zb-h1")),
     ],
     ids=lambda one: one.label if isinstance(one, Seed) else "",

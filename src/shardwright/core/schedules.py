@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-SplitName = Literal["zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]
+SplitName = Literal["zb-h1", "zb-h2", "zb-interleaved", "zb-v", "v-half", "v-min"]
 NamedSchedule = Literal["1f1b", "gpipe", "1f1b-so", "interleaved", "looped-bfs", SplitName]
 ScheduleName = Literal[NamedSchedule, "custom"]
 ScheduleKind = Literal[
@@ -71,6 +71,8 @@ SCHEDULES: dict[str, Schedule] = {
     "zb-h2": Schedule(
         title="zero bubble, twice the warm-up", program="zb-h2", profile=True, per_stage=2, splits=True, posts=True
     ),
+    "zb-interleaved": Schedule(title="interleaved, backward split", program="zb-interleaved", profile=True,
+                               per_stage=2, chunks=True, splits=True, posts=True),
     "zb-1p": Schedule(title="zero bubble searched, memory of 1F1B", profile=True, splits=True, searched=1),
     "zb-2p": Schedule(title="zero bubble searched, twice that memory", profile=True, splits=True, searched=2),
     "zb-v": Schedule(title="zero bubble on a V", program="zb-v", profile=True, chunks=True, splits=True,

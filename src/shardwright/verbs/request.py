@@ -252,7 +252,7 @@ class PipelineRequest:
     schedule: str = option(
         "auto",
         "With --profile: auto, pipedream, gpipe, 1f1b-sno, 1f1b-so, 1f1b-as, fbp-as, or replayed: "
-        "interleaved, looped-bfs, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min.",
+        "interleaved, looped-bfs, zb-h1, zb-h2, zb-interleaved, zb-1p, zb-2p, zb-v, v-half, v-min.",
     )
     microbatches: int = option(
         0,

@@ -242,22 +242,52 @@ def test_orders_of_torch_take_what_is_known_of_them(name, seconds, most):
     assert most_bytes(lines, kept, [0.0] * len(kept))[0] <= most
 
 
+# By ours: torch's, and whether it takes any number of chunks. What W fills is laid out for equal times.
+RIVALS = {
+    "interleaved": ("Interleaved1F1B", True),
+    "looped-bfs": ("LoopedBFS", True),
+    "zb-v": ("ZBVZeroBubble", False),
+    "zb-interleaved": ("InterleavedZeroBubble", True),
+}
+EQUAL = (1.0, 1.0, 1.0, 0.0)
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 6), (3, 3), (4, 8), (4, 16), (5, 5), (8, 16)])
-def test_ours_are_never_longer_than_torchs(p, m):
-    for times in ((0.5, 0.5, 0.5, 0.0), (1.0, 1.0, 0.6, 0.0), (1.0, 1.3, 0.8, 0.1)):
-        stages = equal(2 * p, *times)
-        mine = replay(pipeline_order("zb-v", 2 * p, m), stages)
-        theirs = replay(order_of_torch("ZBVZeroBubble", p, m, 2), stages)
-        assert mine.span <= theirs.span + 1e-9
-        assert mine.seconds <= theirs.seconds + 1e-9
-        crews = tuple((k, k + p) for k in range(p))
-        for name, other in (("interleaved", "Interleaved1F1B"), ("looped-bfs", "LoopedBFS")):
-            mine = replay(pipeline_order(name, 2 * p, m, crews), stages)
-            assert mine.seconds <= replay(order_of_torch(other, p, m, 2), stages).seconds + 1e-9
-    equally = equal(2 * p, 0.5, 0.5, 0.5)
-    theirs = replay(order_of_torch("InterleavedZeroBubble", p, m, 2), equally)
-    assert replay(pipeline_order("zb-v", 2 * p, m), equally).seconds <= theirs.seconds + 1e-9
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_ours_are_never_longer_than_torchs(p):
+    """Any number of microbatches and chunks that torch takes, F, I, W and transfer of a chunk."""
+    cases = itertools.product((1, 2, 3, 5, 7, 8, 16), (2, 3, 4), RIVALS)
+    compared = 0
+    for m, chunks, (name, (other, takes_any)) in ((m, v, (n, RIVALS[n])) for m, v, n in cases):
+        if m % max(1, m // p) or (chunks > 2 and not takes_any):
+            continue
+        crews = tuple(tuple(range(k, p * chunks, p)) for k in range(p))
+        mine = pipeline_order(name, p * chunks, m, crews)
+        theirs = order_of_torch(other, p, m, chunks)
+        several = [EQUAL, (1.0, 1.0, 0.6, 0.0), (1.0, 1.3, 0.8, 0.1)]
+        for times in several[: 1 if name == "zb-interleaved" else None]:
+            stages = equal(p * chunks, *times)
+            found, wanted = replay(mine, stages), replay(theirs, stages)
+            assert found.span <= wanted.span + 1e-9, (name, m, chunks, times)
+            assert found.seconds <= wanted.seconds + 1e-9, (name, m, chunks, times)
+            compared += 1
+    assert compared > 40
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "chunks"), [(2, 4, 3), (4, 8, 2), (4, 16, 3), (8, 16, 2), (3, 7, 2)]
+)
+def test_an_interleaved_order_with_split_backwards_keeps_no_more_than_its_first_device_did(
+    p, m, chunks
+):
+    crews = tuple(tuple(range(k, p * chunks, p)) for k in range(p))
+    kept, left = [1 / chunks] * p * chunks, [0.5 / chunks] * p * chunks
+    stages = equal(p * chunks, 1.0, 1.0, 1.0)
+    whole, split = (
+        pipeline_order(name, p * chunks, m, crews) for name in ("interleaved", "zb-interleaved")
+    )
+    assert max(most_bytes(split, kept, left)) <= most_bytes(whole, kept, left)[0]
+    assert replay(split, stages).span < replay(whole, stages).span
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-h2"])

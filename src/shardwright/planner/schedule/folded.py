@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from shardwright.planner.schedule.clock import StageTimes
-from shardwright.planner.schedule.pipeline import Action, Crews, Line, most_bytes
-from shardwright.planner.schedule.play import Policy, Room, list_schedule
+from shardwright.planner.schedule.pipeline import Action, Crews, Line
+from shardwright.planner.schedule.play import with_weights_late
 
 # In units of an action: from a device's forward to the next one's, down the V and up again. Their
 # sum, of the six units of a microbatch, is the share of 1F1B's activations that stays.
 DELAYS = {"v-half": (2, 1), "v-min": (1, 1)}
 FOLDED = ("zb-v", *DELAYS)
-UNIT = StageTimes(forward=1.0, backward=1.0, weight=1.0)
 
 
 def folded(num_stages: int) -> Crews:
@@ -44,12 +42,7 @@ def folded_order(schedule: str, num_stages: int, num_microbatches: int) -> tuple
             return tuple(lines)
     else:
         lines = _blocks(crews, num_microbatches, DELAYS[schedule])
-    kept, left = [1.0] * num_stages, [0.5] * num_stages
-    room = Room(limits=[max(most_bytes(lines, kept, left))] * len(crews), kept=kept, left=left)
-    placed = list_schedule(
-        [UNIT] * num_stages, num_microbatches, room, Policy(), crews=crews, given=lines
-    )
-    return placed[0] if placed else tuple(lines)
+    return with_weights_late(lines, num_stages, num_microbatches, crews)
 
 
 def _zero_bubble(own: Sequence[int], devices: int, count: int) -> Line:

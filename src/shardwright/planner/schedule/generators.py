@@ -9,10 +9,12 @@ al., 2024b (ZB-V, V-Half, V-Min).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 
 from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.planner.schedule.folded import folded_order
-from shardwright.planner.schedule.pipeline import Action, Crews, Line, alone, merges
+from shardwright.planner.schedule.pipeline import Action, Crews, Line, alone, halved, merges
+from shardwright.planner.schedule.play import with_weights_late
 
 # All that need no times and run one action of a device at a time.
 GENERATED = tuple(
@@ -38,7 +40,8 @@ def pipeline_order(
     turn, then the remaining backwards; it keeps at most p-k microbatches alive. ``1f1b-so`` (BaPipe)
     runs twice as many ahead, so that a transfer has an action to hide behind. These take every stage
     as a crew, as do ``zb-h1`` and ``zb-h2`` (``_deferred``). ``interleaved`` (Megatron-LM) and
-    ``looped-bfs``: see ``_interleaved`` and ``_breadth_first``. ``zb-v``, ``v-half`` and ``v-min``: see
+    ``looped-bfs``: see ``_interleaved`` and ``_breadth_first``; ``zb-interleaved`` is the former with
+    W where it would idle. ``zb-v``, ``v-half`` and ``v-min``: see
     ``folded``.
 
     Raises ValueError for another name, and for an odd number of stages of a V.
@@ -58,7 +61,11 @@ def pipeline_order(
         crews = crews or alone(num_stages)
         if entry.per_stage is None:
             return tuple(_breadth_first(own, num_microbatches) for own in crews)
-        return _interleaved(crews, num_stages, num_microbatches)
+        whole = _interleaved(crews, num_stages, num_microbatches)
+        if not entry.splits:
+            return whole
+        halves = [tuple(chain.from_iterable(map(halved, line))) for line in whole]
+        return with_weights_late(halves, num_stages, num_microbatches, crews)
     if entry.splits:
         return _deferred(num_stages, num_microbatches, entry.per_stage or 0)
     replicas, lines = replicas or (1,) * num_stages, list[Line]()
@@ -103,17 +110,17 @@ def _alternate(forwards: Sequence[Action], backwards: Sequence[Action], ahead: i
 def _interleaved(crews: Crews, num_stages: int, num_microbatches: int) -> tuple[Line, ...]:
     """Return the order of Narayanan et al. (SC 2021): chunk by chunk, a group of microbatches each.
 
-    A group has as many microbatches as there are crews, the last what is left. Crew k of p, with v
+    A group has as many microbatches as there are crews, or more where these do not divide: groups are as
+    even as they can be, since a device idles in every one that is shorter. Crew k of p, with v
     chunks, runs 2 (p-1-k) + (v-1) g forwards ahead, g the size of the first group; with one chunk
-    each, p-1-k as ``1f1b`` does. Where crews differ or a group is short that may be too few for any
+    each, p-1-k as ``1f1b`` does. Where crews differ that may be too few for any
     order at all: then every crew runs one more ahead, until there is one.
     """
-    size = min(len(crews), num_microbatches)
     most = max(map(len, crews))
-    groups = [
-        range(first, min(first + len(crews), num_microbatches))
-        for first in range(0, num_microbatches, len(crews))
-    ]
+    count = max(1, num_microbatches // len(crews))
+    ends = [-(-num_microbatches * number // count) for number in range(count + 1)]
+    groups = [range(first, end) for first, end in pairwise(ends)]
+    size = len(groups[0])
     for more in range(num_stages * num_microbatches + 1):
         lines: list[Line] = []
         for place, own in enumerate(crews):

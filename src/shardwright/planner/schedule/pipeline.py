@@ -46,6 +46,13 @@ def alone(num_stages: int) -> Crews:
     return tuple((stage,) for stage in range(num_stages))
 
 
+def halved(action: Action) -> Line:
+    """Return a whole backward as its two halves, one behind the other; another action as it is."""
+    if action.phase != "B":
+        return (action,)
+    return action._replace(phase="I"), action._replace(phase="W")
+
+
 def written(text: Sequence[str]) -> tuple[Line, ...]:
     """Read an order: a line per crew of actions such as ``2F0`` and ``1B3``, parted by spaces.
 

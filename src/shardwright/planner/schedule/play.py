@@ -15,6 +15,7 @@ from shardwright.planner.schedule.clock import StageTimes
 from shardwright.planner.schedule.pipeline import Action, Crews, Line, Phase, alone, most_bytes
 
 ROUNDING = 1e-9
+UNIT = StageTimes(forward=1.0, backward=1.0, weight=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,18 @@ def list_schedule(
     if sum(map(len, lines)) < 3 * len(stages) * num_microbatches:
         return None
     return lines, max(end - begin for end, begin in zip(play.free, play.begin, strict=True))
+
+
+def with_weights_late(
+    lines: Sequence[Line], num_stages: int, num_microbatches: int, crews: Crews
+) -> tuple[Line, ...]:
+    """Return an order of F, I and W in which W fills what would idle if all three took equally long, within
+    the memory that the order takes as it is."""
+    kept, left = [1.0] * num_stages, [0.5] * num_stages
+    room = Room(limits=[max(most_bytes(lines, kept, left))] * len(crews), kept=kept, left=left)
+    units = [UNIT] * num_stages
+    placed = list_schedule(units, num_microbatches, room, Policy(), crews=crews, given=lines)
+    return placed[0] if placed else tuple(lines)
 
 
 class _Play:

@@ -24,6 +24,7 @@ from shardwright.planner.schedule.pipeline import (
     alone,
     check_order,
     global_order,
+    halved,
     handing,
     needs,
     written,
@@ -115,15 +116,9 @@ def _orders(
 
 
 def _split(line: Line) -> Line:
-    """Return a line with every whole backward as its two halves, one behind the other: where some are
-    split, forward keeps what both need."""
-    halves = (
-        (action._replace(phase="I"), action._replace(phase="W"))
-        if action.phase == "B"
-        else (action,)
-        for action in line
-    )
-    return tuple(chain.from_iterable(halves))
+    """Return a line with every whole backward as its two halves: where some are split, forward keeps what
+    both need."""
+    return tuple(chain.from_iterable(map(halved, line)))
 
 
 def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]:
