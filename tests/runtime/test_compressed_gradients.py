@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.core.compression import WHOLE_BELOW, kept_elements
 from shardwright.core.program import Kind
-from shardwright.core.strategy import Compressor, Strategy
+from shardwright.core.strategy import Compressor, GradientSync, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.complete import check_complete
@@ -149,6 +149,27 @@ def test_each_parameter_may_be_compressed_in_its_own_way() -> None:
     others = replace(whole.gradient_sync, apart=((number["two"], "none", 1.0),))
     _, held = trained(captured, replace(whole, gradient_sync=others), module)[0]
     assert set(held) == {"one"}
+
+
+def test_what_of_a_bucket_waits_for_no_other_rank_comes_before_what_does() -> None:
+    graph = capture(Weighed(), batches()[0]).graph
+    plain = seed_strategy(graph, Seed(data=2))
+    one, two, few = graph.parameters
+    sync = GradientSync(
+        method="capped", buckets=((one, two, few),), apart=((one, "int8", 1.0), (two, "1-bit", 1.0))
+    )
+    program = lower(graph, replace(plain, gradient_sync=sync))
+    names = [
+        program.transforms[item].name
+        if kind == Kind.TRANSFORM
+        else program.messages[item].primitive
+        for kind, item in zip(program.kind, program.item, strict=True)
+        if kind == Kind.TRANSFORM or (kind == Kind.MESSAGE and program.messages[item].axes)
+    ]
+    assert names == [
+        *("all_reduce", "int8", "all_gather", "1-bit", "all_gather"),
+        *("int8 sum", "1-bit sum"),
+    ]
 
 
 def test_where_everything_is_kept_training_is_as_without() -> None:

@@ -101,6 +101,8 @@ def beneath_key(what: str, primitive: str, hosts: int, devices: int, link: str) 
 
 # Names what an optimizer with two states takes for one tensor, by its bytes.
 UPDATE = "update"
+# Names what compressing a gradient takes, or adding a rank's, by its elements: ``pack|top-k|65536``.
+PACK = "pack"
 
 
 def meeting_name(what: str, hosts: int, devices: int, link: str) -> str:
@@ -114,7 +116,7 @@ class CostTable:
 
     ``operators`` maps operator keys to costs. ``collectives`` maps collective keys, and those of what
     they cost beneath computation (``beneath_key``), to points (bytes, seconds, spread), ascending in
-    bytes; so does ``UPDATE``. ``overheads`` are named scalars measured on the machine:
+    bytes; so does ``UPDATE``, and ``PACK`` with (elements, seconds, spread). ``overheads`` are named scalars measured on the machine:
     ``segment_seconds`` (fixed cost of one segment), ``message_seconds``, ``update_seconds`` (once a
     step, before any tensor), ``process_bytes`` (what an empty rank occupies); and by group of ranks
     (``meeting_name``) ``skew`` (the wait for the slowest rank, as a share of computation since they

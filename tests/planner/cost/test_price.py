@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwright.core.cluster import Cluster
-from shardwright.core.costs import UPDATE, Cost, CostTable, collective_key, operator_key
+from shardwright.core.costs import PACK, UPDATE, Cost, CostTable, collective_key, operator_key
 from shardwright.core.graph import Operator, OperatorGraph, TensorSpec
 from shardwright.core.program import Call, Kind, Message, Program, Segment, Value, resource_classes
 from shardwright.core.strategy import Mesh, OperatorConfig, ParameterConfig, Strategy
@@ -233,3 +233,36 @@ def test_backward_takes_as_long_however_its_readers_are_cut_into_segments(
     for index in range(len(graph.operators)):
         cut = replace(whole, recompute_operators=(index,))
         assert backward(cut) == pytest.approx(backward(whole), rel=1e-12)
+
+
+def test_packing_takes_what_it_was_measured_to_take_on_cpus_only() -> None:
+    graph = residual(batch=8, width=64, depth=1)
+    plain = seed_strategy(graph, Seed(data=4))
+    sync = replace(plain.gradient_sync, compressor="int8")
+    program = lower(graph, replace(plain, gradient_sync=sync))
+    points = {
+        "int8": ((0.0, 1.0, 0.0), (1e4, 3.0, 0.0)),
+        "int8 sum": ((0.0, 0.5, 0.0), (1e4, 0.5, 0.0)),
+    }
+    table = CostTable(collectives=tuple((f"{PACK}|{name}", one) for name, one in points.items()))
+    seen = dict[str, float]()
+    gpus = parse_cluster("1x4xH100")
+    for kind, item, here, there in zip(
+        program.kind,
+        program.item,
+        price(program, graph, CPU, table).seconds,
+        price(program, graph, gpus, table).seconds,
+        strict=True,
+    ):
+        if kind == Kind.TRANSFORM:
+            transform = program.transforms[item]
+            values = [program.values[one] for one in transform.writes]
+            sizes = [np.prod(one.shape) for one in values if one.dtype == "float32"]
+            ways = {
+                "int8": sum(1 + 2e-4 * size for size in sizes),
+                "int8 sum": 4 * 0.5 * len(sizes),
+            }
+            assert here == pytest.approx(ways[transform.name])
+            assert there < 1e-3
+            seen[transform.name] = here
+    assert set(seen) == set(points)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
-from shardwright.core.costs import UPDATE, collective_key
+from shardwright.core.compression import Packing
+from shardwright.core.costs import PACK, UPDATE, collective_key
 from shardwright.files.clusterfile import read_cluster, write_cluster
 from shardwright.planner.cost import build_costs, collective_seconds
 from shardwright.planner.cost.burden import message_burden
+from shardwright.planner.cost.transforms import pack_cost
 from shardwright.runtime.profile import (
     Probe,
     detect,
@@ -79,6 +83,12 @@ def test_collectives_of_two_ranks_fill_the_cost_table():
     sizes = [point[0] for point in table.collective_map[UPDATE]]
     assert sizes == sorted(sizes)
     assert len(sizes) > 3
+    kind = cluster.kind_of(0)
+    for way in get_args(Packing):
+        for name in (way, f"{way} sum"):
+            few, many = table.collective_map[f"{PACK}|{name}"]
+            assert few[0] < many[0]
+            assert pack_cost(name, int(many[0]), 4, kind, table).seconds == max(few[1], many[1])
     of_ranks = {f"{what}|1x2|loopback" for what in ("skew", "hiding")}
     assert names | of_ranks | {"overlap_slowdown"} == set(table.overhead_map)
     assert table.overhead_map["overlap_slowdown"] == 1.0  # what is lost is known by message

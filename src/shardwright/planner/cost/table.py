@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.core.costs import UPDATE, Cost, CostTable, Record
+from shardwright.core.costs import PACK, UPDATE, Cost, CostTable, Record
 
 
 def build_costs(records: Iterable[Record], environment: str, graph: str = "") -> CostTable:
@@ -12,6 +12,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
 
     Names: ``operator|...`` as ``operator_key`` writes it; ``collective|...|BYTES``, and ``held|...``,
     ``stolen|...`` and ``waited|...`` likewise (``beneath_key``); ``update|BYTES`` (``UPDATE``);
+    ``pack|NAME|ELEMENTS`` (``PACK``);
     ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
     ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.
     """
@@ -32,7 +33,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
         if family == "operator":
             cost = Cost(seconds=record.seconds, spread=record.spread, source="measured")
             operators.append((key, cost))
-        elif family in ("collective", "held", "stolen", "waited", UPDATE):
+        elif family in ("collective", "held", "stolen", "waited", UPDATE, PACK):
             group, _, size = key.rpartition("|")
             points.setdefault(group, []).append((float(size), record.seconds, record.spread))
         elif family == "overhead":

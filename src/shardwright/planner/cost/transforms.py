@@ -7,30 +7,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.core.cluster import DeviceKind
-from shardwright.core.costs import Cost
+from shardwright.core.costs import PACK, Cost, CostTable
 from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import Transform, TransformName, Value
+from shardwright.planner.cost.collective import interpolate
 from shardwright.planner.cost.compute import memory_seconds
 
-Price = Callable[[Transform, Sequence[Value], DeviceKind], Cost]
+Price = Callable[[Transform, Sequence[Value], DeviceKind, CostTable], Cost]
 
 
 def transform_cost(
-    transform: Transform, values: Sequence[Value], kinds: Sequence[DeviceKind]
+    transform: Transform, values: Sequence[Value], kinds: Sequence[DeviceKind], table: CostTable
 ) -> Cost:
     """Return the seconds of a transform on the slowest of some devices; ``values`` are the Program's."""
-    found = [COSTS[transform.name](transform, values, kind) for kind in kinds]
+    found = [COSTS[transform.name](transform, values, kind, table) for kind in kinds]
     return max(found, key=lambda cost: cost.seconds)
 
 
-def _cast(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+def _cast(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:
     """Read each value and write it, one kernel each."""
     touched = sum(values[one].bytes for one in (*transform.reads, *transform.writes))
     started = len(transform.reads) * kind.launch_seconds
     return Cost(seconds=memory_seconds(touched, kind) + started)
 
 
-def _feedback(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+def _feedback(
+    transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable
+) -> Cost:
     """Add each value to its residual, round that, and take off what was written: three kernels."""
     half = len(transform.reads) // 2
     touched = sum(
@@ -68,11 +71,14 @@ _WORK = {
 HALF_WIDTH = 0.5
 
 
-def pack_cost(name: str, elements: int, width: int, kind: DeviceKind) -> Cost:
+def pack_cost(name: str, elements: int, width: int, kind: DeviceKind, table: CostTable) -> Cost:
     """Return the seconds of compressing so many elements of some bytes each, or of adding a rank's.
 
-    Doubted by half: how fast a device selects is not measured.
+    Doubted by half where how fast a device selects was not measured.
     """
+    points = table.collective_map.get(f"{PACK}|{name}")
+    if points and kind.backend == "cpu":
+        return interpolate(points, elements)
     work = _WORK[name]
     if kind.backend == "cpu":
         seconds = elements * work.core_seconds
@@ -82,21 +88,23 @@ def pack_cost(name: str, elements: int, width: int, kind: DeviceKind) -> Cost:
     return Cost(seconds=seconds, spread=HALF_WIDTH * seconds)
 
 
-def _pack(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+def _pack(
+    transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable
+) -> Cost:
     """Each gradient by itself; residuals come behind them."""
     half = len(transform.reads) // 2
     costs = [
-        pack_cost(transform.name, math.prod(one.shape), DTYPE_BYTES[one.dtype], kind)
+        pack_cost(transform.name, math.prod(one.shape), DTYPE_BYTES[one.dtype], kind, table)
         for one in [values[residual] for residual in transform.reads[half:]]
     ]
     return _total(costs)
 
 
-def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind, table: CostTable) -> Cost:
     said = dict(transform.constants)
     width, ranks = DTYPE_BYTES[str(said["dtype"])], int(str(said["ranks"]))
     costs = [
-        pack_cost(transform.name, math.prod(values[result].shape), width, kind)
+        pack_cost(transform.name, math.prod(values[result].shape), width, kind, table)
         for result in transform.writes
     ]
     return _total(costs * ranks)
@@ -104,11 +112,13 @@ def _sum(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cos
 
 def _total(costs: Sequence[Cost]) -> Cost:
     return Cost(
-        seconds=sum(cost.seconds for cost in costs), spread=sum(cost.spread for cost in costs)
+        seconds=sum(cost.seconds for cost in costs),
+        spread=sum(cost.spread for cost in costs),
+        source=costs[0].source,
     )
 
 
-def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind) -> Cost:
+def _version(transform: Transform, values: Sequence[Value], kind: DeviceKind, _: CostTable) -> Cost:
     """Read each parameter and write it; where it is predicted, read two states of the optimizer too, by a few
     kernels. Nothing where it is the parameter itself."""
     constants = dict(transform.constants)

@@ -13,7 +13,7 @@ from shardwright.planner.lower.parameters import Use
 from shardwright.planner.lower.remake import Remake
 from shardwright.planner.lower.stage import Entry
 from shardwright.planner.lower.transfers import transfer
-from shardwright.planner.lower.wire import first_message, synchronise
+from shardwright.planner.lower.wire import synchronise, unanswered
 
 Transfers = dict[tuple[int, int], tuple[Step, Step]]
 Group = tuple[tuple[int, int], ...]  # gradients that are synchronised together, and where they go
@@ -233,7 +233,7 @@ def add_syncs(
 ) -> Synced:
     """Add what synchronises each group of gradients right behind the step that completes it.
 
-    Where it takes several messages, the first comes there. Those after it wait for it. Behind them on
+    Where it takes several messages, those that wait for none come there. Behind the others on
     their ``links`` activations of the blocks before would wait too, so they come at the end; where
     nothing else uses a link, with the next group's first, by when theirs has had time to arrive.
     """
@@ -242,7 +242,7 @@ def add_syncs(
     late: list[tuple[int, list[Step]]] = []
     for pairs, syncs in groups:
         place = max(written[source] for source, _ in pairs if source in written)
-        first = first_message(syncs)
+        first = unanswered(syncs)
         early = list(itertools.takewhile(links.are_free_for, syncs[first:]))
         after.setdefault(place, []).extend(syncs[:first])
         soon.setdefault(place, []).extend(early)

@@ -50,15 +50,16 @@ def _sync(builder: ProgramBuilder, gradient: int) -> GradientSync:
     return builder.strategy.gradient_sync.of(builder.values[gradient].tensor)
 
 
-def compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> list[Step]:
-    """Return the steps that sum gradients over devices by way of packs of them, those of each
-    compressor together."""
+def compressed(
+    builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool
+) -> tuple[list[Step], list[Step]]:
+    """Return the steps that pack gradients and send them, those of each compressor together, and those
+    that wait for packs of others and sum gradients over devices."""
     found: dict[Compressor, list[Pair]] = {}
     for pair in pairs:
         found.setdefault(_sync(builder, pair[0]).compressor, []).append(pair)
     groups = [_compressed(builder, alike, last_only) for alike in found.values()]
-    # What packs and sends comes first, of all; then what waits for packs of others.
-    return [*(step for group in groups for step in group[:2]), *(group[2] for group in groups)]
+    return [step for group in groups for step in group[:2]], [group[2] for group in groups]
 
 
 def _compressed(builder: ProgramBuilder, pairs: Sequence[Pair], last_only: bool) -> list[Step]:

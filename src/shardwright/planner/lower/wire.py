@@ -40,8 +40,11 @@ def synchronise(
     """
     smaller, pairs = compressible(builder, pairs)
     if smaller:
+        # What travels whole is ready before any pack is, and nothing of it waits for packs of others.
         rest = synchronise(builder, pairs, last_only=last_only) if pairs else []
-        return [*compressed(builder, smaller, last_only), *rest]
+        at = unanswered(rest)
+        packs, sums = compressed(builder, smaller, last_only)
+        return [*rest[:at], *packs, *rest[at:], *sums]
     wire = max(other_dtype(builder, source) for source, _ in pairs)  # "" or one and the same
     source, result = (builder.values[end] for end in pairs[0])
     moves = any(step.primitive != "slice" for step in builder.reshard(pairs[0][0], result.layout))
@@ -64,11 +67,15 @@ def synchronise(
     return [*steps, *messages, *([_cast(builder, up, last_only)] if up else [])]
 
 
-def first_message(steps: Sequence[Step]) -> int:
-    """Return how many steps there are up to the first message, which is one of them: what is cast
-    for it is cast just before."""
-    found = (number for number, step in enumerate(steps, 1) if step.kind is not Kind.TRANSFORM)
-    return next(found, len(steps))
+def unanswered(steps: Sequence[Step]) -> int:
+    """Return how many steps there are up to the first that needs what a message among them brings."""
+    brought = set[int]()
+    for number, step in enumerate(steps):
+        if not brought.isdisjoint(step.reads):
+            return number
+        if step.kind is not Kind.TRANSFORM:
+            brought.update(step.writes)
+    return len(steps)
 
 
 def _in_dtype(builder: ProgramBuilder, value: int, dtype: str, scope: Scope) -> int:

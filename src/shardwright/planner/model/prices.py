@@ -126,7 +126,7 @@ class Prices:
 
     def pack_seconds(self, name: str, elements: int, dtype: str) -> float:
         """Return the seconds of compressing so many elements, or of adding those of a rank."""
-        return pack_cost(name, elements, DTYPE_BYTES[dtype], self._rates.kind).seconds
+        return pack_cost(name, elements, DTYPE_BYTES[dtype], self._rates.kind, self.table).seconds
 
     def starting(self, num_devices: int) -> float:
         """About the seconds of starting a message over so many devices: what merging two saves."""

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.costs import (
+    PACK,
     UPDATE,
     Record,
     beneath_key,
@@ -137,7 +138,7 @@ def name_records(
     found: dict[str, Timing], hosts: int, num_devices: int, label: str, environment: str
 ) -> list[Record]:
     """Turn what rank 0 measured into records: ``PRIMITIVE|BYTES`` and ``WHAT|PRIMITIVE|BYTES``, scalars
-    of the group, ``update|BYTES`` and ``overhead|NAME``."""
+    of the group, ``update|BYTES``, ``pack|NAME|ELEMENTS`` and ``overhead|NAME``."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     records: list[Record] = []
     for name, timing in found.items():
@@ -156,7 +157,7 @@ def name_records(
 
 def _key(name: str, hosts: int, num_devices: int, label: str) -> str:
     """Name the record of a measurement of a group."""
-    if name.startswith(("overhead|", UPDATE)):
+    if name.startswith(("overhead|", UPDATE, PACK)):
         return name
     if "|" not in name:
         return f"overhead|{meeting_name(name, hosts, num_devices, label)}"

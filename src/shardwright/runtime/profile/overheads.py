@@ -1,4 +1,5 @@
-"""What running a rank costs besides operators and the wire: entering segments, buffers of messages, updates.
+"""What running a rank costs besides operators and the wire: entering segments, buffers of messages, updates,
+compressing gradients.
 
 Whatever is timed comes after other operators, whose instructions and data the caches then hold, as
 in a step; run again and again it would take half as long. The clock is the thread's own.
@@ -9,32 +10,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwright.core.costs import UPDATE
+from shardwright.core.compression import Packing, packed_bytes
+from shardwright.core.costs import PACK, UPDATE
+from shardwright.core.program import Transform, TransformName, Value
 from shardwright.runtime.engine import edge_of, run_backward
 from shardwright.runtime.profile.clock import Timing, summarise
 from shardwright.runtime.saved_tensors import look_up_saved
+from shardwright.runtime.transforms import RUNS
 
 # Bytes of a tensor that is updated, and of all at once, of which there are no more than so many.
 _SIZES = (1024, 64 * 1024, 2**20, 4 * 2**20, 16 * 2**20)
 _UPDATED_BYTES, _MANY = 16 * 2**20, 32
 # As many samples as the seconds allow, between these numbers.
 _FEWEST, _MOST, _SECONDS = 9, 200, 0.4
+# Elements of a gradient that is compressed, the density of top-k, and the seconds for one of them.
+_ELEMENTS, _DENSITY, _PACK_SECONDS = (4096, 2**18), 0.01, 0.03
 
 
 def time_overheads() -> dict[str, Timing]:
-    """Return the fixed seconds of segments, messages and the optimizer, and what it takes for one
-    tensor, by bytes."""
+    """Return the fixed seconds of segments, messages and the optimizer, what it takes for one tensor, by
+    bytes, and what compressing takes, by elements."""
     others = Others()
     return {
         "overhead|segment_seconds": _segment_seconds(others),
         "overhead|message_seconds": _message_seconds(others),
         **_update_seconds(others),
+        **_pack_seconds(others),
     }
 
 
@@ -58,10 +66,10 @@ class Others:
         self.large.mul_(1)
 
 
-def _after(others: Others, run: Callable[[], Any]) -> Timing:
+def _after(others: Others, run: Callable[[], Any], seconds: float = _SECONDS) -> Timing:
     """Return what ``run`` takes after other operators ran."""
     samples: list[float] = []
-    deadline = time.perf_counter() + _SECONDS
+    deadline = time.perf_counter() + seconds
     run()
     while len(samples) < _FEWEST or (len(samples) < _MOST and time.perf_counter() < deadline):
         others()
@@ -140,3 +148,36 @@ def _adamw_seconds(count: int, num_bytes: int, others: Others) -> Timing:
         parameter.grad = torch.rand_like(parameter)
     optimizer = torch.optim.AdamW(parameters)
     return _after(others, optimizer.step)
+
+
+def _pack_seconds(others: Others) -> dict[str, Timing]:
+    """Time what compresses gradients, and what adds those of ranks, one rank's."""
+    ways: tuple[tuple[Packing, TransformName], ...] = (
+        ("top-k", "top-k sum"),
+        ("int8", "int8 sum"),
+        ("1-bit", "1-bit sum"),
+    )
+    found: dict[str, Timing] = {}
+    for elements in _ELEMENTS:
+        gradient = torch.randn(elements)
+        for name, addition in ways:
+            pack, add = _transform(name), _transform(addition)
+            wire = _flat(packed_bytes(name, _DENSITY, elements, "float32"), "uint8")
+            read, result = [gradient, torch.zeros(elements)], _flat(elements, "float32")
+            message = RUNS[name](pack, read, [wire])[0]
+            ends = (partial(RUNS[name], pack, read, [wire]),
+                    partial(RUNS[addition], add, [message], [result]))  # fmt: skip
+            for what, run in zip((name, addition), ends, strict=True):
+                found[f"{PACK}|{what}|{elements}"] = _after(others, run, _PACK_SECONDS)
+    return found
+
+
+def _transform(name: TransformName) -> Transform:
+    said = (("dtype", "float32"), ("ranks", 1))
+    return Transform(name=name, mesh=0, reads=(), writes=(), purpose="synchronise", constants=said)
+
+
+def _flat(size: int, dtype: str) -> Value:
+    return Value(
+        tensor=0, mesh=0, layout=(), shape=(size,), dtype=dtype, scope="step", role="gradient"
+    )
