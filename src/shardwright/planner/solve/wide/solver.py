@@ -114,23 +114,35 @@ class _Run:
     ) -> None:
         self.original, self.smaller, self.seed = original, smaller, seed
         self.problem = smaller.problem
-        self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
         self.cost = math.inf
         least = self.problem.profile(self.best).max(initial=0.0)
         self.is_impossible = smaller.is_impossible or least > self.problem.limit
         self.num_rounds = 0
+        self._dual: Dual | None = None
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
+
+    @property
+    def dual(self) -> Dual:
+        """What bounds: a copy of all tables, whose costs grow. It waits until something is legal."""
+        if self._dual is None:
+            self._dual = Dual(self.problem, net_of(self.problem))
+        return self._dual
+
+    @property
+    def bound(self) -> float:
+        """What everything costs at least, as far as is known."""
+        return -math.inf if self._dual is None else self._dual.bound
 
     def is_over(self, share: float, stage: str) -> bool:
         """Count a round; say whether the share of the budget is used up or nothing is left to
         find."""
         self.num_rounds += 1
-        bound = min(self.dual.bound, self.cost) + self.smaller.constant
+        bound = min(self.bound, self.cost) + self.smaller.constant
         cost = self.cost + self.smaller.constant
         self._tell(Standing(cost=cost if cost < BIG else math.inf, bound=bound, stage=stage))
-        return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.dual.bound)
+        return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.bound)
 
     def work(self) -> None:
         """Find something legal; raise the bound, search and, where the gap is small enough, prove,
@@ -261,7 +273,7 @@ class _Run:
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
         choice = self.smaller.expand(self.best)
-        bound = self.smaller.constant + min(_whole(self.dual.bound), self.cost)
+        bound = self.smaller.constant + min(_whole(self.bound), self.cost)
         if not self.problem.num_nodes:
             bound = self.smaller.constant
         within = bool(self.original.profile(choice).max(initial=0.0) <= self.original.limit)
