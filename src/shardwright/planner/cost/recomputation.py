@@ -111,14 +111,20 @@ def _is_needed(graph: OperatorGraph, index: int, stop: int) -> bool:
     if saved_tensors(graph, operator)[1] or _bytes_beside_results(graph, index) > 0:
         return True
     return any(
-        tensor in [other.inputs[position] for position in saved_tensors(graph, other)[0]]
-        or (_is_seen_anew(graph, reader) and tensor == other.inputs[0]
-            and _is_needed(graph, reader, stop))
+        _is_read_again(graph, tensor, reader, stop)
         for tensor in operator.outputs
         for reader in graph.consumers[tensor]
         if reader < stop
-        for other in (graph.operators[reader],)
-    )  # fmt: skip
+    )
+
+
+def _is_read_again(graph: OperatorGraph, tensor: int, reader: int, stop: int) -> bool:
+    """Whether the backward of a reader, or of those that read its view of a tensor, reads that."""
+    operator = graph.operators[reader]
+    if tensor in [operator.inputs[position] for position in saved_tensors(graph, operator)[0]]:
+        return True
+    is_view = _is_seen_anew(graph, reader) and tensor == operator.inputs[0]
+    return is_view and _is_needed(graph, reader, stop)
 
 
 def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:

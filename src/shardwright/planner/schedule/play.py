@@ -112,13 +112,15 @@ class _Play:
         pending = [m for m in self.crews[device] if self.done["W"][m] < self.done["I"][m]]
         if pending:
             mesh = max(pending, key=lambda one: self.done["I"][one] - self.done["W"][one])
-            wait, takes = soonest - time, self.stages[mesh].weight
-            is_worth = wait >= (1 - self.policy.share) * takes
-            if self.policy.balances and wait < takes:
-                is_worth = is_worth or self.idle[device] + wait > max(self.idle)
-            if is_worth:
+            if self._is_worth(device, soonest - time, self.stages[mesh].weight):
                 return Action(mesh, "W", self.done["W"][mesh]), time
         return None, soonest
+
+    def _is_worth(self, device: int, wait: float, takes: float) -> bool:
+        """Whether a device that would wait so long for something else runs a W that takes so long."""
+        if wait >= (1 - self.policy.share) * takes:
+            return True
+        return self.policy.balances and wait < takes and self.idle[device] + wait > max(self.idle)
 
     def _wanted(self, device: int) -> Iterator[tuple[Phase, int]]:
         """Yield what a device would run if it had arrived, best first: I, then forwards with room."""
