@@ -238,23 +238,27 @@ def _attention_cores(graph: OperatorGraph) -> frozenset[int]:
         bare = base_kind(operator.kind)
         if bare == "scaled_dot_product_attention" and operator.attribute("dropout_p", 0.0):
             flagged.add(index)
-        if bare not in SOFTMAX:
-            continue
-        core, products = {index}, 0
-        queue = [graph.tensors[tensor].producer for tensor in operator.inputs]
-        while queue:
-            maker = queue.pop()
-            if maker < 0 or maker in core or block[maker] != block[index]:
-                continue
-            found = graph.operators[maker]
-            is_product = base_kind(found.kind) in SCORES
-            if is_product or _passes(graph, maker):
-                core.add(maker)
-                products += is_product
-                queue += [] if is_product else [graph.tensors[t].producer for t in found.inputs]
-        if products:
+        core = _to_product(graph, index, block) if bare in SOFTMAX else set[int]()
+        if core:
             flagged |= core | _uses(graph, index, block)
     return frozenset(flagged)
+
+
+def _to_product(graph: OperatorGraph, index: int, block: Sequence[int]) -> set[int]:
+    """Return what lies in a softmax's block from products of scores to it, none if there is no product."""
+    core, products = {index}, 0
+    queue = [graph.tensors[tensor].producer for tensor in graph.operators[index].inputs]
+    while queue:
+        maker = queue.pop()
+        if maker < 0 or maker in core or block[maker] != block[index]:
+            continue
+        found = graph.operators[maker]
+        is_product = base_kind(found.kind) in SCORES
+        if is_product or _passes(graph, maker):
+            core.add(maker)
+            products += is_product
+            queue += [] if is_product else [graph.tensors[t].producer for t in found.inputs]
+    return core if products else set()
 
 
 def _uses(graph: OperatorGraph, index: int, block: Sequence[int]) -> set[int]:

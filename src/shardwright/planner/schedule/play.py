@@ -127,10 +127,7 @@ class _Play:
         own = self.crews[device]
         begun, returned = (sum(self.done[phase][mesh] for mesh in own) for phase in ("F", "I"))
         if self.given:
-            at = begun + returned
-            for mesh, phase, _ in self.given[device][at : at + 1]:
-                if phase == "I" or self._fits(device, mesh) or not self._can_free(own):
-                    yield phase, mesh
+            yield from self._given(device, begun + returned)
             return
         is_warm = bool(self.policy.warmup) and self._is_warm(device, begun, returned)
         ahead: list[tuple[Phase, int]] = [
@@ -138,6 +135,12 @@ class _Play:
         ]
         phases: list[tuple[Phase, int]] = [("I", mesh) for mesh in reversed(own)]
         yield from (ahead + phases if self.policy.hurries else phases + ahead)
+
+    def _given(self, device: int, at: int) -> Iterator[tuple[Phase, int]]:
+        """Yield what comes at a place of a device's given order, if there is room or none to be made."""
+        for mesh, phase, _ in self.given[device][at : at + 1]:
+            if phase == "I" or self._fits(device, mesh) or not self._can_free(self.crews[device]):
+                yield phase, mesh
 
     def _is_warm(self, device: int, begun: int, returned: int) -> bool:
         """Whether a device has begun as many forwards as it may by now."""

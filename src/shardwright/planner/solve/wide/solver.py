@@ -159,9 +159,7 @@ class _Run:
         begun = min(self._spent(self.num_rounds), 1.0)
         for turn in TURNS:
             bounded, searched = (begun + share * (1 - begun) for share in turn)
-            self.dual.is_settled = False
-            while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
-                self.dual.advance(self.cost if self.cost < BIG else math.inf)
+            self.raise_bound(bounded)
             if self.is_impossible or self.is_over(searched, "searching"):
                 continue
             self.descend(self._proposal((bounded + searched) / 2), searched)
@@ -173,6 +171,12 @@ class _Run:
             self.make_legal(feasibility, 1.0)
         if self.cost < BIG:
             self.descend(self.best, 1.0, polishing=True)
+
+    def raise_bound(self, share: float) -> None:
+        """Bound until the share of the budget is used up or steps have become tiny."""
+        self.dual.is_settled = False
+        while not (self.is_over(share, "bounding") or self.dual.is_settled):
+            self.dual.advance(self.cost if self.cost < BIG else math.inf)
 
     def _proposal(self, share: float) -> Ints:
         """Return the choice on which messages have settled, or nearly, as the share is used up."""
