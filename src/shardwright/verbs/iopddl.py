@@ -125,7 +125,6 @@ class Units:
 def _most(problem: ContestProblem) -> int:
     """Return what a choice without anything forbidden costs at most."""
     cost = np.where(problem.cost < FORBIDDEN, problem.cost, 0)
-    cells = np.where(problem.cells < FORBIDDEN, problem.cells, 0)
     own = np.maximum.reduceat(cost, problem.first[:-1])
     sizes = np.diff(problem.first)[problem.ends].prod(axis=1)
     starts, place = np.unique(problem.table, return_inverse=True)
@@ -133,7 +132,8 @@ def _most(problem: ContestProblem) -> int:
         return sum(own.tolist())
     lengths = np.zeros(len(starts), dtype=np.int64)
     lengths[place.ravel()] = sizes
-    largest = [int(cells[a : a + n].max()) for a, n in zip(starts, lengths, strict=True)]
+    tables = [problem.cells[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+    largest = [int(one.max(initial=0, where=one < FORBIDDEN)) for one in tables]
     return sum(own.tolist()) + sum(largest[i] for i in place.ravel().tolist())
 
 
@@ -196,4 +196,6 @@ def _memory(problem: ContestProblem) -> tuple[Floats, Floats, float]:
 
 
 def _costs(values: Ints, shift: int, most: int) -> Floats:
-    return np.where(values > most, np.inf, (values >> shift).astype(np.float64))
+    found = (values >> shift if shift else values).astype(np.float64)
+    found[values > most] = np.inf
+    return found

@@ -177,6 +177,12 @@ class _Gradients:
     def _is_trained(self, value: int) -> bool:
         return self.graph.tensors[self.values[value].tensor].needs_gradient
 
+    def _known(self, value: int) -> int:
+        """Return the value that is known of those which a value is another name of."""
+        while value not in self.known and self.values[value].alias >= 0:
+            value = self.values[value].alias
+        return value
+
     def _arriving(
         self, call: Call, coming: _Gradient, later: Sequence[int]
     ) -> list[tuple[int, _Gradient]]:
@@ -185,9 +191,7 @@ class _Gradients:
         result = self.values[next(value for value in call.results if value >= 0)]
         found: list[tuple[int, _Gradient]] = []
         for position, operand in enumerate(call.operands):
-            value = operand
-            while value not in self.known and self.values[value].alias >= 0:
-                value = self.values[value].alias
+            value = self._known(operand)
             if position in later or not self._is_trained(value):
                 continue
             one = self.values[operand]

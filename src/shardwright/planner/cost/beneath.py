@@ -22,6 +22,22 @@ Beside = tuple[int, Call, str]  # mesh, call, phase
 
 def products_beside(program: Program, graph: OperatorGraph) -> dict[int, list[Beside]]:
     """Return, by message, the products that read what it gathers or make what it scatters."""
+    read, made = _readers_and_makers(program, graph)
+    found: dict[int, list[Beside]] = {}
+    for number, message in enumerate(program.messages):
+        if message.purpose not in ("activation", "gradient") or len(message.sources) != 1:
+            continue
+        if message.primitive == "all_gather":
+            found[number] = read.get(message.results[0], [])
+        elif message.primitive == "reduce_scatter":
+            found[number] = made.get(message.sources[0], [])
+    return {number: products for number, products in found.items() if products}
+
+
+def _readers_and_makers(
+    program: Program, graph: OperatorGraph
+) -> tuple[dict[int, list[Beside]], dict[int, list[Beside]]]:
+    """Return, by value, the products that read it and those that make it."""
     values = program.values
     read: dict[int, list[Beside]] = {}
     made: dict[int, list[Beside]] = {}
@@ -39,15 +55,7 @@ def products_beside(program: Program, graph: OperatorGraph) -> dict[int, list[Be
                     # The backward of a call reads its results' gradients and makes its operands'.
                     if segment.has_backward and (gradient := values[value].gradient) >= 0:
                         backward.setdefault(gradient, []).append((segment.mesh, call, "backward"))
-    found: dict[int, list[Beside]] = {}
-    for number, message in enumerate(program.messages):
-        if message.purpose not in ("activation", "gradient") or len(message.sources) != 1:
-            continue
-        if message.primitive == "all_gather":
-            found[number] = read.get(message.results[0], [])
-        elif message.primitive == "reduce_scatter":
-            found[number] = made.get(message.sources[0], [])
-    return {number: products for number, products in found.items() if products}
+    return read, made
 
 
 def num_products(phase: str) -> int:

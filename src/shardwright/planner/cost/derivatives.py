@@ -68,6 +68,14 @@ KEEPS_POSITIONS = {
     "index_add": (1,), "index_copy": (1,), "index_fill": (1,), "take_along_dim": (1,),
 }  # fmt: skip
 
+# Positions of inputs and outputs that backward needs, by the operator's name.
+KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    **dict.fromkeys(VIEWS | KEEPS_NOTHING, ((), ())),
+    **dict.fromkeys(KEEPS_INPUT, ((0,), ())),
+    **dict.fromkeys(KEEPS_OUTPUT, ((), (0,))),
+    **{name: (positions, ()) for name, positions in KEEPS_POSITIONS.items()},
+}
+
 PRODUCTS = frozenset({"linear", "linear_blocks", "matmul", "mm", "bmm", "mul", "einsum", "mv", "dot", "conv1d",
                       "conv2d", "conv3d", "convolution"})  # fmt: skip
 
@@ -132,17 +140,11 @@ def saved_tensors(
     if not any(needs) or is_identity(graph, operator):
         return (), (), _nothing
     bare = base_kind(operator.kind)
-    if is_view(bare) or bare in KEEPS_NOTHING:
-        return (), (), _nothing
     if bare in SPECIAL:
         return SPECIAL[bare](graph, operator, needs)
-    if bare in KEEPS_INPUT:
-        return (0,), (), _nothing
-    if bare in KEEPS_OUTPUT:
-        return (), (0,), _nothing
-    if bare in KEEPS_POSITIONS:
-        kept = tuple(p for p in KEEPS_POSITIONS[bare] if p < len(needs))
-        return kept, (), _nothing
+    if bare in KEPT:
+        inputs, outputs = KEPT[bare]
+        return tuple(p for p in inputs if p < len(needs)), outputs, _nothing
     if bare in PRODUCTS:
         return _other_factors(needs), (), _nothing
     floats = [i for i, t in enumerate(operator.inputs) if graph.tensors[t].is_floating]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -142,6 +143,11 @@ class Kernels:
         return 2.0 ** (value + beyond)
 
 
+def _below(folder: str, names: Iterable[str]) -> list[str]:
+    """Return what names are called in a folder, of those in it."""
+    return [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+
+
 @cache
 def kernels_of(device: str) -> Kernels | None:
     """Return the tables of a device kind by its name, None where there are none."""
@@ -150,21 +156,24 @@ def kernels_of(device: str) -> Kernels | None:
         return None
     path = resources.files("shardwright.planner.cost").joinpath("gpu_tables.npz")
     with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-        prefix = f"{name}/"
-        own = {key[len(prefix) :]: data[key] for key in data.files if key.startswith(prefix)}
+        own = {key: data[f"{name}/{key}"] for key in _below(name, data.files)}
         heads, sequences, rows = data["heads"], data["sequences"], data["rows"]
     m, n, k = (_curve(own[f"product/{dim}"]) for dim in ("m", "n", "k"))
     return Kernels(
         name=name,
         sizes=(m, n, k),
-        products={k[8:]: v for k, v in own.items() if k.startswith("product/") and v.ndim == 3},
-        attention={int(k[10:]): v for k, v in own.items() if k.startswith("attention/")},
+        products={
+            k: own[f"product/{k}"] for k in _below("product", own) if k not in ("m", "n", "k")
+        },
+        attention={int(k): own[f"attention/{k}"] for k in _below("attention", own)},
         heads=_curve(heads),
         sequences=_curve(sequences),
-        grouped={key[8:]: value for key, value in own.items() if key.startswith("grouped/")},
+        grouped={key: own[f"grouped/{key}"] for key in _below("grouped", own)},
         rows=_curve(rows),
         collectives={
-            k[11:]: v for k, v in own.items() if k.startswith("collective/") and v.ndim == 2
+            k: own[f"collective/{k}"]
+            for k in _below("collective", own)
+            if k not in ("devices", "bytes")
         },
         devices=tuple(int(count) for count in own["collective/devices"]),
         messages=_curve(own["collective/bytes"]),

@@ -111,14 +111,20 @@ def _is_needed(graph: OperatorGraph, index: int, stop: int) -> bool:
     if saved_tensors(graph, operator)[1] or _bytes_beside_results(graph, index) > 0:
         return True
     return any(
-        tensor in [other.inputs[position] for position in saved_tensors(graph, other)[0]]
-        or (_is_seen_anew(graph, reader) and tensor == other.inputs[0]
-            and _is_needed(graph, reader, stop))
+        _is_read_again(graph, tensor, reader, stop)
         for tensor in operator.outputs
         for reader in graph.consumers[tensor]
         if reader < stop
-        for other in (graph.operators[reader],)
-    )  # fmt: skip
+    )
+
+
+def _is_read_again(graph: OperatorGraph, tensor: int, reader: int, stop: int) -> bool:
+    """Whether the backward of a reader, or of those that read its view of a tensor, reads that."""
+    operator = graph.operators[reader]
+    if tensor in [operator.inputs[position] for position in saved_tensors(graph, operator)[0]]:
+        return True
+    is_view = _is_seen_anew(graph, reader) and tensor == operator.inputs[0]
+    return is_view and _is_needed(graph, reader, stop)
 
 
 def _is_seen_anew(graph: OperatorGraph, index: int) -> bool:
@@ -232,23 +238,27 @@ def _attention_cores(graph: OperatorGraph) -> frozenset[int]:
         bare = base_kind(operator.kind)
         if bare == "scaled_dot_product_attention" and operator.attribute("dropout_p", 0.0):
             flagged.add(index)
-        if bare not in SOFTMAX:
-            continue
-        core, products = {index}, 0
-        queue = [graph.tensors[tensor].producer for tensor in operator.inputs]
-        while queue:
-            maker = queue.pop()
-            if maker < 0 or maker in core or block[maker] != block[index]:
-                continue
-            found = graph.operators[maker]
-            is_product = base_kind(found.kind) in SCORES
-            if is_product or _passes(graph, maker):
-                core.add(maker)
-                products += is_product
-                queue += [] if is_product else [graph.tensors[t].producer for t in found.inputs]
-        if products:
+        core = _to_product(graph, index, block) if bare in SOFTMAX else set[int]()
+        if core:
             flagged |= core | _uses(graph, index, block)
     return frozenset(flagged)
+
+
+def _to_product(graph: OperatorGraph, index: int, block: Sequence[int]) -> set[int]:
+    """Return what lies in a softmax's block from products of scores to it, none if there is no product."""
+    core, products = {index}, 0
+    queue = [graph.tensors[tensor].producer for tensor in graph.operators[index].inputs]
+    while queue:
+        maker = queue.pop()
+        if maker < 0 or maker in core or block[maker] != block[index]:
+            continue
+        found = graph.operators[maker]
+        is_product = base_kind(found.kind) in SCORES
+        if is_product or _passes(graph, maker):
+            core.add(maker)
+            products += is_product
+            queue += [] if is_product else [graph.tensors[t].producer for t in found.inputs]
+    return core if products else set()
 
 
 def _uses(graph: OperatorGraph, index: int, block: Sequence[int]) -> set[int]:

@@ -71,8 +71,9 @@ def packings(
     (``choose_ways``).
     """
     own = evaluation.strategy.gradient_sync
+    menu = allowed(least_sent, "float32")
     if context.facts.folder.is_long:
-        for compressor, density in allowed(least_sent, "float32"):
+        for compressor, density in menu:
             yield replace(own, compressor=compressor, density=density)
         return
     alone = replace(own, method="wfbp", buckets=())
@@ -83,8 +84,8 @@ def packings(
         for lane in _lanes(context, program, timeline)
         if any(unit.dtype for unit in lane.units)
     ]
-    for last in range(1, len(allowed(least_sent, "float32")) + 1 if lanes else 0):
-        yield _chosen(context, alone, lanes, allowed(least_sent, "float32")[:last])
+    for last in range(1, len(menu) + 1 if lanes else 0):
+        yield _chosen(context, alone, lanes, menu[:last])
 
 
 @dataclass(frozen=True, slots=True)

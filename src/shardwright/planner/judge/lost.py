@@ -7,8 +7,8 @@ from typing import get_args
 
 import numpy as np
 
-from shardwright.core.compression import INDEX_BYTES, Packing
-from shardwright.core.graph import DTYPE_BYTES, OperatorGraph
+from shardwright.core.compression import Packing, kept_elements, sent_share, wide_dtype
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import shard_dim
 from shardwright.core.program import Kind, Program, Transform
 
@@ -32,17 +32,15 @@ def lost_share(program: Program, graph: OperatorGraph) -> float:
 
 def _lost(program: Program, transform: Transform) -> float:
     """Return elements times the share of their bits that is not sent, over all shards."""
-    half, total = len(transform.reads) // 2, 0.0
-    sizes = program.meshes[transform.mesh].sizes
-    for source, pack in zip(transform.reads[:half], transform.writes[:half], strict=True):
-        residual = transform.reads[half + transform.reads.index(source)]
-        value, width = program.values[source], DTYPE_BYTES[program.values[residual].dtype]
+    sizes, total = program.meshes[transform.mesh].sizes, 0.0
+    for source in transform.reads[: len(transform.reads) // 2]:
+        value = program.values[source]
+        sync = program.strategy.gradient_sync.of(value.tensor)
         elements = math.prod(value.shape)
         shards = math.prod(
             size for size, one in zip(sizes, value.layout, strict=True) if shard_dim(one) >= 0
         )
-        sent = {"int8": 1 / width, "1-bit": 1 / (8 * width)}.get(transform.name)
-        if sent is None:
-            sent = math.prod(program.values[pack].shape) / (width + INDEX_BYTES) / elements
+        kept = kept_elements(sync.density, elements) / elements
+        sent = sent_share(sync.compressor, kept, wide_dtype(value.dtype))
         total += elements * shards * (1 - sent)
     return total

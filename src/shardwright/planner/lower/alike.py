@@ -120,7 +120,7 @@ def _described(
         (
             [place[tensor] for tensor in (*operator.inputs, *operator.outputs)],
             samples.operator_dim[index],
-            index in samples.prologue and (1, _is_cut(graph, samples, operator.outputs)),
+            index in samples.prologue and (1, is_cut(graph, samples, operator.outputs)),
             writes[index],
         )
         for index, operator in enumerate(graph.operators[start:stop], start)
@@ -139,7 +139,7 @@ def _described(
     return str(operators), tuple(tensors), tuple(ends)
 
 
-def _is_cut(graph: OperatorGraph, samples: Samples, outputs: Sequence[int]) -> bool:
+def is_cut(graph: OperatorGraph, samples: Samples, outputs: Sequence[int]) -> bool:
     """Whether pieces of what the prologue makes may be wanted behind it."""
     return any(
         samples.state[tensor] is State.SPLIT

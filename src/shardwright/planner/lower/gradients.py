@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.core.graph import OperatorGraph
+from shardwright.core.graph import Operator, OperatorGraph
 from shardwright.core.layout import PARTIAL
 from shardwright.core.strategy import Strategy
 from shardwright.planner.space.configs import Pair, Placements, placements
@@ -33,26 +33,32 @@ def place(
     return placed
 
 
-def let_through(
-    graph: OperatorGraph, strategy: Strategy, placed: Sequence[Placements], index: int
-) -> Placements:
-    """Return an operator's placements with those partial gradients which all its readers give."""
-    operator, config = graph.operators[index], strategy.configs[index]
-    if not any(graph.tensors[tensor].needs_gradient for tensor in operator.outputs):
-        return placed[index]
-    uses = [
-        (reader, placed[reader].inputs[position].gradient)
+def _uses(graph: OperatorGraph, operator: Operator) -> list[tuple[int, int]]:
+    """Return by whom, and at which positions, those of an operator's outputs are read that need a
+    gradient."""
+    return [
+        (reader, position)
         for tensor in operator.outputs
         if graph.tensors[tensor].needs_gradient
         for reader in graph.consumers[tensor]
         for position, read in enumerate(graph.operators[reader].inputs)
         if read == tensor
     ]
-    local = all(strategy.configs[reader].mesh == config.mesh for reader, _ in uses)
+
+
+def let_through(
+    graph: OperatorGraph, strategy: Strategy, placed: Sequence[Placements], index: int
+) -> Placements:
+    """Return an operator's placements with those partial gradients which all its readers give."""
+    config = strategy.configs[index]
+    uses = _uses(graph, graph.operators[index])
+    if not uses or any(strategy.configs[reader].mesh != config.mesh for reader, _ in uses):
+        return placed[index]
+    given = [placed[reader].inputs[position].gradient for reader, position in uses]
     axes = [
         axis
         for axis, name in enumerate(config.dims)
-        if name == "" and local and uses and all(layout[axis] == PARTIAL for _, layout in uses)
+        if name == "" and all(layout[axis] == PARTIAL for layout in given)
     ]
     if not axes:
         return placed[index]

@@ -18,6 +18,7 @@ from shardwright.core.graph import OperatorGraph
 from shardwright.core.layout import PARTIAL, Layout
 from shardwright.core.program import Kind, Output, Program, Scope
 from shardwright.core.strategy import Strategy
+from shardwright.planner.lower.alike import is_cut
 from shardwright.planner.lower.assemble import assemble
 from shardwright.planner.lower.backward import Prefetched
 from shardwright.planner.lower.builder import ProgramBuilder, Step
@@ -206,11 +207,7 @@ class Lowering:
         outputs = graph.operators[index].outputs
         if index in samples.prologue:
             # Pieces of what carries samples may be wanted too; a sum is only wanted whole.
-            also = samples.operator_dim[index] != "" and any(
-                samples.state[tensor] is State.SPLIT
-                and not samples.prologue.issuperset(graph.consumers[tensor])
-                for tensor in outputs
-            )
+            also = samples.operator_dim[index] != "" and is_cut(graph, samples, outputs)
             return ("step", "microbatch") if also else ("step",)
         is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
         if (

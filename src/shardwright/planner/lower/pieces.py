@@ -81,6 +81,20 @@ class Piece:
 def joined(pieces: Sequence[Piece]) -> list[list[Rows]]:
     """Return what pieces make one behind the other: the steps of each with what is woven in from those
     beside it, in parts, and then what comes behind all."""
+    issued, parts, carried = _issued(pieces), list[list[Rows]](), None
+    for number, piece in enumerate(pieces):
+        if number not in issued and piece.meets < 0:
+            parts.append([piece.whole])
+            continue
+        meets = piece.meets >= 0
+        parts.append(piece.woven(issued.get(number, ()), carried if meets else None))
+        carried = piece.carried if meets else carried
+    return [*parts, [] if carried is None else [carried]]
+
+
+def _issued(pieces: Sequence[Piece]) -> dict[int, list[tuple[int, Rows]]]:
+    """Return by piece what is gathered while it runs, each before which of its segments: what the next
+    piece with segments needs, and the first one its own."""
     issued: dict[int, list[tuple[int, Rows]]] = {}
     before = -1  # the last piece with segments
     for number, piece in enumerate(pieces):
@@ -92,15 +106,7 @@ def joined(pieces: Sequence[Piece]) -> list[list[Rows]]:
             segment = 0 if before < 0 else issued_before(turn, own, len(pieces[before].segments))
             issued.setdefault(where, []).append((segment, rows))
         before = number
-    parts, carried = list[list[Rows]](), None
-    for number, piece in enumerate(pieces):
-        if number not in issued and piece.meets < 0:
-            parts.append([piece.whole])
-            continue
-        meets = piece.meets >= 0
-        parts.append(piece.woven(issued.get(number, ()), carried if meets else None))
-        carried = piece.carried if meets else carried
-    return [*parts, [] if carried is None else [carried]]
+    return issued
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +220,20 @@ class Blocks:
                 pairs = backward_pairs(
                     builder, entries, places, stage, self.transfers[number], remake
                 )
-                made, closed = prefetch(pairs), self.closed[number]
-                steps = [step for _, gathers in made.ahead for step in gathers] + made.steps
-                closed.backward[stage], adds = made, made.steps
-                if builder.splits_backward:
-                    adds = closed.weights[stage] = weight_steps(builder, made.steps)
-                closed.written[stage] = {
-                    value: place for place, step in enumerate(adds) for value in step.writes
-                }
-                closed.links[stage] = Links.of(builder, own, steps)
+                self._close(number, stage, prefetch(pairs))
         self._synchronise(stage, present)
+
+    def _close(self, number: int, stage: int, made: Prefetched) -> None:
+        """Note what a block's backward on a stage is."""
+        builder, closed = self.builder, self.closed[number]
+        steps = [step for _, gathers in made.ahead for step in gathers] + made.steps
+        closed.backward[stage], adds = made, made.steps
+        if builder.splits_backward:
+            adds = closed.weights[stage] = weight_steps(builder, made.steps)
+        closed.written[stage] = {
+            value: place for place, step in enumerate(adds) for value in step.writes
+        }
+        closed.links[stage] = Links.of(builder, self.blocks[number].entries[stage][1], steps)
 
     def _synchronise(self, stage: int, present: Sequence[int]) -> None:
         builder = self.builder

@@ -205,10 +205,6 @@ class Stage:
             for axis, name in enumerate(dims)
             if sizes[axis] > 1 and name not in ("", PLUS) and iteration.is_reduction(name)
         )
-        offset = -1
-        if iteration.offset and iteration.offset in dims:
-            names = next(names for names in iteration.inputs if iteration.offset in names)
-            offset = names.index(iteration.offset)
         return Call(
             operator=index,
             operands=tuple(operands),
@@ -218,7 +214,7 @@ class Stage:
             partial_axes=summed,
             once=iteration.once if summed else (),
             scale=1.0 / pieces,
-            offset_dim=offset,
+            offset_dim=iteration.offset_dim(dims),
             unpadded=tuple(
                 halo.dim for value in operands[:1] for halo in builder.values[value].halos
             ),

@@ -151,19 +151,8 @@ def _synchronises(builder: ProgramBuilder, step: Step) -> bool:
 def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
     """Return the bytes that a step allocates, frees and needs for a while besides values."""
     kind = step.kind
-    if kind in (Kind.MESSAGE, Kind.SEND, Kind.RECEIVE):
-        return 0, 0, _buffers(builder, builder.messages[step.item])
-    if kind is Kind.UPDATE:
-        # For-loop optimizers make a few temporaries of the size of one parameter at a time.
-        sizes = [builder.value_bytes(value) for value in step.writes]
-        return 0, 0, 2 * max(sizes, default=0)
-    if kind is Kind.TRANSFORM and builder.transforms[step.item].name == "feedback":
-        # What was rounded is widened again, one tensor at a time, to be taken off its residual.
-        return 0, 0, max(builder.value_bytes(value) for value in step.reads)
-    if kind is Kind.TRANSFORM:
-        return 0, 0, compressing_bytes(builder, builder.transforms[step.item])
-    if kind is Kind.CLIP:
-        return 0, 0, 0
+    if kind not in SEGMENT_KINDS:
+        return 0, 0, _needed_bytes(builder, step)
     segment = builder.segments[step.item]
     forward, backward = segment.temporary_bytes
     inputs, weights = segment.split_temporary_bytes
@@ -178,6 +167,21 @@ def _own_bytes(builder: ProgramBuilder, step: Step) -> tuple[int, int, int]:
     return segment.saved_bytes, 0, forward
 
 
+def _needed_bytes(builder: ProgramBuilder, step: Step) -> int:
+    """Return the bytes that what computes no segment needs for a while."""
+    if step.kind is Kind.UPDATE:
+        # For-loop optimizers make a few temporaries of the size of one parameter at a time.
+        return 2 * max([builder.value_bytes(value) for value in step.writes], default=0)
+    if step.kind is Kind.CLIP:
+        return 0
+    if step.kind is not Kind.TRANSFORM:
+        return _buffers(builder, builder.messages[step.item])
+    if builder.transforms[step.item].name == "feedback":
+        # What was rounded is widened again, one tensor at a time, to be taken off its residual.
+        return max(builder.value_bytes(value) for value in step.reads)
+    return compressing_bytes(builder, builder.transforms[step.item])
+
+
 def _buffers(builder: ProgramBuilder, message: Message) -> int:
     """Return what a message needs besides its sources and results until it is complete.
 
@@ -188,8 +192,10 @@ def _buffers(builder: ProgramBuilder, message: Message) -> int:
     """
     source, result = (builder.values[ends[0]] for ends in (message.sources, message.results))
     is_cast = message.scatters_gradients and source.dtype != (message.dtype or result.dtype)
-    wide, several = 0, builder.strategy.pipeline.num_microbatches > 1
-    if several and source.scope == "microbatch" and source.dtype == result.dtype:
-        sums = [value for value in message.results if builder.marks[value] & WIDE]
-        wide = sum(builder.value_bytes(value) for value in sums) // 2
-    return wide + (message.bytes if message.is_packed or is_cast else 0)
+    packed = message.bytes if message.is_packed or is_cast else 0
+    if source.scope != "microbatch" or source.dtype != result.dtype:
+        return packed
+    if builder.strategy.pipeline.num_microbatches == 1:
+        return packed
+    sums = [value for value in message.results if builder.marks[value] & WIDE]
+    return packed + sum(builder.value_bytes(value) for value in sums) // 2

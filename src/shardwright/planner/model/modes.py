@@ -68,20 +68,26 @@ def _named(context: Context, name: Literal["selective", "attention"]) -> Mode:
 
 def in_modes(context: Context, strategy: Strategy, modes: Sequence[Mode]) -> Strategy:
     """Return the strategy with every block (of ``ties.ranges``) in its mode."""
-    graph, ties, saves = context.graph, context.facts.ties, context.facts.saves
+    ties = context.facts.ties
     dropping = {block for block, mode in enumerate(modes) if mode.copies and not mode.whole}
-    apart: list[int] = []
-    for tensor, spec in enumerate(graph.tensors):
-        if dropping and spec.producer >= 0 and saves.kept_below[tensor]:
-            blocks = {ties.block[reader] for reader in graph.consumers[tensor]}
-            is_inside = len(blocks) == 1 and blocks <= dropping
-            if is_inside and not context.facts.is_once(spec.producer):
-                apart.append(tensor)
     return replace(
         strategy,
         recompute=tuple(ties.number[block] for block, mode in enumerate(modes) if mode.whole),
         recompute_operators=tuple(
             index for index, block in enumerate(ties.block) if index in modes[block].operators
         ),
-        reshard_again=tuple(apart),
+        reshard_again=_copied_in(context, dropping) if dropping else (),
     )
+
+
+def _copied_in(context: Context, dropping: set[int]) -> tuple[int, ...]:
+    """Return the tensors of which some blocks, each of them all readers' one, would keep a copy."""
+    graph, ties, saves = context.graph, context.facts.ties, context.facts.saves
+    found: list[int] = []
+    for tensor, spec in enumerate(graph.tensors):
+        if spec.producer >= 0 and saves.kept_below[tensor]:
+            blocks = {ties.block[reader] for reader in graph.consumers[tensor]}
+            is_inside = len(blocks) == 1 and blocks <= dropping
+            if is_inside and not context.facts.is_once(spec.producer):
+                found.append(tensor)
+    return tuple(found)

@@ -116,6 +116,12 @@ class Problem(Decisions):
             return Term(scope, columns[..., 0], blocks)
         return Term((*scope, switch), columns, blocks)
 
+    def _largest(self, index: int, outputs: Sequence[tuple[int, ...]]) -> int:
+        """Return the bytes of an operator's largest output, of these local shapes."""
+        graph = self.context.graph
+        pairs = zip(outputs, graph.operators[index].outputs, strict=True)
+        return max(tensor_bytes(shape, graph.tensors[tensor].dtype) for shape, tensor in pairs)
+
     def _operator_terms(self, index: int) -> list[Term]:
         context, saves = self.context, self.context.facts.saves
         tensors, operator = context.graph.tensors, context.graph.operators[index]
@@ -131,13 +137,9 @@ class Problem(Decisions):
                 tensor_bytes(outputs[p], tensors[operator.outputs[p]].dtype)
                 for p in saves.crossing[index]
             )
-            working = 0
-            if context.facts.widest[block] == index:
-                # While the block's widest tensor is worked on, it and its gradient exist once more.
-                working = WORKING_COPIES * max(
-                    tensor_bytes(shape, tensors[t].dtype)
-                    for shape, t in zip(outputs, operator.outputs, strict=True)
-                )
+            # While the block's widest tensor is worked on, it and its gradient exist once more.
+            is_widest = context.facts.widest[block] == index
+            working = WORKING_COPIES * self._largest(index, outputs) if is_widest else 0
             for number, mode in enumerate(modes):
                 times = 2 if mode.repeats(index) else 1
                 dropped = sum(size for size, maker in kept if mode.repeats(maker))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.core.strategy import (
@@ -11,6 +11,7 @@ from shardwright.core.strategy import (
     GradientSync,
     Precision,
     Recomputation,
+    Strategy,
     WireDtype,
 )
 
@@ -44,4 +45,17 @@ class Training:
             error_feedback=self.error_feedback,
             compressor=self.compressor,
             density=self.density,
+        )
+
+    def applied(self, strategy: Strategy) -> Strategy:
+        """Return a strategy as it trains here; which gradients travel together stays."""
+        return replace(
+            strategy,
+            precision=self.precision,
+            batch_norm=self.batch_norm,
+            optimizer_states=self.optimizer_states,
+            clips=self.clips,
+            max_norm=self.max_norm,
+            accumulation=self.accumulation,
+            gradient_sync=self.sync.carrying(strategy.gradient_sync),
         )

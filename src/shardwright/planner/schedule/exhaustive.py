@@ -9,6 +9,7 @@ early may be worse: there it may also be put behind the stage's next action.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from shardwright.planner.schedule.clock import StageTimes
@@ -96,16 +97,23 @@ class _Search:
         forwards, gradients, weights = (len(self.ends[p][k]) for p in PHASES)
         if forwards < self.count and not self.is_held[k]:
             fits = self.memory[k] + self.room.kept[k] <= self.room.limits[k] * SLACK
-            if fits and (k == 0 or forwards < len(self.ends["F"][k - 1])):
-                arrives = self.ends["F"][k - 1][forwards] + self.stages[k].receive if k else 0.0
+            arrives = self._arrival("F", k - 1, forwards, self.stages[k]) if k else 0.0
+            if fits and arrives < math.inf:
                 yield "F", max(free, arrives)
         if gradients < forwards:
             if k == last:
-                yield "I", max(free, self.ends["F"][k][gradients])
-            elif gradients < len(self.ends["I"][k + 1]):
-                yield "I", max(free, self.ends["I"][k + 1][gradients] + self.stages[k + 1].receive)
+                arrives = self.ends["F"][k][gradients]
+            else:
+                arrives = self._arrival("I", k + 1, gradients, self.stages[k + 1])
+            if arrives < math.inf:
+                yield "I", max(free, arrives)
         if weights < gradients:
             yield "W", free
+
+    def _arrival(self, phase: Phase, k: int, number: int, link: StageTimes) -> float:
+        """Return when what a stage's phase makes has come over a link; infinite where it is not begun."""
+        ends = self.ends[phase][k]
+        return ends[number] + link.receive if number < len(ends) else math.inf
 
     def _try(self, k: int, phase: Phase, start: float) -> None:
         free, is_held, memory = self.free[k], self.is_held[k], self.memory[k]

@@ -65,18 +65,15 @@ def _zero_bubble(own: Sequence[int], devices: int, count: int) -> Line:
                 line.append(Action(mesh, phase, number))  # type: ignore[arg-type]  # a phase
                 done[mesh, phase] += 1
 
-    run(down, "F" * (2 * (devices - place) - 1))
-    for _ in range(place):
-        run(up, "F")
-        run(down, "F")
-    for _ in range(devices - place):
-        run(up, "FIW")
+    begin = [(down, "F" * (2 * (devices - place) - 1))]
+    begin += [(up, "F"), (down, "F")] * place + [(up, "FIW")] * (devices - place)
+    for mesh, phases in begin:
+        run(mesh, phases)
     while done[up, "F"] < count or done[down, "F"] < count:
         run(down, "FIW")
         run(up, "FIW")
-    for _ in range(place):
-        run(down, "I")
-        run(up, "I")
+    for mesh in [down, up] * place:
+        run(mesh, "I")
     while done[down, "I"] < count or done[up, "I"] < count:
         run(down, "IW")
         run(up, "I")

@@ -46,7 +46,7 @@ def pipeline_order(
 
     Raises ValueError for another name, and for an odd number of stages of a V.
     """
-    if num_stages < 1 or num_microbatches < 1:
+    if min(num_stages, num_microbatches) < 1:
         raise ValueError(
             f"a pipeline needs at least one stage and one microbatch, not {num_stages} and "
             f"{num_microbatches}; raise both to 1 or more"
@@ -68,14 +68,22 @@ def pipeline_order(
         return with_weights_late(halves, num_stages, num_microbatches, crews)
     if entry.splits:
         return _deferred(num_stages, num_microbatches, entry.per_stage or 0)
-    replicas, lines = replicas or (1,) * num_stages, list[Line]()
+    return _by_stages(entry.per_stage, replicas or (1,) * num_stages, num_microbatches)
+
+
+def _by_stages(
+    per_stage: int | None, replicas: Sequence[int], num_microbatches: int
+) -> tuple[Line, ...]:
+    """Return a line for every replica of every stage, which runs so many forwards ahead for each line
+    behind it (None: all of them), then one and one backward in turn."""
+    lines: list[Line] = []
     for stage, count in enumerate(replicas):
         behind = (sum(replicas[stage:]) - 1) // count
         for replica in range(count):
             mine = range(replica, num_microbatches, count)
             forwards = [Action(stage, "F", m) for m in mine]
             backwards = [Action(stage, "B", m) for m in mine]
-            ahead = len(mine) if entry.per_stage is None else entry.per_stage * behind
+            ahead = len(mine) if per_stage is None else per_stage * behind
             lines.append(_alternate(forwards, backwards, min(ahead, len(mine))))
     return tuple(lines)
 

@@ -125,23 +125,22 @@ class _Play:
         pending = [m for m in self.crews[device] if self.done["W"][m] < self.done["I"][m]]
         if pending:
             mesh = max(pending, key=lambda one: self.done["I"][one] - self.done["W"][one])
-            wait, takes = soonest - time, self.stages[mesh].weight
-            is_worth = wait >= (1 - self.policy.share) * takes
-            if self.policy.balances and wait < takes:
-                is_worth = is_worth or self.idle[device] + wait > max(self.idle)
-            if is_worth:
+            if self._is_worth(device, soonest - time, self.stages[mesh].weight):
                 return Action(mesh, "W", self.done["W"][mesh]), time
         return None, soonest
+
+    def _is_worth(self, device: int, wait: float, takes: float) -> bool:
+        """Whether a device that would wait so long for something else runs a W that takes so long."""
+        if wait >= (1 - self.policy.share) * takes:
+            return True
+        return self.policy.balances and wait < takes and self.idle[device] + wait > max(self.idle)
 
     def _wanted(self, device: int) -> Iterator[tuple[Phase, int]]:
         """Yield what a device would run if it had arrived, best first: I, then forwards with room."""
         own = self.crews[device]
         begun, returned = (sum(self.done[phase][mesh] for mesh in own) for phase in ("F", "I"))
         if self.given:
-            at = begun + returned
-            for mesh, phase, _ in self.given[device][at : at + 1]:
-                if phase == "I" or self._fits(device, mesh) or not self._can_free(own):
-                    yield phase, mesh
+            yield from self._given(device, begun + returned)
             return
         is_warm = bool(self.policy.warmup) and self._is_warm(device, begun, returned)
         ahead: list[tuple[Phase, int]] = [
@@ -149,6 +148,12 @@ class _Play:
         ]
         phases: list[tuple[Phase, int]] = [("I", mesh) for mesh in reversed(own)]
         yield from (ahead + phases if self.policy.hurries else phases + ahead)
+
+    def _given(self, device: int, at: int) -> Iterator[tuple[Phase, int]]:
+        """Yield what comes at a place of a device's given order, if there is room or none to be made."""
+        for mesh, phase, _ in self.given[device][at : at + 1]:
+            if phase == "I" or self._fits(device, mesh) or not self._can_free(self.crews[device]):
+                yield phase, mesh
 
     def _is_warm(self, device: int, begun: int, returned: int) -> bool:
         """Whether a device has begun as many forwards as it may by now."""

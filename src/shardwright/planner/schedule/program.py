@@ -8,7 +8,7 @@ Schedules that leave transfers time (``core.schedules.Schedule.posts``) therefor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -129,6 +129,19 @@ def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]
     """
     merged = global_order(lines, TRAVEL)
     place = {handing(action): number for number, action in enumerate(merged)}
+    posted = _posted(lines, place, num_meshes)
+    result: list[Entry] = []
+    for number, action in enumerate(merged):
+        ahead = sorted(posted.get(number, ()), key=lambda one: place[handing(one)])
+        result += [Entry(one, posts=True) for one in ahead]
+        result.append(Entry(action))
+    return tuple(result)
+
+
+def _posted(
+    lines: tuple[Line, ...], place: Mapping[Action, int], num_meshes: int
+) -> dict[int, list[Action]]:
+    """Return which receives are posted at each place of the merged order: those of actions' inputs."""
     posted: dict[int, list[Action]] = {}
     for line in lines:
         mine = {action.mesh for action in line}
@@ -141,9 +154,4 @@ def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]
             if any(one.mesh in mine for one in sources):
                 at = place[handing(action)]
             posted.setdefault(at, []).append(action)
-    result: list[Entry] = []
-    for number, action in enumerate(merged):
-        ahead = sorted(posted.get(number, ()), key=lambda one: place[handing(one)])
-        result += [Entry(one, posts=True) for one in ahead]
-        result.append(Entry(action))
-    return tuple(result)
+    return posted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
@@ -67,16 +68,7 @@ def answer(found: Findings, seed: int, goal: Goal = FASTEST) -> Frontier:
         raise _no_plan(found)
     if evaluations[0].seconds > goal.deadline:
         raise late(evaluations[0].strategy.label, evaluations[0].seconds, goal.deadline)
-    best: dict[Objective, Evaluation] = {}
-    for evaluation in evaluations:
-        best.setdefault(evaluation.objective, evaluation)
-    kept: list[Evaluation] = []
-    for objective in sorted(best):
-        dominated = any(other.dominates(objective) for other in best)
-        if not dominated and not any(
-            _is_alike(best[objective], other, found.same) for other in kept
-        ):
-            kept.append(best[objective])
+    kept = _edge(evaluations, found.same)
     chosen = 0
     if goal.mode == "min-money":
         in_time = [place for place, one in enumerate(kept) if one.seconds <= goal.deadline]
@@ -179,6 +171,19 @@ def _of_its_kind(found: Findings, loses: bool) -> tuple[float, list[Evaluation],
         return min(found.bound, found.packed_bound), found.fitting, ", if compressing took nothing"
     whole = [one for one in found.fitting if not one.objective.lost]
     return found.bound, whole, ", without compressing gradients"
+
+
+def _edge(evaluations: Sequence[Evaluation], same: float) -> list[Evaluation]:
+    """Return the evaluations that no other dominates, the first of those that nobody could tell apart."""
+    best: dict[Objective, Evaluation] = {}
+    for evaluation in evaluations:
+        best.setdefault(evaluation.objective, evaluation)
+    kept: list[Evaluation] = []
+    for objective in sorted(best):
+        is_dominated = any(other.dominates(objective) for other in best)
+        if not is_dominated and not any(_is_alike(best[objective], one, same) for one in kept):
+            kept.append(best[objective])
+    return kept
 
 
 def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:

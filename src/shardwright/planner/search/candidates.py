@@ -425,7 +425,6 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         OperatorConfig(mesh=int(stage_of[ties.block[index]]), dims=names)
         for index, names in enumerate(dims)
     )
-    training = context.training
     strategy = Strategy(
         meshes=tuple(arrangement.mesh(chunk % arrangement.stages) for chunk in range(count)),
         configs=configs,
@@ -434,13 +433,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
             keeps=arrangement.stages == 1 and arrangement.schedule == "1f1b",
         ),
         pipeline=Pipeline(schedule=arrangement.schedule, num_microbatches=arrangement.microbatches),
-        precision=training.precision,
-        batch_norm=training.batch_norm,
-        optimizer_states=training.optimizer_states,
-        clips=training.clips,
-        max_norm=training.max_norm,
-        accumulation=training.accumulation,
-        gradient_sync=training.sync,
         label=describe(problem, arrangement, candidate.assignments),
     )
-    return in_modes(problem.context, strategy, problem.chosen_modes(candidate.assignments))
+    trained = context.training.applied(strategy)
+    return in_modes(context, trained, problem.chosen_modes(candidate.assignments))

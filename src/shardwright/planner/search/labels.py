@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import filterfalse
 
 from shardwright.core.layout import is_split
 from shardwright.core.plan import Plan
@@ -83,9 +84,7 @@ def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> s
     words = [word for word in said if word not in stages]
     anew |= {axis for mesh in strategy.meshes for axis in mesh.axes} <= {*AXES, "x"}
     if anew or not any(any(config.dims) for config in strategy.configs):
-        words = [word for word in words if not all(map(_PARALLEL.fullmatch, word.split(" and ")))]
-        split = _split_words(context, strategy)
-        words = [split, *words] if split != ALONE or not _on_groups(strategy) else words
+        words = [*_split_words(context, strategy), *filterfalse(_says_split, words)]
     if strategy.pipeline.num_microbatches > 1:
         words.append(f"{strategy.pipeline.num_microbatches} microbatches")
     return ", ".join([*_stage_words(strategy, stages), *words])
@@ -113,8 +112,13 @@ def _on_groups(strategy: Strategy) -> int:
     return count if count > 1 else 0
 
 
-def _split_words(context: Context, strategy: Strategy) -> str:
-    """Say what is split on each sort of mesh."""
+def _says_split(word: str) -> bool:
+    """Whether a word of a label says what is split."""
+    return all(map(_PARALLEL.fullmatch, word.split(" and ")))
+
+
+def _split_words(context: Context, strategy: Strategy) -> Iterator[str]:
+    """Say what is split on each sort of mesh, if anything or operators lie on one group of devices."""
     said: dict[str, None] = {}
     for mesh in strategy.meshes:
         placed = [
@@ -123,7 +127,9 @@ def _split_words(context: Context, strategy: Strategy) -> str:
             if strategy.meshes[config.mesh].sizes == mesh.sizes
         ]
         said[", ".join(parallel_words(context, mesh, placed)) or ALONE] = None
-    return " and ".join(said)
+    split = " and ".join(said)
+    if split != ALONE or not _on_groups(strategy):
+        yield split
 
 
 def named_grid(context: Context, strategy: Strategy) -> Strategy:

@@ -132,39 +132,48 @@ def least_seconds(context: Context, strategy: Strategy) -> float:
     """Bound a strategy of one stage from below: all operators on their shards, the update, and the
     activations' messages over the axes that carry most (those over others may overlap them).
     """
-    wires, graph = context.prices.wires(strategy.meshes[0]), context.graph
     sizes, pieces = strategy.meshes[0].sizes, strategy.pipeline.num_microbatches
     seen: set[tuple[object, ...]] = set()
     links: dict[tuple[int, ...], float] = {}
     weights = context.facts.folder.weights(strategy)
     total = _update(context, strategy, dict(weights))
     for index, times in weights:
-        operator, dims = graph.operators[index], strategy.configs[index].dims
-        placed = context.facts.placements(index, dims)
+        dims = strategy.configs[index].dims
         count = 1 if context.facts.is_once(index) else pieces
         local = local_shapes(context.facts, index, dims, sizes, count)
         work = context.prices.seconds(index, *local)
         total += times * count * (work.forward + work.backward)
-        for tensor, pair in zip(operator.inputs, placed.inputs, strict=True):
-            spec = graph.tensors[tensor]
-            if spec.producer < 0 or not spec.needs_gradient:
-                continue
-            made = _made_as(context, strategy, tensor)
-            shape = context.facts.shape(tensor, pieces)
-            ways = ((made.value, pair.value), (pair.gradient, made.gradient))
-            for sort, way in enumerate(ways):
-                if (tensor, sort, way) not in seen:
-                    seen.add((tensor, sort, way))
-                    if wires.reshard(shape, spec.dtype, *way) < math.inf:
-                        for axes, cost in wires.by_axes(shape, spec.dtype, *way):
-                            links[axes] = links.get(axes, 0.0) + cost * pieces * times
-            if pair.halos and (tensor, pair.value, pair.halos) not in seen:
-                seen.add((tensor, pair.value, pair.halos))
-                last = pair.halos[-1:]
-                cost = wires.halos(local_shape(shape, pair.value, sizes), spec.dtype, last)
-                axes = last[0].axes
-                links[axes] = links.get(axes, 0.0) + 2 * pieces * cost * times
+        for axes, cost in _carried(context, strategy, index, seen):
+            links[axes] = links.get(axes, 0.0) + cost * pieces * times
     return total + max(links.values(), default=0.0)
+
+
+def _carried(
+    context: Context, strategy: Strategy, index: int, seen: set[tuple[object, ...]]
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield the seconds of messages of what an operator reads, a microbatch, and over which axes, but for
+    those ``seen`` before."""
+    graph, mesh = context.graph, strategy.meshes[0]
+    wires, pieces = context.prices.wires(mesh), strategy.pipeline.num_microbatches
+    placed = context.facts.placements(index, strategy.configs[index].dims)
+    for tensor, pair in zip(graph.operators[index].inputs, placed.inputs, strict=True):
+        spec = graph.tensors[tensor]
+        if spec.producer < 0 or not spec.needs_gradient:
+            continue
+        made = _made_as(context, strategy, tensor)
+        shape = context.facts.shape(tensor, pieces)
+        for key in (
+            (tensor, "value", made.value, pair.value),
+            (tensor, "gradient", pair.gradient, made.gradient),
+        ):
+            if key not in seen and wires.reshard(shape, spec.dtype, *key[2:]) < math.inf:
+                yield from wires.by_axes(shape, spec.dtype, *key[2:])
+            seen.add(key)
+        halos = (tensor, pair.value, pair.halos)
+        if pair.halos and halos not in seen:
+            seen.add(halos)
+            last, local = pair.halos[-1:], local_shape(shape, pair.value, mesh.sizes)
+            yield last[0].axes, 2 * wires.halos(local, spec.dtype, last)
 
 
 def _update(context: Context, strategy: Strategy, times: dict[int, int]) -> float:
@@ -239,17 +248,8 @@ def _trained(context: Context, made: Strategy) -> Strategy:
     training = context.training
     if training.recompute != "auto":
         made = with_recomputation(context.graph, made, training.recompute)
-    return replace(
-        made,
-        precision=training.precision,
-        batch_norm=training.batch_norm,
-        optimizer_states=training.optimizer_states,
-        clips=training.clips,
-        max_norm=training.max_norm,
-        accumulation=training.accumulation,
-        gradient_sync=training.sync.carrying(made.gradient_sync),
-        label=with_wire(made.label, context, placed_by(context, made)),
-    )
+    label = with_wire(made.label, context, placed_by(context, made))
+    return replace(training.applied(made), label=label)
 
 
 def _most(context: Context, seed: Seed | Grid) -> int:

@@ -272,14 +272,10 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
     for number, findings in session.each(goal.deadline):
         tried.append(number)
         if findings.fitting and findings.fitting[0].seconds <= goal.deadline:
-            frontier = answer(findings, seed, goal)
             before = f"; {tried_text(tried[:-1])} do not" if tried[:-1] else ""
             meets = "fit and meet the deadline" if goal.deadline < math.inf else "fit"
             reason = f"The fewest devices that {meets}: {number}{before}. "
-            best = replace(frontier.best, reason=reason + frontier.best.reason)
-            plans = tuple(best if plan is frontier.best else plan for plan in frontier.plans)
-            frontier = Frontier(plans=plans, chosen=frontier.chosen)
-            return Survey(frontier, findings, goal, seed)
+            return Survey(_because(reason, answer(findings, seed, goal)), findings, goal, seed)
         if nearest is None or _nearness(findings) <= _nearness(nearest):
             nearest = findings
     assert nearest is not None  # one device is always tried
@@ -288,6 +284,14 @@ def _fewest(session: _Session, goal: Goal, seed: int) -> Survey:
     best = nearest.fitting[0]
     tried_first = f"tried {tried_text(tried)} devices: "
     raise late(best.strategy.label, best.seconds, goal.deadline, tried_first)
+
+
+def _because(reason: str, frontier: Frontier) -> Frontier:
+    """Return a frontier with something said before why its best plan was chosen."""
+    plans = list(frontier.plans)
+    best = plans[frontier.chosen]
+    plans[frontier.chosen] = replace(best, reason=reason + best.reason)
+    return Frontier(plans=tuple(plans), chosen=frontier.chosen)
 
 
 def _nearness(findings: Findings) -> tuple[float, float]:

@@ -108,13 +108,9 @@ class Survey:
         kind, for the goal that asks for speed."""
         if self.goal.mode != "min-time" or len(self.findings.fitting) < 2:
             return self
-        pool = [*self.findings.fitting]
-        known = {evaluation.strategy for evaluation in pool}
-        pool += [self.weighed(one.strategy)[0] for one in self.plain if one.strategy not in known]
-        pool.sort(key=lambda one: one.objective)
-        lines: list[
-            tuple[Evaluation, Evaluation]
-        ] = []  # the simplest, and the fastest it stands for
+        pool = self._with_plain()
+        # The simplest, and the fastest that it stands for.
+        lines: list[tuple[Evaluation, Evaluation]] = []
         for evaluation in pool:
             kept = [simple for simple, _ in lines]
             if evaluation.seconds > self.goal.deadline or self._is_covered(evaluation, kept):
@@ -122,6 +118,13 @@ class Survey:
             simple = self._simplest(evaluation, pool)
             lines.append((evaluation if self._is_covered(simple, kept) else simple, evaluation))
         return replace(self, frontier=self._frontier(lines))
+
+    def _with_plain(self) -> list[Evaluation]:
+        """Return what fits and plain data parallelism, the best objective first."""
+        pool = [*self.findings.fitting]
+        known = {evaluation.strategy for evaluation in pool}
+        pool += [self.weighed(one.strategy)[0] for one in self.plain if one.strategy not in known]
+        return sorted(pool, key=lambda one: one.objective)
 
     def _frontier(self, lines: list[tuple[Evaluation, Evaluation]]) -> Frontier:
         chosen, fastest = lines[0]

@@ -202,6 +202,16 @@ def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
     return np.array([one[pick] for one, pick in zip(options, picks, strict=True)], np.int64)
 
 
+def _agreeing(sizes: Sequence[int], table: Floats) -> list[Floats]:
+    """Return, for each axis of a table, which choices of it go with which of the allowed cells: 0, others
+    are infinite."""
+    joint = np.argwhere(np.isfinite(table))
+    return [
+        np.where(joint[:, axis] == np.arange(size)[:, None], 0.0, np.inf)
+        for axis, size in enumerate(sizes)
+    ]
+
+
 def _wide(left: Sequence[int], sizes: Sequence[int], tables: dict[Scope, Floats]) -> WideProblem:
     """Write tables as nodes and edges: variables first, then a node per table of more than two."""
     place = {variable: node for node, variable in enumerate(left)}
@@ -215,11 +225,8 @@ def _wide(left: Sequence[int], sizes: Sequence[int], tables: dict[Scope, Floats]
             ends.append((place[scope[0]], place[scope[1]]))
             cells.append(table)
         elif scope:
-            joint = np.argwhere(np.isfinite(table))
-            for axis, variable in enumerate(scope):
-                agrees = joint[:, axis][None, :] == np.arange(sizes[variable])[:, None]
-                ends.append((place[variable], len(costs)))
-                cells.append(np.where(agrees, 0.0, np.inf))
+            ends += [(place[variable], len(costs)) for variable in scope]
+            cells += _agreeing([sizes[v] for v in scope], table)
             costs.append(table[np.isfinite(table)])
     lengths = [table.size for table in cells]
     count = np.array([len(cost) for cost in costs], np.int64)

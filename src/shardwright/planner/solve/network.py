@@ -178,6 +178,7 @@ def _touching(
     sizes: Sequence[int], scopes: Sequence[Scope], base: Ints
 ) -> tuple[Ints, tuple[Ints, ...]]:
     """Return where every variable's tables are listed, and these as ``kernels.prune`` takes them."""
+    moves = [strides([sizes[v] for v in scope]) for scope in scopes]
     mentions = [
         (variable, number, axis)
         for number, scope in enumerate(scopes)
@@ -188,13 +189,11 @@ def _touching(
     steps: list[int] = []
     near: list[int] = []
     near_strides: list[int] = []
-    for variable, number, axis in sorted(mentions):
-        scope = scopes[number]
-        moves = strides([sizes[v] for v in scope])
+    for _, number, axis in sorted(mentions):
         low.append(int(base[number]))
-        steps.append(moves[axis])
-        near += [v for v in scope if v != variable]
-        near_strides += [s for v, s in zip(scope, moves, strict=True) if v != variable]
+        steps.append(moves[number][axis])
+        for found, row in ((near, scopes[number]), (near_strides, moves[number])):
+            found += [*row[:axis], *row[axis + 1 :]]
         begin.append(len(near))
     count = np.bincount([variable for variable, *_ in mentions], minlength=len(sizes))
     rows = tuple(np.array(row, np.int64) for row in (low, steps, begin, near, near_strides))

@@ -11,12 +11,13 @@ All partial assignments of a step are rows of arrays.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.planner.solve.buckets import elimination_order
+from shardwright.planner.solve.buckets import Scope, elimination_order
 from shardwright.planner.solve.factors import Factor, FactorGraph, Table, merge_scopes
 from shardwright.planner.solve.frontier import Point, non_dominated, slope
 from shardwright.planner.solve.network import undominated
@@ -132,10 +133,9 @@ def _weigh(factor: Factor, first: float, second: float) -> Table:
         )
 
 
-def _steps(graph: FactorGraph, order: tuple[int, ...]) -> tuple[_Step, ...]:
-    """Plan the assignment of all variables, the last eliminated first."""
-    scopes = [factor.scope for factor in graph.factors]
-    met: dict[int, tuple[int, ...]] = {}
+def _met(scopes: Sequence[Scope], order: Sequence[int]) -> dict[int, Scope]:
+    """Return with which variables, itself among them, each is eliminated."""
+    met: dict[int, Scope] = {}
     live = list(scopes)
     for variable in order:
         mine = [scope for scope in live if variable in scope]
@@ -143,6 +143,13 @@ def _steps(graph: FactorGraph, order: tuple[int, ...]) -> tuple[_Step, ...]:
         met[variable] = scope
         live = [one for one in live if variable not in one]
         live.append(tuple(v for v in scope if v != variable))
+    return met
+
+
+def _steps(graph: FactorGraph, order: tuple[int, ...]) -> tuple[_Step, ...]:
+    """Plan the assignment of all variables, the last eliminated first."""
+    scopes = [factor.scope for factor in graph.factors]
+    met = _met(scopes, order)
     steps: list[_Step] = []
     assigned: set[int] = set()
     open_scopes = {number: scope for number, scope in enumerate(scopes) if scope}

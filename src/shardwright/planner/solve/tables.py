@@ -47,18 +47,22 @@ def eliminate(
     for variable in order:
         told = tuple(entry for entry in entries if variable in entry.scope)
         entries = [entry for entry in entries if variable not in entry.scope]
-        scope = tuple(sorted({v for entry in told for v in entry.scope} | {variable}))
-        if math.prod(sizes[v] for v in scope) > MAX_CELLS:
-            raise InputError(
-                f"these decisions need tables of at most {MAX_CELLS} cells, this graph one over "
-                f"{len(scope)} decisions; take a plan with fewer mesh axes"
-            )
+        scope = tuple(sorted({variable}.union(*[entry.scope for entry in told])))
+        _check_size([sizes[v] for v in scope])
         table = joined(sizes, ((entry.scope, entry.table) for entry in told), scope)
         axis = scope.index(variable)
         rest = Entry((*scope[:axis], *scope[axis + 1 :]), table.min(axis=axis), variable)
         buckets.append(Bucket(variable, scope, table, told, rest))
         entries.append(rest)
     return buckets, entries
+
+
+def _check_size(sizes: Sequence[int]) -> None:
+    if math.prod(sizes) > MAX_CELLS:
+        raise InputError(
+            f"these decisions need tables of at most {MAX_CELLS} cells, this graph one over "
+            f"{len(sizes)} decisions; take a plan with fewer mesh axes"
+        )
 
 
 def merged(tables: Iterable[tuple[Scope, Floats]]) -> list[tuple[Scope, Floats]]:

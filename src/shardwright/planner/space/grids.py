@@ -33,7 +33,7 @@ from shardwright.core.strategy import (
     Strategy,
 )
 from shardwright.planner.space.configs import is_choice
-from shardwright.planner.space.iteration import PLUS, Iteration
+from shardwright.planner.space.iteration import PLUS, Dim, Iteration
 from shardwright.planner.space.lying import wanted_as
 from shardwright.planner.space.rest import shard_further
 from shardwright.planner.space.rules import iterate
@@ -271,17 +271,10 @@ class _Walk:
                 f"{self.grid.label} must split {operator.name} (shape {shape}) by {dims}, which "
                 "its rule does not allow; choose another grid"
             )
-        dim, count = known[name], pieces[name]
         what, remedy = f"dim {name!r} of {operator.name} (shape {shape})", "a smaller grid"
         if name == sample:
-            what, remedy = "the global batch", f"a multiple of {count}, or a smaller grid"
-        limit = f"its size is {dim.size}"
-        if dim.size % count == 0:  # pieces of an image must not be smaller than their halos
-            limit = f"its windows allow {dim.most} pieces at most"
-        return (
-            f"{self.grid.label} must divide {what} into {count} equal pieces, but {limit}; "
-            f"choose {remedy}"
-        )
+            what, remedy = "the global batch", f"a multiple of {pieces[name]}, or a smaller grid"
+        return f"{self.grid.label} must divide {what} into {_limit(known[name], pieces[name])}; choose {remedy}"
 
 
 def _linear(
@@ -310,3 +303,11 @@ def _linear(
         if summed and summed not in names and any(summed in w for w in weights)
     )
     return next(found, None)
+
+
+def _limit(dim: Dim, count: int) -> str:
+    """Say into how many pieces a dim is to be divided, and why it cannot be."""
+    limit = f"its size is {dim.size}"
+    if dim.size % count == 0:  # pieces of an image must not be smaller than their halos
+        limit = f"its windows allow {dim.most} pieces at most"
+    return f"{count} equal pieces, but {limit}"

@@ -103,6 +103,13 @@ class Iteration:
             if name in names
         }
 
+    def offset_dim(self, dims: Sequence[str]) -> int:
+        """Return along which of its dims a tensor's shard has the offset that the kernel must know where
+        axes split these dims; -1 where none must be known."""
+        if not self.offset or self.offset not in dims:
+            return -1
+        return next(names.index(self.offset) for names in self.inputs if self.offset in names)
+
     def is_reduction(self, name: str) -> bool:
         """Whether some output lacks the dim, so that splitting it leaves partial sums."""
         return any(name not in names for names in self.outputs)

@@ -30,10 +30,8 @@ def shard_further(
     for axis in range(len(use)) if axes is None else axes:
         if layout[axis] != REPLICATE or axis_sizes[axis] == 1:
             continue
-        finer = [(*layout[:axis], goal, *layout[axis + 1 :]) for goal in (*goals, FLAT)]
-        fits = next((one for one in finer[:-1] if can_lie(shape, one, axis_sizes, axis)), None)
-        if fits:
-            layout = fits
-        elif not is_cut and math.prod(local_shape(shape, layout, axis_sizes)) >= axis_sizes[axis]:
-            layout = finer[-1]
+        *finer, flat = ((*layout[:axis], goal, *layout[axis + 1 :]) for goal in (*goals, FLAT))
+        has_enough = math.prod(local_shape(shape, layout, axis_sizes)) >= axis_sizes[axis]
+        rest = flat if has_enough and not is_cut else layout
+        layout = next((one for one in finer if can_lie(shape, one, axis_sizes, axis)), rest)
     return layout

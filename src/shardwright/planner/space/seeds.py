@@ -177,12 +177,17 @@ def _label(seed: Seed, mesh: Mesh, configs: Sequence[OperatorConfig]) -> str:
         label = label.replace("data parallel", "replicated")
     if "tensor" in used:
         return label
-    words = label.replace("tensor parallel", "replicated").split(", ")
+    return _said_once(label.replace("tensor parallel", "replicated"))
+
+
+def _said_once(label: str) -> str:
+    """Return a label in which what is replicated over several axes stands together."""
+    words = label.split(", ")
     idle = [word for word in words if word.startswith("replicated x ")]
-    if len(idle) > 1:  # said once
-        whole = " ".join([idle[0], *(word.removeprefix("replicated ") for word in idle[1:])])
-        words = [whole, *(word for word in words if word not in (*idle, "sequence parallel"))]
-    return ", ".join(words)
+    if len(idle) < 2:
+        return label
+    whole = " ".join([idle[0], *(word.removeprefix("replicated ") for word in idle[1:])])
+    return ", ".join([whole, *(one for one in words if one not in (*idle, "sequence parallel"))])
 
 
 def _meshes(seed: Seed) -> tuple[Mesh, ...]:

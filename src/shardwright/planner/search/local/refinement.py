@@ -147,36 +147,40 @@ def _drawn(drawing: Proposals, strategy: Strategy, found: list[Bottleneck]) -> I
 def bottlenecks(context: Context, program: Program, timeline: Timeline) -> list[Bottleneck]:
     """Return what the critical chain spends its time on, most first."""
     found: dict[tuple[int, int, str], tuple[int, int, float]] = {}
-
-    def add(operator: int, tensor: int, purpose: str, seconds: float) -> None:
+    for operator, tensor, purpose, seconds in _spent(context, program, timeline):
         place = context.graph.operators[operator].outputs
         output = place.index(tensor) if tensor in place else tensor
         key = (context.facts.ties.root[operator], output, purpose)
         first = found.get(key, (operator, tensor, 0.0))
         found[key] = (first[0], first[1], first[2] + seconds)
-
-    for index in timeline.critical:
-        seconds = float(timeline.end[index] - timeline.start[index])
-        kind, item = Kind(program.kind[index]), int(program.item[index])
-        if kind in SEGMENT_KINDS:
-            for operator, share in _shares(context, program, item):
-                add(operator, -1, "compute", seconds * share)
-        elif kind == Kind.UPDATE:
-            for tensor, share in _updates(context, program, int(program.group[index])):
-                add(_owner(context, tensor), tensor, "parameter", seconds * share)
-        elif item >= 0:
-            purpose, read = _moved(program, kind, item)
-            for source in read:
-                tensor = program.values[source].tensor
-                operator = _owner(context, tensor)
-                if operator >= 0:
-                    add(operator, tensor, purpose, seconds / len(read))
     listed = [
         Bottleneck(operator=operator, tensor=tensor, purpose=key[2], seconds=seconds)
         for key, (operator, tensor, seconds) in found.items()
         if seconds > 0
     ]
     return sorted(listed, key=lambda one: (-one.seconds, one.operator, one.tensor))
+
+
+def _spent(
+    context: Context, program: Program, timeline: Timeline
+) -> Iterator[tuple[int, int, str, float]]:
+    """Yield the seconds of the critical chain: of which operator, tensor (-1: none) and purpose."""
+    for index in timeline.critical:
+        seconds = float(timeline.end[index] - timeline.start[index])
+        kind, item = Kind(program.kind[index]), int(program.item[index])
+        if kind in SEGMENT_KINDS:
+            for operator, share in _shares(context, program, item):
+                yield operator, -1, "compute", seconds * share
+        elif kind == Kind.UPDATE:
+            for tensor, share in _updates(context, program, int(program.group[index])):
+                yield _owner(context, tensor), tensor, "parameter", seconds * share
+        elif item >= 0:
+            purpose, read = _moved(program, kind, item)
+            for source in read:
+                tensor = program.values[source].tensor
+                operator = _owner(context, tensor)
+                if operator >= 0:
+                    yield operator, tensor, purpose, seconds / len(read)
 
 
 def _moved(program: Program, kind: Kind, item: int) -> tuple[str, tuple[int, ...]]:

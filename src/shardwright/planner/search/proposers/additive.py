@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from shardwright.planner.model.arrangements import (
 )
 from shardwright.planner.model.problem import Problem
 from shardwright.planner.search.candidates import (
+    Candidate,
     is_outdone,
     least_rounds,
     least_work,
@@ -120,6 +121,18 @@ class Solver:
             return None
         return self.solve(arrangement)
 
+    def _try_best(self, candidates: Sequence[Candidate]) -> Evaluation | None:
+        """Simulate the fastest candidate that fits if it promises more than any before."""
+        pool = self.pool
+        fits = [one for one in candidates if one.bytes <= pool.room]
+        best = min(fits, key=lambda one: (one.seconds, one.bytes), default=None)
+        if best is None or best.least_seconds >= pool.fastest:
+            return None
+        if best.seconds >= self._promised * (1 - pool.same):
+            return None
+        self._promised = best.seconds
+        return pool.try_candidate(best)
+
     def solve(self, arrangement: Arrangement) -> Evaluation | None:
         """Solve an arrangement and simulate its best plan if it promises more than any before.
 
@@ -141,16 +154,7 @@ class Solver:
             return None
         pool.candidates += found.candidates
         pool.bound = found.bound
-        evaluation = None
-        fits = [c for c in found.candidates if c.bytes <= pool.room]
-        best = min(fits, key=lambda c: (c.seconds, c.bytes), default=None)
-        if (
-            best
-            and best.seconds < self._promised * (1 - pool.same)
-            and best.least_seconds < pool.fastest
-        ):
-            self._promised = best.seconds
-            evaluation = pool.try_candidate(best)
+        evaluation = self._try_best(found.candidates)
         if arrangement.stages == 1:
             least = min((c.bytes for c in found.candidates), default=math.inf)
             is_idle = 0 < before < CLOSE * least or found.fastest > CLOSE * pool.fastest

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from shardwright.core.graph import OperatorGraph
 from shardwright.core.strategy import Strategy
 from shardwright.planner.judge.evaluate import Evaluation, merge
 from shardwright.planner.model.context import Context
@@ -55,16 +56,19 @@ def _shortened(pool: Pool, longer: Evaluation, strategy: Strategy) -> Evaluation
     return found
 
 
-def _segment_starts(context: Context) -> Iterator[tuple[int, ...]]:
-    """Yield where segments could begin: at readers of trained parameters that do not begin a block,
-    in all blocks, then only in the first few, whose gradients come last."""
-    graph = context.graph
-    readers = {
+def _readers_of_trained(graph: OperatorGraph) -> set[int]:
+    return {
         reader
         for tensor in graph.parameters
         if graph.tensors[tensor].needs_gradient
         for reader in graph.consumers[tensor]
     }
+
+
+def _segment_starts(context: Context) -> Iterator[tuple[int, ...]]:
+    """Yield where segments could begin: at readers of trained parameters that do not begin a block,
+    in all blocks, then only in the first few, whose gradients come last."""
+    graph, readers = context.graph, _readers_of_trained(context.graph)
     inside = sorted(readers - {block.start for block in graph.blocks})
     trained = [
         block for block in graph.blocks if not readers.isdisjoint(range(block.start, block.stop))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -42,27 +43,31 @@ def _fastest_unlike(pool: Pool, count: int) -> list[Candidate]:
 
     Of those which differ in nothing but how wide tensors are split, and hardly in costs, one does.
     """
-    fitting: list[Candidate] = []
-    for candidate in sorted(
-        (c for c in pool.candidates if c.bytes <= pool.room),
-        key=lambda c: (float(f"{c.seconds:.9g}"), c.arrangement.num_devices, c.bytes),
-    ):
-        if not any(_is_alike(candidate, known) for known in fitting[-count:]):
-            fitting.append(candidate)
+    fitting = _unlike([one for one in pool.candidates if one.bytes <= pool.room], count)
     chosen: dict[tuple[object, ...], Candidate] = {}
     arrangements: dict[Arrangement, Candidate] = {}
     widths: dict[int, Candidate] = {}
     for candidate in fitting:
         arrangements.setdefault(candidate.arrangement, candidate)
         widths.setdefault(candidate.arrangement.num_devices, candidate)
-    for group, upto in ((arrangements, (count + 1) // 2), (widths, count)):
-        for candidate in group.values():
+    half = (count + 1) // 2
+    for group, upto in ((arrangements.values(), half), (widths.values(), count), (fitting, count)):
+        for candidate in group:
             if len(chosen) < upto:
                 chosen.setdefault(candidate.identity, candidate)
-    for candidate in fitting[:count]:
-        if len(chosen) < count:
-            chosen.setdefault(candidate.identity, candidate)
     return list(chosen.values())
+
+
+def _unlike(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return candidates, the fastest first, without those like one of so many before them."""
+    found: list[Candidate] = []
+    for candidate in sorted(
+        candidates,
+        key=lambda one: (float(f"{one.seconds:.9g}"), one.arrangement.num_devices, one.bytes),
+    ):
+        if not any(_is_alike(candidate, known) for known in found[-count:]):
+            found.append(candidate)
+    return found
 
 
 def _is_alike(one: Candidate, other: Candidate) -> bool:

@@ -7,11 +7,11 @@ devices?": it walks from the corners of the shapes to less memory, and simulates
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from shardwright.errors import InputError
-from shardwright.planner.model.arrangements import Arrangement, shapes
+from shardwright.planner.model.arrangements import Arrangement, Shape, shapes
 from shardwright.planner.search.candidates import Candidate, explore
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
@@ -34,6 +34,18 @@ def smallest(pool: Pool) -> Proposals:
     yield from _until_one_fits(pool, found)
 
 
+def _descend(
+    pool: Pool, start: Place, known: Mapping[Place, Shape], least: Callable[[Place], float]
+) -> None:
+    """Look at ever smaller neighbours of a place until one fits or none is smaller."""
+    place, size = start, least(start)
+    while size > pool.room and not pool.stopped():
+        smaller = min(_neighbours(place, known), key=least, default=place)
+        if least(smaller) >= size:
+            return
+        place, size = smaller, least(smaller)
+
+
 def descended(pool: Pool) -> Proposals:
     """Propose plans where the additive model finds the least memory, until one fits; strategies people
     know where it finds none.
@@ -54,12 +66,7 @@ def descended(pool: Pool) -> Proposals:
         size = min(map(least, found), default=math.inf)
         if pool.stopped() or size <= pool.room or FAR * pool.room < size < math.inf:
             break
-        place, size = start, least(start)
-        while size > pool.room and not pool.stopped():
-            smaller = min(_neighbours(place, known), key=least, default=place)
-            if least(smaller) >= size:
-                break
-            place, size = smaller, least(smaller)
+        _descend(pool, start, known, least)
     every = [candidate for candidates in found.values() for candidate in candidates]
     likely = [c for c in every if ROOMY * c.bytes <= pool.room]
     yield from _until_one_fits(pool, likely) if every else known_ones(pool)

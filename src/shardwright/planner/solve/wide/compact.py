@@ -68,6 +68,16 @@ def compact(problem: WideProblem) -> Compact:
 def _ordered(problem: WideProblem) -> WideProblem:
     """Return the problem with one edge per pair of nodes, the lower node first."""
     sizes = problem.sizes
+    alive = problem.begin < problem.end
+    problem = replace(
+        problem,
+        usage=np.where(np.repeat(alive, sizes), problem.usage, 0.0),
+        begin=np.where(alive, problem.begin, 0),
+        end=np.where(alive, problem.end, 0),
+    )
+    one, two = problem.ends.T
+    if (one < two).all() and len(np.unique(one * problem.num_nodes + two)) == len(one):
+        return problem  # what was compacted before; its cells need not be copied
     pool: list[Floats] = [problem.cells]
     size = len(problem.cells)
     turned: dict[tuple[int, int, int], int] = {}
@@ -94,15 +104,11 @@ def _ordered(problem: WideProblem) -> WideProblem:
             size += length
         else:
             starts.append(parts[0])
-    alive = problem.begin < problem.end
     return replace(
         problem,
         ends=np.array(list(tables), dtype=np.int64).reshape(-1, 2),
         table=np.array(starts, dtype=np.int64),
-        cells=np.concatenate([cells, *summed]),
-        usage=np.where(np.repeat(alive, sizes), problem.usage, 0.0),
-        begin=np.where(alive, problem.begin, 0),
-        end=np.where(alive, problem.end, 0),
+        cells=np.concatenate([cells, *summed]) if summed else cells,
     )
 
 
@@ -121,7 +127,7 @@ class _Work:
     def restrict(self) -> None:
         """Drop strategies that no best solution needs, and lay the problem out node by node."""
         problem = self.problem
-        keep = prune(net_of(problem))
+        keep = prune(net_of(problem, capped=False))
         self.is_impossible = not np.logical_or.reduceat(keep, problem.first[:-1]).all()
         if self.is_impossible:
             keep[:] = True  # nothing is allowed; then the least forbidden is looked for
@@ -229,10 +235,11 @@ class _Work:
                 continue
             start = known.get(id(table))
             if start is None:
-                key = np.ascontiguousarray(table).tobytes()
+                cells = table.ravel()
+                key = cells.tobytes()
                 if key not in starts:
                     starts[key] = size
-                    pool.append(np.ascontiguousarray(table).ravel())
+                    pool.append(cells)
                     size += table.size
                 start = known[id(table)] = starts[key]
             ends.append((place[node], place[other]))

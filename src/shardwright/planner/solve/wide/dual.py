@@ -40,7 +40,9 @@ class Dual:
         self.messages = np.zeros(int(problem.sizes[problem.ends].sum()))
         self.allowed = problem.cost < np.inf
         self._ceiling = np.inf
-        self._lower_ceiling(_most(problem.cost) + _most(problem.cells, len(problem.table)))
+        most = float(problem.cost[self.allowed].sum())
+        most += len(problem.table) * problem.cells.max(initial=0.0, where=problem.cells < np.inf)
+        self._lower_ceiling(most)  # finite costs add up to no more
         self.choice = np.zeros(problem.num_nodes, dtype=np.int64)
         self.multipliers = np.zeros(len(problem.base))
         self.best_multipliers = self.multipliers
@@ -153,12 +155,6 @@ class Dual:
             short = max(short, 1e-3 * abs(self.target))
             moved = self.multipliers + self._step * short / length * direction
             self.multipliers = np.maximum(0.0, moved)
-
-
-def _most(costs: Floats, times: int = 1) -> float:
-    """Return a bound of what finite costs can add up to."""
-    finite = costs[costs < np.inf]
-    return float(finite.sum()) if times == 1 else times * float(finite.max(initial=0.0))
 
 
 def tolerance(cost: float) -> float:

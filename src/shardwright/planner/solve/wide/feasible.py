@@ -150,9 +150,9 @@ def without_costs(problem: WideProblem) -> WideProblem:
     """Return the problem in which everything allowed costs nothing, without edges that allow all."""
     sizes = problem.sizes[problem.ends].prod(axis=1)
     kinds, place = np.unique(np.stack([problem.table, sizes], axis=1), axis=0, return_inverse=True)
+    is_infinite = np.isinf(problem.cells)
     forbids = np.array(
-        [np.isinf(problem.cells[start : start + size]).any() for start, size in kinds.tolist()],
-        dtype=bool,
+        [is_infinite[start : start + size].any() for start, size in kinds.tolist()], dtype=bool
     )
     kept = forbids[place.ravel()] if len(kinds) else np.zeros(0, dtype=bool)
     return replace(
@@ -160,7 +160,7 @@ def without_costs(problem: WideProblem) -> WideProblem:
         cost=np.where(np.isfinite(problem.cost), 0.0, np.inf),
         ends=problem.ends[kept],
         table=problem.table[kept],
-        cells=np.where(np.isfinite(problem.cells), 0.0, np.inf),
+        cells=np.where(is_infinite, np.inf, 0.0),
     )
 
 

@@ -55,20 +55,21 @@ def links(num_nodes: int, ends: Ints) -> tuple[Ints, Ints]:
     return start, found
 
 
-def net_of(problem: WideProblem, rank: Ints | None = None) -> Net:
-    """Return the kernels' view of a problem whose edges are in order, one a pair."""
+def net_of(problem: WideProblem, rank: Ints | None = None, *, capped: bool = True) -> Net:
+    """Return the kernels' view of a problem whose edges are in order, one a pair; what is not ``capped``
+    is the problem's own, infinite where it is forbidden."""
     sizes = problem.sizes
     start, around = links(problem.num_nodes, problem.ends)
     told = np.concatenate([[0], np.cumsum(sizes[problem.ends].ravel())])
     return Net(
         first=problem.first,
-        cost=np.minimum(problem.cost, BIG),
+        cost=np.minimum(problem.cost, BIG) if capped else problem.cost,
         usage=problem.usage,
         begin=problem.begin,
         end=problem.end,
         ends=problem.ends,
         table=problem.table,
-        cells=np.minimum(problem.cells, BIG),
+        cells=np.minimum(problem.cells, BIG) if capped else problem.cells,
         start=start,
         around=around,
         into=told[:-1].reshape(-1, 2),

@@ -26,7 +26,8 @@ MAX_STEPS = 2_000_000
 
 @compiled
 def prune(net: Net) -> Mask:
-    """Return which strategies to keep; a node whose strategies are all forbidden keeps none."""
+    """Return which strategies to keep; a node whose strategies are all forbidden keeps none. Costs need no
+    cap: those from ``BIG`` on are only compared."""
     num_nodes = len(net.begin)
     keep = net.cost < BIG
     pending = np.ones(num_nodes, dtype=np.bool_)

@@ -114,23 +114,35 @@ class _Run:
     ) -> None:
         self.original, self.smaller, self.seed = original, smaller, seed
         self.problem = smaller.problem
-        self.dual = Dual(self.problem, net_of(self.problem))  # its costs grow, so it has its own
         self.best = frugal(self.problem)
         self.cost = math.inf
         least = self.problem.profile(self.best).max(initial=0.0)
         self.is_impossible = smaller.is_impossible or least > self.problem.limit
         self.num_rounds = 0
+        self._dual: Dual | None = None
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
+
+    @property
+    def dual(self) -> Dual:
+        """What bounds: a copy of all tables, whose costs grow. It waits until something is legal."""
+        if self._dual is None:
+            self._dual = Dual(self.problem, net_of(self.problem))
+        return self._dual
+
+    @property
+    def bound(self) -> float:
+        """What everything costs at least, as far as is known."""
+        return -math.inf if self._dual is None else self._dual.bound
 
     def is_over(self, share: float, stage: str) -> bool:
         """Count a round; say whether the share of the budget is used up or nothing is left to
         find."""
         self.num_rounds += 1
-        bound = min(self.dual.bound, self.cost) + self.smaller.constant
+        bound = min(self.bound, self.cost) + self.smaller.constant
         cost = self.cost + self.smaller.constant
         self._tell(Standing(cost=cost if cost < BIG else math.inf, bound=bound, stage=stage))
-        return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.dual.bound)
+        return self._spent(self.num_rounds) >= share or self.cost <= _whole(self.bound)
 
     def work(self) -> None:
         """Find something legal; raise the bound, search and, where the gap is small enough, prove,
@@ -147,9 +159,7 @@ class _Run:
         begun = min(self._spent(self.num_rounds), 1.0)
         for turn in TURNS:
             bounded, searched = (begun + share * (1 - begun) for share in turn)
-            self.dual.is_settled = False
-            while not (self.is_over(bounded, "bounding") or self.dual.is_settled):
-                self.dual.advance(self.cost if self.cost < BIG else math.inf)
+            self.raise_bound(bounded)
             if self.is_impossible or self.is_over(searched, "searching"):
                 continue
             self.descend(self._proposal((bounded + searched) / 2), searched)
@@ -161,6 +171,12 @@ class _Run:
             self.make_legal(feasibility, 1.0)
         if self.cost < BIG:
             self.descend(self.best, 1.0, polishing=True)
+
+    def raise_bound(self, share: float) -> None:
+        """Bound until the share of the budget is used up or steps have become tiny."""
+        self.dual.is_settled = False
+        while not (self.is_over(share, "bounding") or self.dual.is_settled):
+            self.dual.advance(self.cost if self.cost < BIG else math.inf)
 
     def _proposal(self, share: float) -> Ints:
         """Return the choice on which messages have settled, or nearly, as the share is used up."""
@@ -261,7 +277,7 @@ class _Run:
     def solution(self) -> WideSolution:
         """Return the best choice, in the original problem's numbers."""
         choice = self.smaller.expand(self.best)
-        bound = self.smaller.constant + min(_whole(self.dual.bound), self.cost)
+        bound = self.smaller.constant + min(_whole(self.bound), self.cost)
         if not self.problem.num_nodes:
             bound = self.smaller.constant
         within = bool(self.original.profile(choice).max(initial=0.0) <= self.original.limit)
