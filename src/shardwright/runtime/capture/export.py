@@ -54,6 +54,7 @@ from shardwright.runtime.capture.record import Recorder, Unsupported, Value, ate
 from shardwright.runtime.capture.rows import keep_dims
 from shardwright.runtime.capture.slots import take_slots
 from shardwright.runtime.capture.spellings import UNCHECKED
+from shardwright.runtime.capture.switching import exported
 from shardwright.runtime.capture.terms import shared_out
 from shardwright.runtime.capture.translate import Translator
 from shardwright.runtime.capture.variables import Variable
@@ -213,15 +214,14 @@ def _export(job: _Job, notes: tuple[str, ...] = ()) -> Captured:
     """Export the wrapped copy and translate its graph."""
     arguments = dict(zip(job.wrapper.names, job.batch.tensors.values(), strict=True))
     with unchecked_values() as checks:
-        program = torch.export.export(job.wrapper, (), arguments, strict=False)
+        program = exported(job.wrapper, (), arguments)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=job.synchronised, prefix=PREFIX)
     if checks:
         translator.notes[UNCHECKED] = None
     entries = _Entries(job, recorder)
-    signature = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    variables = [entries.variable(signature[node.name], program) for node in placeholders]
+    specs = program.graph_signature.input_specs  # one for each placeholder
+    variables = [entries.variable(spec, program) for spec in specs]
     output, *others = translator.walk(program.graph_module, variables)
     if not isinstance(output, Variable):
         raise CaptureError("the loss does not depend on the batch; check the model's forward")
@@ -374,7 +374,7 @@ def _fall_back(job: _Job, reason: str) -> Captured:
 def _attempt(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Export and translate a submodule by itself; raises where that cannot be done."""
     with unchecked_values():
-        program = torch.export.export(module, args, kwargs, strict=False)
+        program = exported(module, args, kwargs)
     recorder = Recorder()
     translator = Translator(recorder, synchronised=False, prefix="")
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]

@@ -29,6 +29,7 @@ from shardwright.runtime.capture.observe import Observation, Site, called, is_in
 from shardwright.runtime.capture.prepare import LossOnly
 from shardwright.runtime.capture.record import Slot
 from shardwright.runtime.capture.rowwise import rows_of
+from shardwright.runtime.capture.switching import switched
 
 _operators = library.Library("shardwright", "FRAGMENT")
 _operators.define("opaque(Tensor[] tensors, str key) -> Tensor[]")
@@ -41,7 +42,8 @@ class Opaque:
     ``path`` is the module's in the model, None for a function of its own; a whole model is wrapped. ``arguments`` is (args, kwargs)
     with a slot per tensor, those in ``asking`` are differentiated by. ``note`` tells the user about
     it. ``frozen`` are the submodules in evaluation mode. ``differentiates``: gradients are taken
-    inside. ``keeps``: a call changes what it holds in Python. ``flops`` were counted in its forward
+    inside. ``keeps``: a call changes what it holds in Python, ``switches``: it may switch
+    ``requires_grad`` of parameters. ``flops`` were counted in its forward
     when its first tensor had ``rows`` rows (0: no dims). ``by_row``: the places of the tensors whose
     rows, their first dim, are computed each by itself. ``makes``: the dtypes of what it makes inside.
     """
@@ -56,6 +58,7 @@ class Opaque:
     frozen: frozenset[str] = frozenset()
     differentiates: bool = False
     keeps: bool = False
+    switches: bool = False
     flops: float = 0.0
     rows: int = 0
     by_row: tuple[int, ...] = ()
@@ -102,7 +105,8 @@ class Opaque:
         }
         grad = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
         again = partial(_reparametrize_module, self.module, state)
-        with grad, self._mode(training), self._memory(training, writes), checkpoints(again):
+        flags = switched(self.module) if self.switches else contextlib.nullcontext()
+        with grad, self._mode(training), self._memory(training, writes), checkpoints(again), flags:
             result = torch.func.functional_call(self.module, state, tuple(args), kwargs)
         if writes:  # a buffer may have been given another tensor instead of being written into
             for name in buffers & held.keys():
@@ -340,6 +344,7 @@ def _replace(twin: nn.Module, path: str, seen: Observation) -> str:
         frozen=_frozen(child),
         differentiates=path in seen.differentiates,
         keeps=keeps,
+        switches=seen.switches,
         by_row=by_row,
         flops=site.flops[0],
         rows=site.rows,
@@ -408,6 +413,7 @@ def call_whole(
         # What could not be watched may do anything.
         differentiates=seen is None or bool(seen.differentiates),
         keeps=seen is None or bool(seen.keeps),
+        switches=seen is None or seen.switches,
         flops=work[0],
         rows=work[1],
         makes=frozenset() if seen is None else seen.made_in(""),

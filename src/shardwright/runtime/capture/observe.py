@@ -38,6 +38,7 @@ from shardwright.runtime.capture.record import Unsupported
 from shardwright.runtime.capture.remade import remade
 from shardwright.runtime.capture.rowwise import Given, given_call
 from shardwright.runtime.capture.source import maker_of
+from shardwright.runtime.capture.switching import check_left, switched
 
 # A real run of a model on the meta device allocates it: not beyond this many elements.
 LARGEST_REAL_MODEL = 500_000_000
@@ -69,6 +70,7 @@ class Observation:
     ``whole`` are the smallest modules that must stay as they are, and why. ``differentiates`` are
     all modules inside which a gradient is taken, ``keeps`` those with state that a call changes.
     ``made``: the dtypes of what each module makes itself. ``is_sure``: what only a first call changes was seen to be without influence, or to have some.
+    ``switches``: forward switches ``requires_grad`` of parameters off and on.
     """
 
     sites: dict[str, Site]
@@ -78,6 +80,7 @@ class Observation:
     keeps: frozenset[str]
     made: dict[str, set[torch.dtype]]
     is_sure: bool = True
+    switches: bool = False
 
     def made_in(self, path: str) -> frozenset[torch.dtype]:
         """Return the dtypes of what a module makes, and those inside it."""
@@ -142,6 +145,7 @@ def watch_runs(twin: nn.Module, batch: Mapping[str, Any]) -> Observation:
         keeps=frozenset(path for path, _ in changed),
         made=watch.made,
         is_sure=is_sure,
+        switches=watch.switches,
     )
 
 
@@ -215,6 +219,8 @@ def _real(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _like(tensor: Tensor) -> Tensor:
+    if tensor.layout != torch.strided:  # nested rows, sparse matrices
+        raise Unsupported("a tensor that is not dense")
     return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
@@ -242,6 +248,7 @@ class _Watch:
         self._frames: list[Frame] = []
         self._counted = Flops(self._pick, self._make)
         self._picking: set[str] = set()
+        self.switches = False
         self.made: dict[str, set[torch.dtype]] = {}
         self._begun: list[float] = []
         self._numbers: Any = None
@@ -257,13 +264,17 @@ class _Watch:
                 engine_calls(self._differentiate),
                 self._looked_up(),
                 self._counted,
+                switched(self.module) as flags,
             ):
                 self._numbers = python_numbers()
                 if not any(isinstance(one, FakeTensor) for one in batch.values()):
-                    return self.module(**batch)
-                with Stream() as stream:
                     result = self.module(**batch)
-                self.stream = stream.noted
+                else:
+                    with Stream() as stream:
+                        result = self.module(**batch)
+                    self.stream = stream.noted
+                check_left(flags.left)
+                self.switches = flags.ever
                 return result
         except CaptureError:
             raise
@@ -318,7 +329,7 @@ class _Watch:
             arguments, results = (
                 pytree.tree_map_only(Tensor, _like, tree) for tree in (given, result)
             )
-        except Exception:  # noqa: BLE001 - a packed sequence cannot hold anything but real tensors
+        except Exception:  # noqa: BLE001 - a packed sequence or nested rows cannot be without values
             return  # so this module cannot be called by itself; one around it may be
         if path not in self.sites:
             tensors = enumerate(tensors_of(given))

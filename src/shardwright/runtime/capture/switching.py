@@ -1,0 +1,126 @@
+"""Parameters whose ``requires_grad`` forward switches: off while an actor learns from a critic, and on again.
+
+An exported graph knows nothing of such flags. While one is off, the module holds the parameter detached
+instead, so that the graph says where no gradient flows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import CaptureError
+from shardwright.runtime.capture.record import aten
+
+
+class Switches:
+    """The parameters of a module that are switched off, each with the stand-in that the module holds."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.ever = False  # whether any was switched off
+        self._own = {id(one): name for name, one in module.named_parameters()}
+        self._off: list[tuple[Tensor, Tensor, str]] = []
+
+    def switch(self, tensor: Tensor, is_on: bool) -> bool:
+        """Switch a tensor; returns False where that is not for us to do.
+
+        A list of parameters that was made before the trace holds those that the module had then.
+        """
+        if id(tensor) in self._own:
+            tensor = reduce(getattr, self._own[id(tensor)].split("."), self.module)
+        for place, (original, stand_in, _) in enumerate(self._off):
+            if tensor is original or tensor is stand_in:
+                if is_on:
+                    self._put(stand_in, original)
+                    del self._off[place]
+                return True
+        name = self._put(tensor, tensor)
+        if not name or tensor.requires_grad == is_on:
+            return bool(name)
+        if is_on:
+            raise CaptureError(
+                f"forward must not switch requires_grad of a frozen parameter on, but it does so with {_called(name)}: "
+                "the first step would train other parameters than the second; set it before building"
+            )
+        stand_in = tensor.detach()
+        self._put(tensor, stand_in)
+        self._off.append((tensor, stand_in, name))
+        self.ever = True
+        return True
+
+    def _put(self, old: Tensor, new: Tensor) -> str:
+        """Let the module hold one tensor in place of another; returns its name, "" where it has none."""
+        found = ""
+        for path, child in self.module.named_modules():
+            for name, held in child._parameters.items():
+                if held is old:
+                    child._parameters[name] = new  # type: ignore[assignment]
+                    found = f"{path}.{name}" if path else name
+        return found
+
+    @property
+    def left(self) -> list[str]:
+        """The names of those that are off."""
+        return [name for _, _, name in self._off]
+
+    def end(self) -> None:
+        """Let the module hold its own parameters."""
+        for original, stand_in, _ in self._off:
+            self._put(stand_in, original)
+
+
+def check_left(names: Iterable[str]) -> None:
+    """Complain of parameters that were used with a gradient, or may have been, and are left switched off."""
+    for name in names:
+        raise CaptureError(
+            f"forward must not leave requires_grad of a parameter switched off, but it does so with "
+            f"{_called(name)}: the first step would train other parameters than the second; set it before "
+            "building, or switch it on again"
+        )
+
+
+def _called(name: str) -> str:
+    return repr(name.removeprefix("module."))  # what is exported is wrapped
+
+
+def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a module's exported program, in which parameters are detached while they are switched off."""
+    with switched(module) as flags:
+        program = torch.export.export(module, args, kwargs, strict=False)
+    used = {node.name for node in program.graph.nodes if any(map(_differentiates, node.users))}
+    specs = program.graph_signature.input_specs
+    check_left(one.target for one in specs if one.target in flags.left and one.arg.name in used)
+    return program
+
+
+def _differentiates(user: Any) -> bool:
+    return user.target is not aten.detach.default
+
+
+@contextlib.contextmanager
+def switched(module: nn.Module) -> Iterator[Switches]:
+    """Let ``module`` hold parameters detached while it switches them off, however it runs."""
+    plain: Any = torch._C.TensorBase.requires_grad
+    method = torch.Tensor.requires_grad_
+    found = Switches(module)
+
+    def write(tensor: Tensor, value: bool) -> None:
+        if not found.switch(tensor, bool(value)):
+            plain.__set__(tensor, value)
+
+    def called(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+        return tensor if found.switch(tensor, requires_grad) else method(tensor, requires_grad)
+
+    torch.Tensor.requires_grad = property(plain.__get__, write)  # type: ignore[assignment]
+    torch.Tensor.requires_grad_ = called  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        found.end()
+        del torch.Tensor.requires_grad, torch.Tensor.requires_grad_
