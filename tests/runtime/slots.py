@@ -57,6 +57,8 @@ class Rule:
     momentum: float = 0.9
     dampening: float = 0.0
     max_norm: float = math.inf  # of the gradients of a stage
+    course: str = "last"
+    limit: float = math.inf
 
     def step(self, weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], slot: int) -> None:
         """Take a step; ``kept`` is what the optimizer remembers of a weight."""
@@ -89,11 +91,16 @@ class Rule:
         """Return a weight some steps on."""
         if not kept or steps == 0:
             return weight.clone()
-        moved = weight.clone()
+        rate, moved, left = self.rate(slot), weight.clone(), 1.0
         for _ in range(steps):  # one after another: the closed forms are what is tested
+            if self.course == "difference":
+                moved += (weight - kept["before"]).clamp(-rate * self.limit, rate * self.limit)
+                continue
+            if self.course == "decaying":
+                left *= 0.9  # momentum, and Adam's first beta
             if self.kind == "adamw":
-                moved = moved * (1 - self.rate(slot) * self.decay)
-            moved = moved - self.rate(slot) * self.direction(kept)
+                moved = moved * (1 - rate * self.decay)
+            moved = moved - rate * left * self.direction(kept).clamp(-self.limit, self.limit)
         return moved
 
 
@@ -205,6 +212,7 @@ class Emulator:
         for name, gradient in found.items():
             gradient = gradient * min(1.0, self.rule.max_norm / (norm + 1e-6))
             kept = stage.kept.setdefault(name, {})
+            kept["before"] = stage.weights[name].clone()
             self.rule.step(stage.weights[name], gradient, kept, slot)
         stage.updates += 1
         return g

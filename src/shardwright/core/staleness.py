@@ -42,6 +42,20 @@ MEANS: dict[Staleness, str] = {
 }
 ASYNCHRONOUS: tuple[Staleness, ...] = get_args(Staleness)[1:]
 PREDICTS: frozenset[Staleness] = frozenset({"spectrain-v1", "spectrain-v2", "pipeoptim"})
+# Along what weights are predicted.
+Course = Literal["last", "decaying", "difference"]
+COURSES: tuple[Course, ...] = get_args(Course)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extrapolation:
+    """How weights are predicted. ``course``: along what the optimizer's ``last`` step took, along that ``decaying`` with
+    each step, as momentum does where no gradients come, or along the ``difference`` that the last update made.
+    ``limit``: an element moves by so many learning rates a step at most; 0: as far as it comes.
+    """
+
+    course: Course = "last"
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
