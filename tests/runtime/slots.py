@@ -117,6 +117,7 @@ class Stage:
     updates: int = 0
     lags: list[int] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)
+    history: list[Weights] = field(default_factory=list)  # after so many updates
 
 
 class Emulator:
@@ -163,7 +164,11 @@ class Emulator:
             self.mode, 0
         )
         weights = self._ahead(stage, steps, slot)
-        if self.mode in ("stash", "spectrain-v2"):
+        if (
+            self.mode == "stash-vertical"
+        ):  # after as many updates as the first stage had when it entered
+            weights = [*stage.history, weights][max(0, i - (len(self.stages) - 1))]
+        if self.mode in ("stash", "stash-vertical", "spectrain-v2"):
             stage.forward[i] = weights
         saved = stage.saved[i] = {}
         stage.begun[i] = stage.updates
@@ -208,6 +213,7 @@ class Emulator:
             inner = inner * self.mask(layer, i, tuple(h.shape)) * (1 - h**2)
             found[f"{up}.weight"], found[f"{up}.bias"] = inner.T @ saved[f"in{layer}"], inner.sum(0)
             g = g + inner @ weights[f"{up}.weight"]
+        stage.history.append({name: one.clone() for name, one in stage.weights.items()})
         norm = math.sqrt(sum(float((one**2).sum()) for one in found.values()))
         for name, gradient in found.items():
             gradient = gradient * min(1.0, self.rule.max_norm / (norm + 1e-6))

@@ -9,7 +9,8 @@ rule. Buffers are no weights, and are never predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -96,13 +97,14 @@ def check_prediction(
 
 
 class Oracle:
-    """Tells what parameters are expected to be, at the current learning rates. It remembers what they were before their
-    last update, if it goes by that, since the pipeline was empty."""
+    """Tells what parameters are expected to be, at the current learning rates, and what they were. It remembers what
+    they were before their last update, if it goes by that, and at forwards before, since the pipeline was empty."""
 
     def __init__(self, clock: Clock, how: Extrapolation) -> None:
         self.how, self._clock = how, clock
         self._since = -1  # the first minibatch of those whose updates are remembered
         self._before: dict[nn.Parameter, Tensor] = {}
+        self.past: deque[list[Tensor]] = deque()
 
     def about_to_update(self, parameters: Iterable[nn.Parameter]) -> None:
         """Be told of an update."""
@@ -114,7 +116,16 @@ class Oracle:
         if self._since != self._clock.first:
             self._since = self._clock.first
             self._before.clear()
+            self.past.clear()
         return self._before
+
+    def before(self, weights: Sequence[Tensor], updates: int) -> list[Tensor]:
+        """Return, at the forward of every minibatch, the weights that there were so many updates before."""
+        self._remembered()
+        self.past.append([one.detach().clone() for one in weights])
+        if len(self.past) > updates + 1:
+            self.past.popleft()
+        return self.past[0]
 
     def expected(
         self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, steps: int
@@ -167,7 +178,15 @@ def versioned(
                 store.data[slot] = raw
 
         return alias
-    ahead, lag = (int(str(constants[name])) for name in ("forward", "lag"))
+    ahead, lag, behind = (int(str(constants[name])) for name in ("forward", "lag", "behind"))
+    if behind:
+
+        def recall() -> None:
+            weights = oracle.before([raw for _, raw, _ in rows], behind)
+            for (slot, _, _), old in zip(rows, weights, strict=True):
+                store.data[slot] = old
+
+        return recall
     is_forward = shift == forward_shift(transform.mesh)
     site = machine.sites[transform.mesh]
     told = [counts(machine.program, value, site) for value in transform.reads]
