@@ -57,6 +57,8 @@ class Rule:
     momentum: float = 0.9
     dampening: float = 0.0
     max_norm: float = math.inf  # of the gradients of a stage
+    course: str = "last"
+    limit: float = math.inf
 
     def step(self, weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], slot: int) -> None:
         """Take a step; ``kept`` is what the optimizer remembers of a weight."""
@@ -89,11 +91,16 @@ class Rule:
         """Return a weight some steps on."""
         if not kept or steps == 0:
             return weight.clone()
-        moved = weight.clone()
+        rate, moved, left = self.rate(slot), weight.clone(), 1.0
         for _ in range(steps):  # one after another: the closed forms are what is tested
+            if self.course == "difference":
+                moved += (weight - kept["before"]).clamp(-rate * self.limit, rate * self.limit)
+                continue
+            if self.course == "decaying":
+                left *= 0.9  # momentum, and Adam's first beta
             if self.kind == "adamw":
-                moved = moved * (1 - self.rate(slot) * self.decay)
-            moved = moved - self.rate(slot) * self.direction(kept)
+                moved = moved * (1 - rate * self.decay)
+            moved = moved - rate * left * self.direction(kept).clamp(-self.limit, self.limit)
         return moved
 
 
@@ -110,6 +117,7 @@ class Stage:
     updates: int = 0
     lags: list[int] = field(default_factory=list)
     begun: dict[int, int] = field(default_factory=dict)
+    history: list[Weights] = field(default_factory=list)  # after so many updates
 
 
 class Emulator:
@@ -156,7 +164,11 @@ class Emulator:
             self.mode, 0
         )
         weights = self._ahead(stage, steps, slot)
-        if self.mode in ("stash", "spectrain-v2"):
+        if (
+            self.mode == "stash-vertical"
+        ):  # after as many updates as the first stage had when it entered
+            weights = [*stage.history, weights][max(0, i - (len(self.stages) - 1))]
+        if self.mode in ("stash", "stash-vertical", "spectrain-v2"):
             stage.forward[i] = weights
         saved = stage.saved[i] = {}
         stage.begun[i] = stage.updates
@@ -201,10 +213,12 @@ class Emulator:
             inner = inner * self.mask(layer, i, tuple(h.shape)) * (1 - h**2)
             found[f"{up}.weight"], found[f"{up}.bias"] = inner.T @ saved[f"in{layer}"], inner.sum(0)
             g = g + inner @ weights[f"{up}.weight"]
+        stage.history.append({name: one.clone() for name, one in stage.weights.items()})
         norm = math.sqrt(sum(float((one**2).sum()) for one in found.values()))
         for name, gradient in found.items():
             gradient = gradient * min(1.0, self.rule.max_norm / (norm + 1e-6))
             kept = stage.kept.setdefault(name, {})
+            kept["before"] = stage.weights[name].clone()
             self.rule.step(stage.weights[name], gradient, kept, slot)
         stage.updates += 1
         return g

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.core.program import Kind
-from shardwright.core.staleness import versions
+from shardwright.core.program import Kind, Program
+from shardwright.core.staleness import Extrapolation, versions
 from shardwright.core.strategy import ParameterConfig, Strategy
 from shardwright.errors import InputError
 from shardwright.planner.lower import lower
@@ -24,15 +24,15 @@ from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import Captured, capture
 from shardwright.runtime.executor import Executor, RunOptions
 from shardwright.runtime.local_world import LocalWorld, run_locally
-from shardwright.runtime.prediction import expected
-from shardwright.runtime.randomness import place_seed, splitmix64
+from shardwright.runtime.prediction import Oracle
+from shardwright.runtime.randomness import Clock, place_seed, splitmix64
 from tests import zoo
 from tests.runtime.slots import Emulator, Row, Rule, Stage
 
 pytestmark = pytest.mark.torch
 
 SEED, SAMPLES, WIDTH, RATE = 5, 6, 8, 0.25
-MODES = ("stale", "stash", "spectrain-v1", "spectrain-v2", "pipeoptim")
+MODES = ("stale", "stash", "stash-vertical", "spectrain-v1", "spectrain-v2", "pipeoptim")
 # By name: the emulator's rule, and torch's optimizer.
 RULES: dict[str, tuple[Callable[..., Rule], Callable[..., Any]]] = {
     "momentum": (
@@ -81,13 +81,14 @@ def train(
     optimizer: Callable[..., Any],
     data: list[dict[str, Tensor]],
     decay: float = 1.0,
+    how: Extrapolation = Extrapolation(),  # noqa: B008
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train with all ranks in this process; return the losses by batch, and the parameters."""
     program = lower(captured.graph, strategy)
 
     def work(world: LocalWorld) -> tuple[list[float], dict[str, Tensor]]:
         mine = copy.deepcopy(module)
-        options = RunOptions(seed=SEED, world=world)
+        options = RunOptions(seed=SEED, world=world, extrapolation=how)
         executor = Executor(captured, program, mine, optimizer=optimizer, options=options)
         schedule = torch.optim.lr_scheduler.ExponentialLR(executor.optimizer, decay)
         losses: dict[int, float] = {}
@@ -221,6 +222,31 @@ def test_stages_of_several_devices_and_clipping_are_those_of_the_slots(
     assert_equal(found, (losses, weights))
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind", "how"),
+    [
+        ("spectrain-v1", "adamw", Extrapolation(course="decaying")),
+        ("spectrain-v2", "momentum", Extrapolation(course="decaying", limit=0.02)),
+        ("spectrain-v1", "adam", Extrapolation(course="difference", limit=0.5)),
+        ("pipeoptim", "nesterov", Extrapolation(course="difference")),
+        ("spectrain-v2", "adamw", Extrapolation(limit=0.5)),
+    ],
+)
+def test_weights_are_predicted_along_other_courses_as_the_slots_do(
+    mode: str, kind: str, how: Extrapolation
+) -> None:
+    module, batch = row(4)
+    captured = capture(module, batch)
+    rule, optimizer = RULES[kind]
+    strategy, data = asynchronous(captured, 4, mode), batches(16)
+    rated = rule(rate=lambda _: 0.02, course=how.course, limit=how.limit or math.inf)
+    found = train(captured, strategy, module, partial(optimizer, lr=0.02), data, how=how)
+    losses, weights, _ = emulate(captured, strategy, module, rated, data)
+    assert_equal(found, (losses, weights))
+    other = emulate(captured, strategy, module, rule(rate=lambda _: 0.02), data)[0]
+    assert abs(other[-1] - losses[-1]) > 1e-6  # than without
+
+
 def watched(
     captured: Captured, strategy: Strategy, module: Row, see: Callable[[Executor, int, int], None]
 ) -> None:
@@ -326,21 +352,24 @@ def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
     def see(executor: Executor, index: int, minibatch: int) -> None:
         del index, minibatch
         own = {raw.data_ptr() for raw in executor.machine.parameters.raw.values()}
-        store, held = executor.machine.store, 0
+        store, held = executor.machine.store, dict[int, int]()
         for number, value in enumerate(program.values):
             if value.role == "version" and value.mesh == executor.stage:
                 tensors = [store.data[store.slot(number, one)] for one in range(4)]
-                held += sum(
-                    t.numel() * t.element_size()
+                held |= {
+                    t.data_ptr(): t.numel() * t.element_size()
                     for t in tensors
                     if t is not None and t.data_ptr() not in own
-                )
-        most[executor.stage] = max(most[executor.stage], held)
+                }
+        older = [t for one in executor._oracle.past for t in one]
+        held |= {t.data_ptr(): t.numel() * t.element_size() for t in older}
+        most[executor.stage] = max(most[executor.stage], sum(held.values()))
 
     watched(captured, strategy, module, see)
     many, _ = unrolled(program, 12)
+    plain = lower(captured.graph, asynchronous(captured, 4, "stale"))
     for stage in range(4):
-        alive = peak = 0
+        alive = peak = program.base_bytes[stage] - plain.base_bytes[stage]
         for index in np.flatnonzero(many.group == stage).tolist():
             if many.kind[index] == Kind.TRANSFORM:
                 alive += int(many.allocated[index])
@@ -348,7 +377,8 @@ def test_versions_held_are_those_whose_memory_is_predicted(mode: str) -> None:
             peak = max(peak, alive)
             freed = many.free_value[many.free_offset[index] : many.free_offset[index + 1]].tolist()
             sizes = [program.values[v].bytes for v in freed if program.values[v].role == "version"]
-            alive -= sum(sizes) if sizes and (copies or mode in ("stash", "spectrain-v2")) else 0
+            keeps = mode in ("stash", "stash-vertical", "spectrain-v2")
+            alive -= sum(sizes) if sizes and (copies or keeps) else 0
         weights = {
             value.tensor: value.bytes
             for value in program.values
@@ -388,7 +418,8 @@ def test_of_a_constant_gradient_the_future_is_known(kind: str) -> None:
         group = optimizer.param_groups[0]
         share = (1 - group["dampening"]) / (1 - group["momentum"])
         state["momentum_buffer"] = gradient * share
-    ahead = [expected(optimizer, parameter, steps) for steps in (1, 2, 3)]
+    oracle = Oracle(Clock(), Extrapolation())
+    ahead = [oracle.expected(optimizer, parameter, steps) for steps in (1, 2, 3)]
     for one in ahead:
         optimizer.step()
         assert float((one - parameter.detach()).square().mean().sqrt()) < 1e-15
@@ -417,16 +448,24 @@ def test_what_an_asynchronous_pipeline_cannot_do_is_refused_in_a_sentence() -> N
     other = capture(tied, tokens)
     with pytest.raises(InputError, match="untie it"):
         lower(other.graph, asynchronous(other, 2, "stash"))
-    program = lower(captured.graph, strategy)
     short = {name: tensor[:-1] for name, tensor in batch.items()}
-    for optimizer, words in (
-        (torch.optim.SGD, "momentum is 0"),
-        (torch.optim.RMSprop, "RMSprop"),
-        (partial(torch.optim.SGD, momentum=0.9), "this one has .*; leave it out"),
+    along = Extrapolation(course="difference")
+    for optimizer, staleness, how, words in (
+        (torch.optim.SGD, "spectrain-v2", Extrapolation(), "momentum is 0"),
+        (torch.optim.RMSprop, "spectrain-v2", Extrapolation(), "RMSprop"),
+        (torch.optim.RMSprop, "spectrain-v2", along, "this one has .*; leave it out"),
+        (torch.optim.RMSprop, "stash", along, "leave out the extrapolation"),
+        (torch.optim.Adam, "stash", replace(along, limit=-1.0), "the limit -1.0"),
     ):
+        program = lower(captured.graph, asynchronous(captured, 2, staleness))
 
-        def work(world: LocalWorld, optimizer: Any = optimizer) -> None:
-            made, options = partial(optimizer, lr=0.1), RunOptions(world=world)
+        def work(
+            world: LocalWorld,
+            program: Program = program,
+            optimizer: Any = optimizer,
+            how: Extrapolation = how,
+        ) -> None:
+            made, options = partial(optimizer, lr=0.1), RunOptions(world=world, extrapolation=how)
             mine = copy.deepcopy(module)
             Executor(captured, program, mine, optimizer=made, options=options).step(short)
 

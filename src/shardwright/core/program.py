@@ -265,7 +265,8 @@ class Transform:
     * ``top-k sum``, ``int8 sum``, ``1-bit sum``: the sum of what so many ``ranks`` made so, of values of
       a ``dtype``; it reads their bytes one behind the other;
     * ``version``: each parameter read, as it is expected to be ``forward + min(i, lag)`` updates later for the
-      i-th minibatch since the pipeline was empty; where ``copies`` is 0 they are the parameters themselves.
+      i-th minibatch since the pipeline was empty; where ``copies`` is 0 they are the parameters themselves, and
+      where ``behind`` is more as they were that many updates before.
     """
 
     name: TransformName

@@ -12,13 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Staleness = Literal["none", "stale", "stash", "spectrain-v1", "spectrain-v2", "pipeoptim"]
+Staleness = Literal[
+    "none", "stale", "stash", "stash-vertical", "spectrain-v1", "spectrain-v2", "pipeoptim"
+]
 
 # What each is, as people read it.
 TITLES: dict[Staleness, str] = {
     "none": "synchronous",
     "stale": "asynchronous, newest weights",
     "stash": "asynchronous, stashed weights (PipeDream)",
+    "stash-vertical": "asynchronous, stashed weights of one update on all stages (PipeDream's vertical sync)",
     "spectrain-v1": "asynchronous, weights predicted for forward and backward (SpecTrain)",
     "spectrain-v2": "asynchronous, weights predicted once (SpecTrain)",
     "pipeoptim": "asynchronous, weights predicted for forward (PipeOptim)",
@@ -34,6 +37,10 @@ MEANS: dict[Staleness, str] = {
         "gradients are those of the weights that the batch's forward saw, and late by one update per stage behind: "
         "losses are not those of synchronous training, and may need a smaller learning rate"
     ),
+    "stash-vertical": (
+        "a batch sees on all stages the weights of one update, and its gradients are late by one update per stage "
+        "behind the first: losses are not those of synchronous training, and may need a smaller learning rate"
+    ),
     **dict.fromkeys(
         ("spectrain-v1", "spectrain-v2", "pipeoptim"),
         "batches run on weights predicted from the optimizer's momentum, and gradients are late by one update "
@@ -42,6 +49,20 @@ MEANS: dict[Staleness, str] = {
 }
 ASYNCHRONOUS: tuple[Staleness, ...] = get_args(Staleness)[1:]
 PREDICTS: frozenset[Staleness] = frozenset({"spectrain-v1", "spectrain-v2", "pipeoptim"})
+# Along what weights are predicted.
+Course = Literal["last", "decaying", "difference"]
+COURSES: tuple[Course, ...] = get_args(Course)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extrapolation:
+    """How weights are predicted. ``course``: along what the optimizer's ``last`` step took, along that ``decaying`` with
+    each step, as momentum does where no gradients come, or along the ``difference`` that the last update made.
+    ``limit``: an element moves by so many learning rates a step at most; 0: as far as it comes.
+    """
+
+    course: Course = "last"
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +72,20 @@ class Outlook:
     Its forward runs on those that the stage is expected to have ``forward + lag`` updates later; while the pipeline
     fills, the minibatch is the i-th (from 0) since it was empty, and there are ``forward + min(i, lag)``. Its backward
     runs on those of its forward where ``backward`` is None, else on those that are expected so many
-    updates later than they are by then. ``between`` both halves the stage is updated so often.
+    updates later than they are by then. ``between`` both halves the stage is updated so often. Where ``behind``
+    is more than 0 forward runs on those that it had so many updates before, or had when the pipeline was empty.
     """
 
     forward: int
     lag: int
     backward: int | None
     between: int
+    behind: int = 0
 
     @property
     def is_plain(self) -> bool:
         """Whether both halves run on the parameters as they are, between which nothing updates them."""
-        return self.backward is None and self.forward == self.between == 0
+        return self.backward is None and self.forward == self.between == self.behind == 0
 
 
 def forward_shift(stage: int) -> int:
@@ -81,8 +104,15 @@ def outlook(staleness: Staleness, stage: int, stages: int) -> Outlook:
     aims = stage // 2 if staleness == "spectrain-v1" else 0  # beyond the stage's own backward
     ahead = between if staleness in PREDICTS else 0
     # Where nothing is updated between both halves they run on the same weights anyway.
-    keeps = staleness in ("stash", "spectrain-v2") or between == 0
-    return Outlook(forward=aims, lag=ahead, backward=None if keeps else aims, between=between)
+    keeps = staleness in ("stash", "stash-vertical", "spectrain-v2") or between == 0
+    return Outlook(
+        forward=aims,
+        lag=ahead,
+        backward=None if keeps else aims,
+        between=between,
+        # The first stage, whose newest weights all are to have, is that much further behind.
+        behind=stage if staleness == "stash-vertical" else 0,
+    )
 
 
 def versions(staleness: Staleness, stage: int, stages: int) -> int:
@@ -90,4 +120,4 @@ def versions(staleness: Staleness, stage: int, stages: int) -> int:
     look = outlook(staleness, stage, stages)
     if look.is_plain or staleness == "stale":
         return 0
-    return stages - stage if look.backward is None else 1
+    return stages - stage + look.behind if look.backward is None else 1

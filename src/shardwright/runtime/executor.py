@@ -12,7 +12,6 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,47 +35,21 @@ from shardwright.runtime.interpreter import Compiled, Compiler
 from shardwright.runtime.keeping import Keeping
 from shardwright.runtime.loss import LossSum, told_early
 from shardwright.runtime.machine import machine_of, resized
+from shardwright.runtime.options import RunOptions
+from shardwright.runtime.prediction import Oracle
 from shardwright.runtime.reading import Reader
-from shardwright.runtime.scaling import Scaling, scaler_of
+from shardwright.runtime.scaling import scaler_of
 from shardwright.runtime.status import StatusFile
 from shardwright.runtime.stream import TrainingStep
 from shardwright.runtime.update import bound_of, check_optimizer
 from shardwright.runtime.updating import Ends, Updating
 from shardwright.runtime.waiting import Action
-from shardwright.runtime.world import TorchWorld, World
+from shardwright.runtime.world import TorchWorld
 
 # Captures and lowers the model for a batch of another size, by the same plan.
 Resize = Callable[[Mapping[str, Tensor]], tuple[Captured, Program]]
 # Receives named parameters (this rank's master shards), returns an optimizer over them.
 OptimizerFactory = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How to run a Program.
-
-    ``device``: torch device of this rank; None: its own of the type that is planned for, as ``build``
-    finds out, else the CPU. ``seed`` of dropout.
-    ``max_norm``: bound of the global gradient norm, for plans that clip (None: the plan's own).
-    ``check_finite`` raises before the update when the loss is NaN or infinite. ``scaling`` of the loss; None: by the usual
-    rules where the plan is for float16, else none. ``timeout``: seconds a collective may take.
-    ``world``: the ranks, ``torch.distributed`` where it is None. ``releases``: the module is the
-    executor's to empty; its trained parameters go to the meta device once shards are cut.
-    ``noise_decay``: of the averages of the gradient noise scale (``Executor.noise``); None: it is not measured.
-    ``forecast_every``: so many batches, at least one more than stages, predicted weights are looked at again
-    (``Executor.forecast``); 0: never. Their stages then hold two more copies of them for a while.
-    """
-
-    device: torch.device | str | None = None
-    seed: int = 0
-    max_norm: float | None = None
-    check_finite: bool = False
-    scaling: Scaling | None = None
-    timeout: float = 60.0
-    world: World | None = None
-    releases: bool = False
-    noise_decay: float | None = None
-    forecast_every: int = 0
 
 
 class Executor(Keeping):
@@ -117,7 +90,10 @@ class Executor(Keeping):
         self.scaler = scaler_of(program, self.options.scaling, len(self.machine.sites))
         self.reader, self.status = Reader(self.options.seed), StatusFile(self.rank)
         self._max_norm = bound_of(program, self.options.max_norm)
-        check_optimizer(self.optimizer, self.machine, scales=self.scaler is not None)
+        self._oracle = Oracle(self.machine.clock, self.options.extrapolation)
+        check_optimizer(
+            self.optimizer, self.machine, self._oracle.how, scales=self.scaler is not None
+        )
         self.outputs: dict[str, Tensor] = {}
         self.left: int | None = None
         self._meter = noise.meter_of(self.options.noise_decay)
@@ -138,7 +114,7 @@ class Executor(Keeping):
         self.loss = LossSum(self.machine)
         self._noise = noise.watch(self.machine, self._meter)
         ends = Ends(
-            lambda: self.optimizer, self.loss, self._noise, self._forecasts, self.scaler,
+            lambda: self.optimizer, self.loss, self._noise, self._forecasts, self._oracle, self.scaler,
             self._max_norm, self.options.check_finite,
         )  # fmt: skip
         self._updating = Updating(self.machine, ends)

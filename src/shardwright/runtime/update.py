@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shardwright.core.layout import is_split
 from shardwright.core.program import Program
+from shardwright.core.staleness import Extrapolation
 from shardwright.errors import InputError
 from shardwright.runtime.collectives import Pending
 from shardwright.runtime.interpreter import Machine
@@ -20,11 +21,14 @@ CLOSURE_OPTIMIZERS = frozenset({"LBFGS"})
 WHOLE_OPTIMIZERS = frozenset({"Adafactor", "Muon"})
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, machine: Machine, *, scales: bool) -> None:
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, machine: Machine, how: Extrapolation, *, scales: bool
+) -> None:
     """Refuse optimizers whose update of an element needs more than the element's shard, or more than one
-    call a step where the plan makes several; ``scales``: the loss, by what all gradients are."""
+    call a step where the plan makes several, or by which weights cannot be predicted as they are to be;
+    ``scales``: the loss, by what all gradients are."""
     _check_updates(optimizer, machine.program, scales=scales)
-    check_prediction(optimizer, machine.program.strategy.pipeline.staleness)
+    check_prediction(optimizer, machine.program.strategy.pipeline.staleness, how)
     name = type(optimizer).__name__
     values = machine.program.values
     layouts = {values[master.value].layout for master in machine.parameters.masters}

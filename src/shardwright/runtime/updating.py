@@ -15,7 +15,7 @@ from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.loss import LossSum
 from shardwright.runtime.noise import NoiseWatch
 from shardwright.runtime.parameters import taken
-from shardwright.runtime.prediction import versioned
+from shardwright.runtime.prediction import Oracle, versioned
 from shardwright.runtime.scaling import LossScaler
 from shardwright.runtime.update import clip, owned_gradients
 from shardwright.runtime.waiting import Action
@@ -29,6 +29,7 @@ class Ends(NamedTuple):
     loss: LossSum
     noise: NoiseWatch
     forecasts: Forecasts
+    oracle: Oracle
     scaler: LossScaler | None
     max_norm: float | None
     checks: bool
@@ -95,7 +96,8 @@ class Updating:
         program = self.machine.program
         transform = program.transforms[int(program.item[index])]
         moment = program.shift_of(index), instance
-        return versioned(transform, self.machine, moment, optimizer, self.ends.forecasts)
+        ends = self.ends
+        return versioned(transform, self.machine, moment, optimizer, ends.oracle, ends.forecasts)
 
     def _before_update(self) -> None:
         ends, machine = self.ends, self.machine
@@ -130,6 +132,7 @@ class Updating:
                 gradient = gradient.contiguous().view_as(parameter)
             parameter.grad = None if gradient is None else gradient.contiguous()
         if not self.skips:
+            self.ends.oracle.about_to_update([parameter for parameter, _ in pairs])
             self.ends.optimizer().step()
         for parameter, _ in pairs:
             parameter.grad = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
+from shardwright.core.staleness import COURSES
 from shardwright.core.strategy import (
     Accumulation,
     Compressor,
@@ -326,6 +327,18 @@ class Job:
         "Every so many steps, measure how far predicted weights are off (asynchronous pipelines).",
         least=0,
         says="predictions are looked at every so many steps, 0 for never",
+    )
+    extrapolation: str = option(
+        "last",
+        "Along what weights are predicted (asynchronous pipelines): the optimizer's last step, that decaying, or the "
+        "last update's difference.",
+        one_of=COURSES,
+    )
+    extrapolation_limit: float = option(
+        0.0,
+        "Learning rates a step that a prediction may move an element; 0: any.",
+        least=0.0,
+        says=FINITE,
     )
     profiles: bool = False
 

@@ -13,9 +13,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.core.plan import Plan
+from shardwright.core.staleness import Course, Extrapolation
 from shardwright.core.strategy import Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.errors import InputError
@@ -128,6 +129,9 @@ def train_rank(task: Task) -> LoopEnd:
             releases=True,
             noise_decay=NOISE_DECAY if job.noise_scale else None,
             forecast_every=job.forecast_every,
+            extrapolation=Extrapolation(
+                course=cast(Course, job.extrapolation), limit=job.extrapolation_limit
+            ),
         ),
     )
     batch_size = plan.global_batch

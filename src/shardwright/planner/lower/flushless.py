@@ -84,12 +84,12 @@ def _with_versions(program: Program, mesh: int, look: Outlook) -> Program:
     behind = [index for index in runs if index not in ahead]
     sizes = [program.values[one].bytes for one in writes]
     if look.backward is None:
-        turns = [(ahead[0], max(runs), (look.forward, look.lag, 1))]
+        turns = [(ahead[0], max(runs), (look.forward, look.lag, 1, look.behind))]
     else:
         is_ahead = int(look.forward + look.lag > 0)
-        turns = [(ahead[0], max(ahead), (look.forward, look.lag, is_ahead))]
+        turns = [(ahead[0], max(ahead), (look.forward, look.lag, is_ahead, 0))]
         if behind:
-            turns.append((behind[0], max(behind), (look.backward, 0, int(look.backward > 0))))
+            turns.append((behind[0], max(behind), (look.backward, 0, int(look.backward > 0), 0)))
     freed, frees, insertions = (
         program.freed.copy(),
         dict[int, tuple[int, ...]](),
@@ -100,7 +100,11 @@ def _with_versions(program: Program, mesh: int, look: Outlook) -> Program:
         insertions.append(_Insertion(first, _transform(mesh, reads, writes, how), made, spare))
         freed[last] += made
         frees[last] = writes
-    return _inserted(replace(program, freed=freed), insertions, frees)
+    # What older weights a stage keeps besides those that minibatches under way run on.
+    base = list(program.base_bytes)
+    base[mesh] += look.behind * sum(sizes)
+    program = replace(program, freed=freed, base_bytes=tuple(base))
+    return _inserted(program, insertions, frees)
 
 
 def _reading_versions(
@@ -154,9 +158,9 @@ def _reading(segment: Segment, new: dict[int, int], *, again: bool) -> Segment:
 
 
 def _transform(
-    mesh: int, reads: tuple[int, ...], writes: tuple[int, ...], how: tuple[int, int, int]
+    mesh: int, reads: tuple[int, ...], writes: tuple[int, ...], how: tuple[int, int, int, int]
 ) -> Transform:
-    names = ("forward", "lag", "copies")
+    names = ("forward", "lag", "copies", "behind")
     return Transform(
         name="version",
         mesh=mesh,
