@@ -31,8 +31,8 @@ from shardwright.planner.solve.wide.region import room_of
 HUB, MOST_VALUES = 64, 16
 # A variable is eliminated if that makes a table of at most so many cells over so many others.
 MAX_CELLS, MAX_OTHERS = 2**18, 2
-# Turns of bounding and searching, the sweeps and rounds in each, and the gap that is good enough.
-TURNS, SWEEPS, SETTLE, ROUNDS, ENOUGH = 8, 60, 10, 1, 1e-5
+# Turns of bounding and searching, the sweeps in each, and the gap that is good enough.
+TURNS, SWEEPS, SETTLE, ENOUGH = 8, 60, 10, 1e-5
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 
@@ -159,8 +159,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
         *_, proposal = dual.propose(SETTLE)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
-        for _ in range(ROUNDS):
-            descent.round(0.0, REGION_NODES)
+        descent.round(0.0, REGION_NODES)
         cost = capped_cost(own, descent.choice)
         if cost < best:
             best, choice = cost, descent.choice.copy()
