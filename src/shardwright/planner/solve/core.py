@@ -113,13 +113,7 @@ class Core:
         tables = dict(merged((entry.scope, entry.table) for entry in left if entry.scope))
         if not all(np.isfinite(table).any() for table in tables.values()):
             return math.inf
-        # The dual decomposition takes costs not to be negative.
-        least = {scope: _least(table) for scope, table in tables.items()}
-        tables = {scope: table - least[scope] for scope, table in tables.items()}
-        most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables.values())
-        scale = RANGE / most if most > 0 else 1.0
-        whole = {scope: np.floor(table * scale) for scope, table in tables.items()}
-        shift = sum(least.values())
+        whole, scale, shift = _whole(tables)
         choice, bound = minimise(_wide(self._left, self._sizes, whole), (upper - shift) * scale)
         picks[self._left] = choice[: len(self._left)]
         return bound / scale + shift
@@ -134,6 +128,17 @@ def _hubs(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
             hubs.append(variable)
             count *= sizes[variable]
     return tuple(sorted(hubs))
+
+
+def _whole(tables: dict[Scope, Floats]) -> tuple[dict[Scope, Floats], float, float]:
+    """Return tables as whole numbers of at least 0, as the dual decomposition takes them, with what these
+    were multiplied by after what was taken off."""
+    least = {scope: _least(table) for scope, table in tables.items()}
+    tables = {scope: table - least[scope] for scope, table in tables.items()}
+    most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables.values())
+    scale = RANGE / most if most > 0 else 1.0
+    whole = {scope: np.floor(table * scale) for scope, table in tables.items()}
+    return whole, scale, sum(least.values())
 
 
 def _least(table: Floats) -> float:
