@@ -49,6 +49,17 @@ def wide_dtype(dtype: str) -> str:
     return "float32" if DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"] else dtype
 
 
+def allowed_ways(least_sent: float, dtype: str) -> list[tuple[Compressor, float]]:
+    """Return what of the menu sends at least a share of the bits of a dtype, densest first."""
+    found = [(sent_share(*way, dtype), way) for way in MENU]
+    return [way for share, way in sorted(found, reverse=True) if share >= least_sent]
+
+
+def is_worth_packing(dtype: str, elements: int) -> bool:
+    """Whether a device's gradient of a dtype and so many elements is compressed where anything is."""
+    return dtype in REAL and elements >= WHOLE_BELOW
+
+
 def is_compressed(sync: GradientSync, dtype: str, elements: int) -> bool:
     """Whether a device's gradient of a dtype and so many elements is compressed before it is summed."""
-    return sync.compressor != "none" and dtype in REAL and elements >= WHOLE_BELOW
+    return sync.compressor != "none" and is_worth_packing(dtype, elements)

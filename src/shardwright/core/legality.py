@@ -35,6 +35,24 @@ MOST_NAMED = 12  # of a list, in a message
 
 def check_alone(strategy: Strategy) -> None:
     """Check what a strategy must keep whatever its graph."""
+    _check_places(strategy)
+    _check_pipeline(strategy)
+    _check_optimizer(strategy)
+    _check_updates(strategy)
+    if not strategy.pipeline.is_flushed:
+        _check_flushless(strategy)
+    sync = strategy.gradient_sync
+    if sync.error_feedback and (sync.dtype == "parameter" or strategy.precision == "float16"):
+        raise InputError(
+            "error feedback keeps what gradients lose on the wire, so they need a dtype there, and a "
+            f"loss whose scale stays as it is, but they travel in {sync.dtype} and the precision is "
+            f"{strategy.precision}; name a dtype, and plan float16 without error feedback"
+        )
+    _check_compression(strategy)
+
+
+def _check_places(strategy: Strategy) -> None:
+    """Check meshes, and that operators and parameters lie on them."""
     if not 1 <= len(strategy.meshes) <= MOST_MESHES or not all(m.devices for m in strategy.meshes):
         raise InputError(
             f"a strategy has 1 to {MOST_MESHES:,} meshes of at least one device each, but this one "
@@ -62,6 +80,9 @@ def check_alone(strategy: Strategy) -> None:
                 f"{parameter.rest} and {parameter.optimizer} on meshes of {sorted(lengths)} axes; "
                 f"write {REPLICATE} for axes that hold copies"
             )
+
+
+def _check_pipeline(strategy: Strategy) -> None:
     pieces = strategy.pipeline.num_microbatches
     if pieces > MOST_MICROBATCHES:
         raise InputError(
@@ -79,6 +100,9 @@ def check_alone(strategy: Strategy) -> None:
             f"{strategy.pipeline.schedule} and order has {len(strategy.pipeline.order)} lines; "
             "set the schedule to custom and write the order, or leave it out"
         )
+
+
+def _check_optimizer(strategy: Strategy) -> None:
     if not 0 <= strategy.optimizer_states <= MOST_STATES:
         raise InputError(
             f"an optimizer keeps 0 to {MOST_STATES} tensors per parameter, but optimizer_states is "
@@ -89,6 +113,9 @@ def check_alone(strategy: Strategy) -> None:
             "the largest gradient norm is a finite number of at least 0, and 0 where clips is false, "
             f"but max_norm is {strategy.max_norm}; plan again with --clip, or set clips to true"
         )
+
+
+def _check_updates(strategy: Strategy) -> None:
     if strategy.updates == "microbatch" and not _may_update_often(strategy):
         raise InputError(
             "parameters can be updated after every microbatch where the next one's forward comes behind, "
@@ -103,16 +130,6 @@ def check_alone(strategy: Strategy) -> None:
             f"but clips is {strategy.clips} and the precision is {strategy.precision}; update by step, "
             "or neither clip nor plan for float16"
         )
-    if not strategy.pipeline.is_flushed:
-        _check_flushless(strategy)
-    sync = strategy.gradient_sync
-    if sync.error_feedback and (sync.dtype == "parameter" or strategy.precision == "float16"):
-        raise InputError(
-            "error feedback keeps what gradients lose on the wire, so they need a dtype there, and a "
-            f"loss whose scale stays as it is, but they travel in {sync.dtype} and the precision is "
-            f"{strategy.precision}; name a dtype, and plan float16 without error feedback"
-        )
-    _check_compression(strategy)
 
 
 def _check_compression(strategy: Strategy) -> None:

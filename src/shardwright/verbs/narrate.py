@@ -23,7 +23,7 @@ from shardwright.planner.cost import Prices, Rates, operator_cost, price
 from shardwright.planner.cost.feed import WORDS, input_costs
 from shardwright.planner.lower import lower
 from shardwright.planner.search import surroundings
-from shardwright.planner.simulate import simulate, with_input
+from shardwright.planner.simulate import simulate_on, with_input
 from shardwright.planner.space import Seed, find_samples, iterate, seed_strategy
 from shardwright.planner.space.iteration import PLUS
 from shardwright.planner.space.samples import State
@@ -101,13 +101,7 @@ def _simulated(
 ) -> tuple[Program, Prices, Timeline]:
     program = lower(graph, plan.strategy)
     prices = price(program, graph, cluster, table)
-    timeline = simulate(
-        program,
-        prices.seconds,
-        overlap_slowdown=cluster.overlap_slowdown,
-        scatter_copies=cluster.scatter_copies,
-    )
-    return program, prices, timeline
+    return program, prices, simulate_on(cluster, program, prices.seconds)
 
 
 def with_process(timeline: Timeline, process_bytes: float) -> Timeline:

@@ -10,11 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.core.compression import (
-    MENU,
     WHOLE,
-    is_compressed,
+    allowed_ways,
+    is_worth_packing,
     packed_bytes,
-    sent_share,
     wide_dtype,
 )
 from shardwright.core.graph import DTYPE_BYTES
@@ -30,7 +29,7 @@ from shardwright.planner.judge.evaluate import (
 )
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.packing import MOST_UNITS, Way, choose_ways
-from shardwright.planner.simulate import simulate
+from shardwright.planner.simulate import simulate_on
 
 How = tuple[Compressor, float]
 
@@ -47,19 +46,8 @@ def free_seconds(context: Context, evaluation: Evaluation) -> float:
     is_sum = (program.kind == Kind.MESSAGE) & np.isin(program.item, sums)
     if not is_sum.any():
         return math.inf
-    timeline = simulate(
-        program,
-        np.where(is_sum, 0.0, prices.seconds),
-        overlap_slowdown=context.cluster.overlap_slowdown,
-        scatter_copies=context.cluster.scatter_copies,
-    )
-    return timeline.step_seconds
-
-
-def allowed(least_sent: float, dtype: str) -> list[How]:
-    """Return the ways of compressing a dtype that send at least a share of its bits, densest first."""
-    found = [(sent_share(*how, dtype), how) for how in MENU]
-    return [how for share, how in sorted(found, reverse=True) if share >= least_sent]
+    seconds = np.where(is_sum, 0.0, prices.seconds)
+    return simulate_on(context.cluster, program, seconds).step_seconds
 
 
 def packings(
@@ -71,7 +59,7 @@ def packings(
     (``choose_ways``).
     """
     own = evaluation.strategy.gradient_sync
-    menu = allowed(least_sent, "float32")
+    menu = allowed_ways(least_sent, "float32")
     if context.facts.folder.is_long:
         for compressor, density in menu:
             yield replace(own, compressor=compressor, density=density)
@@ -122,8 +110,7 @@ def _lanes(context: Context, program: Program, timeline: Timeline) -> Iterator[_
         large, small = list[_Unit](), list[_Unit]()
         for tensor, (ready, size) in sorted(entries.items(), key=lambda one: (one[1][0], one[0])):
             elements = int(size // width)
-            sync = GradientSync(compressor="int8")
-            dtype = wide_dtype(value.dtype) if is_compressed(sync, value.dtype, elements) else ""
+            dtype = wide_dtype(value.dtype) if is_worth_packing(value.dtype, elements) else ""
             unit = _Unit((tensor,), ready, size, (elements,), dtype)
             (large if dtype else small).append(unit)
         mesh = program.meshes[message.mesh]

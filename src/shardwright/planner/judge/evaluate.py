@@ -25,7 +25,7 @@ from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
 from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
-from shardwright.planner.simulate import Traits, period, simulate, with_input
+from shardwright.planner.simulate import Traits, period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
 # Merging is for what starting messages comes to, as a share of a step.
@@ -201,13 +201,7 @@ def evaluate_program(
     traits: Traits | None = None,
 ) -> tuple[Timeline, Evaluation]:
     """Simulate a strategy that is lowered and priced; ``traits`` as for ``simulate``."""
-    timeline = simulate(
-        program,
-        prices.seconds,
-        overlap_slowdown=context.cluster.overlap_slowdown,
-        scatter_copies=context.cluster.scatter_copies,
-        traits=traits,
-    )
+    timeline = simulate_on(context.cluster, program, prices.seconds, traits)
     feeding = input_costs(program, context.graph, context.facts.samples, context.cluster)
     timeline = with_input(program, timeline, feeding)
     fixed = context.table.overhead_map.get("process_bytes", 0.0)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.program import Kind, Program, resource_classes
+from shardwright.core.strategy import Mesh
 from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.phases import PREVIOUS, Phase
@@ -142,16 +143,21 @@ def assemble(
     return _program(builder, layout, loss)
 
 
+def _crews(meshes: Sequence[Mesh]) -> list[list[int]]:
+    """Return, by stage, the stages on some of its devices."""
+    if not shares_devices(meshes):
+        return [[stage] for stage in range(len(meshes))]
+    devices = [set(mesh.devices) for mesh in meshes]
+    return [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
+
+
 def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]]) -> None:
     """Append the instances of every microbatch in the schedule's order."""
     strategy = layout.builder.strategy
     most = strategy.pipeline.num_microbatches
     order = program_order(strategy)
     posts = any(entry.posts for entry in order)
-    crews = [[stage] for stage in range(len(compiled))]
-    if shares_devices(strategy.meshes):
-        devices = [set(mesh.devices) for mesh in strategy.meshes]
-        crews = [[o for o, theirs in enumerate(devices) if mine & theirs] for mine in devices]
+    crews = _crews(strategy.meshes)
     adds = "W" if layout.builder.splits_backward else "B"
     for (stage, letter, microbatch), ahead in order:
         if letter == adds and not ahead:

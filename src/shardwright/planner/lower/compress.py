@@ -16,6 +16,7 @@ from shardwright.core.layout import REPLICATE
 from shardwright.core.program import Message, Transform, TransformName
 from shardwright.core.strategy import Compressor, GradientSync
 from shardwright.planner.lower.builder import ProgramBuilder, Step
+from shardwright.planner.space.redistribute import is_sum
 
 Pair = tuple[int, int]
 SUMS: dict[str, TransformName] = {
@@ -42,8 +43,7 @@ def _is_compressed(builder: ProgramBuilder, source: int, result: int) -> bool:
         return False
     if not is_compressed(_sync(builder, source), entry.dtype, math.prod(entry.shape)):
         return False
-    steps = builder.reshard(source, builder.values[result].layout)
-    return [step.primitive for step in steps] == ["all_reduce"]
+    return is_sum(builder.reshard(source, builder.values[result].layout))
 
 
 def _sync(builder: ProgramBuilder, gradient: int) -> GradientSync:

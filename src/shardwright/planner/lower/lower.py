@@ -277,32 +277,37 @@ class Lowering:
             if not is_early:
                 epilogues[stage] = self.epilogue(stage)
         blocks.finish(self.links.finish)
+        return [
+            self._phases(stage, blocks.shares(stage), more[stage], epilogues.get(stage))
+            for stage in stages
+        ]
+
+    def _phases(
+        self, stage: int, own: dict[int, Share], more: Prefetched, epilogue: Epilogue | None
+    ) -> Phases:
+        """Return a stage's steps: its blocks', ``more`` of none, and the ``epilogue``, which is not made yet
+        where parameters are updated early."""
+        builder, up = self.builder, list(own)
+        down, back = up[::-1], list(own.values())[::-1]
+        last = Piece(builder, more.ahead, more.steps)
+        prologue = [*[share.prologue for share in own.values()], last]
+        backward: list[Rows] = self.linked(down, [share.last for share in back])
         several = builder.strategy.pipeline.num_microbatches > 1
-        found: list[Phases] = []
-        for stage in stages:
-            own = blocks.shares(stage)
-            up = list(own)
-            down, back = up[::-1], list(own.values())[::-1]
-            last = Piece(builder, more[stage].ahead, more[stage].steps)
-            prologue = [*[share.prologue for share in own.values()], last]
-            backward: list[Rows] = self.linked(down, [share.last for share in back])
-            middle = self.linked(down, [share.middle for share in back]) if several else ()
-            if is_early:
-                backward, middle = with_updates(builder, backward, self._updated_early(stage)), None
-            updates, homeward = self._epilogue(stage) if is_early else epilogues[stage]
-            ending = [*map(self.widened, updates), *self.inserted(*homeward)]
-            found.append(
-                phases_of(
-                    builder,
-                    self.exchange[stage],
-                    (self.linked([*up, -1], prologue), ending),
-                    forward=self.linked(up, [share.forward for share in own.values()]),
-                    inputs=self._inputs(down, back),
-                    last=backward,
-                    middle=middle,
-                )
-            )
-        return found
+        middle = self.linked(down, [share.middle for share in back]) if several else ()
+        if epilogue is None:
+            backward, middle = with_updates(builder, backward, self._updated_early(stage)), None
+            epilogue = self._epilogue(stage)
+        updates, homeward = epilogue
+        ending = [*map(self.widened, updates), *self.inserted(*homeward)]
+        return phases_of(
+            builder,
+            self.exchange[stage],
+            (self.linked([*up, -1], prologue), ending),
+            forward=self.linked(up, [share.forward for share in own.values()]),
+            inputs=self._inputs(down, back),
+            last=backward,
+            middle=middle,
+        )
 
     def _inputs(self, numbers: Sequence[int], shares: Sequence[Share]) -> list[Rows]:
         """Return the first half of backward where it is split, else nothing."""

@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.core.compression import (
-    MENU,
-    is_compressed,
+    allowed_ways,
+    is_worth_packing,
     packed_bytes,
-    sent_share,
     wide_dtype,
 )
 from shardwright.core.graph import DTYPE_BYTES, TensorSpec
 from shardwright.core.layout import PARTIAL, Layout, local_bytes
-from shardwright.core.strategy import GradientSync, ParameterConfig, wire_dtype
+from shardwright.core.strategy import Compressor, ParameterConfig, wire_dtype
 from shardwright.planner.model.terms import (
     EACH,
     GATHER,
@@ -37,7 +36,7 @@ from shardwright.planner.model.terms import (
     Term,
 )
 from shardwright.planner.space.configs import Pair
-from shardwright.planner.space.redistribute import reshard_steps
+from shardwright.planner.space.redistribute import is_sum, reshard_steps
 from shardwright.planner.space.rest import shard_further
 
 if TYPE_CHECKING:
@@ -243,32 +242,51 @@ def _packed(
 ) -> _Packed | None:
     """Return what a gradient takes that is compressed, None where it is not (``lower.compress``)."""
     sync = decisions.context.training.sync
-    axes = _summing_axes(decisions, spec, pair, kept) if sync.compressor != "none" else ()
-    sizes = decisions.mesh.sizes
-    elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
-    if not axes or not is_compressed(sync, total, elements):
+    summed = _summed(decisions, spec, pair, kept, total) if sync.compressor != "none" else None
+    if summed is None:
         return None
-    prices, dtype = decisions.context.prices, wide_dtype(total)
-    ranks = math.prod(sizes[axis] for axis in axes)
-    size = packed_bytes(sync.compressor, sync.density, elements, dtype)
+    prices, elements, dtype = decisions.context.prices, summed.elements, summed.dtype
+    add = prices.pack_seconds(f"{sync.compressor} sum", elements, dtype)
     return _Packed(
-        message_seconds=decisions.wires.packed(axes, ranks * size),
-        seconds=prices.pack_seconds(sync.compressor, elements, dtype)
-        + ranks * prices.pack_seconds(f"{sync.compressor} sum", elements, dtype),
+        message_seconds=summed.message_seconds(decisions, sync.compressor, sync.density),
+        seconds=prices.pack_seconds(sync.compressor, elements, dtype) + summed.ranks * add,
         owed_bytes=elements * DTYPE_BYTES[dtype],
     )
 
 
-def _summing_axes(
-    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig
-) -> tuple[int, ...]:
-    """Return the axes over which a gradient is summed once a step and then whole; none where it is not."""
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """A gradient that may be compressed: the axes over which it is summed, of so many ranks, each one's
+    elements, and the dtype in which they are packed."""
+
+    axes: tuple[int, ...]
+    ranks: int
+    elements: int
+    dtype: str
+
+    def message_seconds(
+        self, decisions: Decisions, compressor: Compressor, density: float
+    ) -> float:
+        """Return its share of a message that gathers packs."""
+        size = packed_bytes(compressor, density, self.elements, self.dtype)
+        return decisions.wires.packed(self.axes, self.ranks * size)
+
+
+def _summed(
+    decisions: Decisions, spec: TensorSpec, pair: Pair, kept: ParameterConfig, total: str
+) -> _Summed | None:
+    """Return a gradient that is summed over devices once a step and then whole, and large enough to be
+    compressed; None where it is not (``lower.compress``)."""
     often = kept.sync == "microbatch" and decisions.num_microbatches > 1
     if often or PARTIAL not in pair.gradient:
-        return ()
+        return None
     sizes = decisions.mesh.sizes
     steps = reshard_steps(spec.shape, spec.dtype, pair.gradient, kept.optimizer, sizes)
-    return steps[0].axes if [step.primitive for step in steps] == ["all_reduce"] else ()
+    elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
+    if not is_sum(steps) or not is_worth_packing(total, elements):
+        return None
+    ranks = math.prod(sizes[axis] for axis in steps[0].axes)
+    return _Summed(steps[0].axes, ranks, elements, wide_dtype(total))
 
 
 def _least_sum(
@@ -278,18 +296,11 @@ def _least_sum(
     what that takes besides is not counted, so that bounds are true for any choice. Infinite where
     they may not."""
     least_sent = decisions.context.training.least_sent
-    axes = _summing_axes(decisions, spec, pair, kept) if least_sent < 1 else ()
-    sizes = decisions.mesh.sizes
-    elements = local_bytes(spec.shape, "uint8", pair.value, sizes)
-    if not axes or not is_compressed(GradientSync(compressor="int8"), total, elements):
+    summed = _summed(decisions, spec, pair, kept, total) if least_sent < 1 else None
+    if summed is None:
         return math.inf
-    dtype, ranks = wide_dtype(total), math.prod(sizes[axis] for axis in axes)
-    packs = [
-        packed_bytes(compressor, density, elements, dtype)
-        for compressor, density in MENU
-        if sent_share(compressor, density, dtype) >= least_sent
-    ]
-    return decisions.wires.packed(axes, ranks * min(packs)) if packs else math.inf
+    ways = allowed_ways(least_sent, summed.dtype)
+    return min([summed.message_seconds(decisions, *way) for way in ways], default=math.inf)
 
 
 def _away_terms(decisions: Decisions, variables: Variables, tensor: int, root: int) -> list[Term]:

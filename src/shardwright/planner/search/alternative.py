@@ -137,10 +137,9 @@ def _judge_degrees(pool: Pool, wish: Wish) -> None:
         counts = (wish.microbatches,)
     if wish.zero is None and wish.recompute is None:
         shape = Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
-        if stages > len(context.facts.ties.ranges):
-            raise InputError(
-                f"pp {stages} needs as many blocks, but the model has {len(context.facts.ties.ranges)}"
-            )
+        blocks = len(context.facts.ties.ranges)
+        if stages > blocks:
+            raise InputError(f"pp {stages} needs as many blocks, but the model has {blocks}")
         run(pool, partial(of_shape, shape))
         run(pool, shortlist)
     seeds = [

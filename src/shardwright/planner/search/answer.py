@@ -186,13 +186,15 @@ def _edge(evaluations: Sequence[Evaluation], same: float) -> list[Evaluation]:
     return kept
 
 
+def _unlike(found: Findings, best: Evaluation) -> list[Evaluation]:
+    """Return what fits and has another name and another objective."""
+    label, objective = best.strategy.label, best.objective
+    return [j for j in found.fitting if j.strategy.label != label and j.objective != objective]
+
+
 def _reason(found: Findings, best: Evaluation, goal: Goal) -> str:
     is_cheapest = goal.mode == "min-money"
-    others = [
-        j
-        for j in found.fitting
-        if j.strategy.label != best.strategy.label and j.objective != best.objective
-    ]
+    others = _unlike(found, best)
     dollars = f", {best.objective.dollars:.3g} USD per step" if is_cheapest else ""
     in_time = f" and {goal.deadline:.4g} s" if goal.deadline < math.inf else ""
     text = (

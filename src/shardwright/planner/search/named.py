@@ -390,17 +390,20 @@ def _grid(context: Context, name: str) -> Grid | None:
     return None
 
 
+def _data_seeds(count: int, batch: int) -> list[Seed]:
+    """Return how a batch could be split over all devices, and its sequences where there are more."""
+    if batch % count == 0:
+        split = [Seed(data=count, zero=zero) for zero in range(4)]
+        return [*split, Seed(data=count, zero=3, keeps=True)]
+    return [Seed(data=batch, context=count // batch, zero=1)] if count % batch == 0 else []
+
+
 def _seeds(context: Context) -> list[Seed]:
     count = context.num_devices
     if count == 1:
         return [Seed()]
     batch = global_batch(context)
-    seeds: list[Seed] = []
-    if batch % count == 0:
-        seeds += [Seed(data=count, zero=zero) for zero in range(4)]
-        seeds.append(Seed(data=count, zero=3, keeps=True))
-    if count % batch == 0 and count > batch:
-        seeds.append(Seed(data=batch, context=count // batch, zero=1))
+    seeds = _data_seeds(count, batch)
     seeds += _split_seeds(context, batch)
     experts, stages = _expert_width(context), _stage_count(context)
     if experts > 1 and batch % count == 0:

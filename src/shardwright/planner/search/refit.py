@@ -20,7 +20,7 @@ from shardwright.core.strategy import Strategy
 from shardwright.planner.cost import price
 from shardwright.planner.lower import lower
 from shardwright.planner.model.context import Context
-from shardwright.planner.simulate import simulate
+from shardwright.planner.simulate import simulate_on
 
 # A factor is expected within this of 1, as a logarithm: a message beneath computation may take
 # several times as long as alone, an operator some tens of percent.
@@ -92,10 +92,4 @@ def _names(programs: list[Program]) -> tuple[str, ...]:
 
 def _seconds(context: Context, program: Program, table: CostTable) -> float:
     prices = price(program, context.graph, context.cluster, table)
-    timeline = simulate(
-        program,
-        prices.seconds,
-        overlap_slowdown=context.cluster.overlap_slowdown,
-        scatter_copies=context.cluster.scatter_copies,
-    )
-    return timeline.step_seconds
+    return simulate_on(context.cluster, program, prices.seconds).step_seconds

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.core.cluster import Cluster
 from shardwright.core.program import Program
 from shardwright.core.timeline import Timeline
 from shardwright.planner.simulate.columns import shared_groups
@@ -48,6 +49,22 @@ def simulate(
     if program.shift is None or program.shift.max(initial=0) <= 0:
         return timeline
     return in_periods(program, seconds, timeline, play)
+
+
+def simulate_on(
+    cluster: Cluster,
+    program: Program,
+    seconds: NDArray[np.float64],
+    traits: Traits | None = None,
+) -> Timeline:
+    """Simulate with the overlap and the copies of a cluster."""
+    return simulate(
+        program,
+        seconds,
+        overlap_slowdown=cluster.overlap_slowdown,
+        scatter_copies=cluster.scatter_copies,
+        traits=traits,
+    )
 
 
 def _timeline(

@@ -31,8 +31,8 @@ from shardwright.planner.solve.wide.region import room_of
 HUB, MOST_VALUES = 64, 16
 # A variable is eliminated if that makes a table of at most so many cells over so many others.
 MAX_CELLS, MAX_OTHERS = 2**18, 2
-# Turns of bounding and searching, the sweeps and rounds in each, and the gap that is good enough.
-TURNS, SWEEPS, SETTLE, ROUNDS, ENOUGH = 8, 60, 10, 1, 1e-5
+# Turns of bounding and searching, the sweeps in each, and the gap that is good enough.
+TURNS, SWEEPS, SETTLE, ENOUGH = 8, 60, 10, 1e-5
 # Costs become whole numbers of which the largest possible sum is about this.
 RANGE = 2.0**42
 
@@ -113,13 +113,7 @@ class Core:
         tables = dict(merged((entry.scope, entry.table) for entry in left if entry.scope))
         if not all(np.isfinite(table).any() for table in tables.values()):
             return math.inf
-        # The dual decomposition takes costs not to be negative.
-        least = {scope: _least(table) for scope, table in tables.items()}
-        tables = {scope: table - least[scope] for scope, table in tables.items()}
-        most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables.values())
-        scale = RANGE / most if most > 0 else 1.0
-        whole = {scope: np.floor(table * scale) for scope, table in tables.items()}
-        shift = sum(least.values())
+        whole, scale, shift = _whole(tables)
         choice, bound = minimise(_wide(self._left, self._sizes, whole), (upper - shift) * scale)
         picks[self._left] = choice[: len(self._left)]
         return bound / scale + shift
@@ -134,6 +128,17 @@ def _hubs(sizes: Sequence[int], scopes: Sequence[Scope]) -> tuple[int, ...]:
             hubs.append(variable)
             count *= sizes[variable]
     return tuple(sorted(hubs))
+
+
+def _whole(tables: dict[Scope, Floats]) -> tuple[dict[Scope, Floats], float, float]:
+    """Return tables as whole numbers of at least 0, as the dual decomposition takes them, with what these
+    were multiplied by after what was taken off."""
+    least = {scope: _least(table) for scope, table in tables.items()}
+    tables = {scope: table - least[scope] for scope, table in tables.items()}
+    most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables.values())
+    scale = RANGE / most if most > 0 else 1.0
+    whole = {scope: np.floor(table * scale) for scope, table in tables.items()}
+    return whole, scale, sum(least.values())
 
 
 def _least(table: Floats) -> float:
@@ -159,8 +164,7 @@ def minimise(problem: WideProblem, upper: float) -> tuple[Ints, float]:
             dual.advance(min(best, limit) if min(best, limit) < BIG else math.inf)
         *_, proposal = dual.propose(SETTLE)  # the one on which the messages have settled
         descent = Descent(own, net, room, proposal, turn)
-        for _ in range(ROUNDS):
-            descent.round(0.0, REGION_NODES)
+        descent.round(0.0, REGION_NODES)
         cost = capped_cost(own, descent.choice)
         if cost < best:
             best, choice = cost, descent.choice.copy()

@@ -218,11 +218,8 @@ def _check_sums(
             producer = graph.tensors[tensor].producer
             is_cut = producer in samples.prologue and index not in samples.prologue
             is_cut &= samples.operator_dim[index] in iteration.inputs[position]
-            if (
-                is_cut
-                or summed_over(graph, strategy.configs, index, tensor, axes) != axes
-                or not where[index] <= where[producer]
-            ):
+            summed = summed_over(graph, strategy.configs, index, tensor, axes)
+            if is_cut or summed != axes or not where[index] <= where[producer]:
                 names = [strategy.meshes[config.mesh].axes[axis] for axis in axes]
                 raise InputError(
                     f"partial sums pass through an operator ({PLUS!r}) where they are made on the "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,6 +48,11 @@ class Step:
     to_dim: int
     bytes: int
     layout: Layout
+
+
+def is_sum(steps: Sequence[Step]) -> bool:
+    """Whether steps do nothing but sum over devices, so that all have the whole."""
+    return [step.primitive for step in steps] == ["all_reduce"]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -17,7 +17,7 @@ from shardwright.core.explanation import ShadowPrice
 from shardwright.core.graph import OperatorGraph
 from shardwright.core.program import Program
 from shardwright.planner.cost import price
-from shardwright.planner.simulate import simulate
+from shardwright.planner.simulate import simulate_on
 
 TIMES = 2.0
 
@@ -34,12 +34,7 @@ def hardware_prices(
         after = price(program, graph, other, bare).seconds
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(before > 0, after / before, 1.0)
-        timeline = simulate(
-            program,
-            actual * share,
-            overlap_slowdown=other.overlap_slowdown,
-            scatter_copies=other.scatter_copies,
-        )
+        timeline = simulate_on(other, program, actual * share)
         found.append(ShadowPrice(what=what, step_seconds=timeline.step_seconds))
     return tuple(sorted(found, key=lambda one: (one.step_seconds, one.what)))
 

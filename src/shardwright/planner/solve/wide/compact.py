@@ -112,6 +112,28 @@ def _ordered(problem: WideProblem) -> WideProblem:
     )
 
 
+class _Pool:
+    """Tables one behind the other, equal ones once."""
+
+    def __init__(self) -> None:
+        self.parts: list[Floats] = []
+        self._size = 0
+        self._starts: dict[bytes, int] = {}
+        self._known: dict[int, int] = {}  # by the table itself, which is quicker
+
+    def start_of(self, table: Floats) -> int:
+        """Return where a table, which must live on, begins."""
+        if id(table) not in self._known:
+            cells = table.ravel()
+            key = cells.tobytes()
+            if key not in self._starts:
+                self._starts[key] = self._size
+                self.parts.append(cells)
+                self._size += table.size
+            self._known[id(table)] = self._starts[key]
+        return self._known[id(table)]
+
+
 class _Work:
     """A problem while it shrinks: tables by node and neighbour, both ways."""
 
@@ -223,27 +245,14 @@ class _Work:
         """Return what is left, in columns."""
         nodes = np.flatnonzero(~self.gone)
         place = {int(node): index for index, node in enumerate(nodes)}
-        pool: list[Floats] = []
-        starts: dict[bytes, int] = {}
-        known: dict[int, int] = {}
+        pool = _Pool()
         ends: list[tuple[int, int]] = []
         tables: list[int] = []
-        size = 0
         edges = [(n, other, t) for n in nodes.tolist() for other, t in self.near[n].items()]
         for node, other, table in edges:
-            if other < node:
-                continue
-            start = known.get(id(table))
-            if start is None:
-                cells = table.ravel()
-                key = cells.tobytes()
-                if key not in starts:
-                    starts[key] = size
-                    pool.append(cells)
-                    size += table.size
-                start = known[id(table)] = starts[key]
-            ends.append((place[node], place[other]))
-            tables.append(start)
+            if node < other:
+                ends.append((place[node], place[other]))
+                tables.append(pool.start_of(table))
         sizes = [len(self.cost[node]) for node in nodes]
         first = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         smaller = WideProblem(
@@ -254,7 +263,7 @@ class _Work:
             end=self.problem.end[nodes],
             ends=np.array(ends, dtype=np.int64).reshape(-1, 2),
             table=np.array(tables, dtype=np.int64),
-            cells=_joined(pool),
+            cells=_joined(pool.parts),
             limit=self.problem.limit,
             base=self.base,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planner.solve.wide.neighbourhood import Manner, improve, search_of
+from shardwright.planner.solve.wide.neighbourhood import BUMP, Manner, improve, search_of
 from shardwright.planner.solve.wide.net import BIG, Net
 from shardwright.planner.solve.wide.problem import Floats, Ints, WideProblem
 from shardwright.planner.solve.wide.region import Room
@@ -14,8 +14,8 @@ REGION_NODES = 500  # at most, where many moves are better than wide ones
 REGION_CELLS = (
     20_000  # of a table in a region at most; of at least two edges' tables as they are on average
 )
-# What is broken weighs more, up to a ceiling, where a round does not take half of its penalty away.
-MORE, MOST_WEIGHT = 2.0, 1e100
+# What is broken weighs ``BUMP`` times as much, up to a ceiling, where a round does not take half of its penalty away.
+MOST_WEIGHT = 1e100
 LOOSE = 8.0  # by what these weights fall where a choice that fits gets no better
 
 
@@ -91,10 +91,10 @@ class Descent:
             if self._forbidden < BIG:
                 bad = self._places()
                 bad = bad[self._net.cells[bad] >= self._forbidden]
-                self._net.cells[bad] = np.minimum(self._net.cells[bad] * MORE, MOST_WEIGHT)
+                self._net.cells[bad] = np.minimum(self._net.cells[bad] * BUMP, MOST_WEIGHT)
             if not self.fits:
                 over = search.used > self.problem.limit
-                search.weight[over] = np.minimum(search.weight[over] * MORE, MOST_WEIGHT)
+                search.weight[over] = np.minimum(search.weight[over] * BUMP, MOST_WEIGHT)
         if not self.fits and (search.used <= self.problem.limit).all():
             self.fits = True
             self._weights[:] = search.weight

@@ -90,13 +90,17 @@ class Dual:
         else:
             self._run = 0
         if self._stale >= (PATIENCE if self._step <= FIRST_STEP else SHORT_PATIENCE):
-            self.multipliers, self._stale = self.best_multipliers, 0
-            self._step *= SHRINK
-            if self._step < LEAST_STEP:
-                self._step, self.is_settled = FIRST_STEP, True
-            self._direction[:] = 0.0
+            self._shorten()
         elif self.num_sweeps >= WARM_UP:
             self._move_prices(bound)
+
+    def _shorten(self) -> None:
+        """Go back to the best prices with shorter steps; where these are tiny, begin again."""
+        self.multipliers, self._stale = self.best_multipliers, 0
+        self._step *= SHRINK
+        if self._step < LEAST_STEP:
+            self._step, self.is_settled = FIRST_STEP, True
+        self._direction[:] = 0.0
 
     def order(self) -> tuple[Ints, Ints]:
         """Return the strategies of every node by what taking one raises the bound at least, and where

@@ -24,8 +24,9 @@ from shardwright.planner.solve.wide.region import room_of
 MOST_NODES = 2_000  # of a region
 CEILING = 1e4  # what a forbidden pair costs, in limits, while prices of memory add up to 1
 SPEED = 4.0, 0.05  # of multiplicative weights, at first and at last
-NOISE = 1e-4  # of the limit, over all nodes: breaks ties, which rounding by messages cannot
-EPSILON = 1e-6  # of the limit: what rounding may do to a bound of memory
+NOISE = (
+    1e-4  # of the limit, over all nodes: breaks ties; bounds lie as much lower, beyond all rounding
+)
 
 
 class Feasibility:
@@ -60,7 +61,7 @@ class Feasibility:
             self._offer(prices.choice)
             if self.is_found:
                 return
-            if prices.bound > EPSILON:
+            if prices.bound > 0:
                 self.is_impossible = True
                 return
         if self._descent is None or self._num_rounds % 32 == 0:

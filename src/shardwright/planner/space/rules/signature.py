@@ -83,6 +83,19 @@ class Signature:
 Rule = Callable[[Signature], Iteration]
 
 
+def _sizes(call: Signature, inputs: Sequence[Names], outputs: Sequence[Names]) -> dict[str, int]:
+    """Return the sizes of the dims that may be split, those of the outputs first."""
+    sizes: dict[str, int] = {}
+    tensors = [*zip(outputs, call.outputs, strict=True), *zip(inputs, call.inputs, strict=True)]
+    for names, shape in tensors:
+        if len(names) != len(shape):
+            raise NotUnderstood(f"{call.kind}: {names} do not name the dims of {shape}")
+        for name, size in zip(names, shape, strict=True):
+            if name:
+                sizes[name] = math.gcd(sizes.get(name, 0), size)
+    return {name: size for name, size in sizes.items() if size > 1}
+
+
 def space(
     call: Signature,
     inputs: Sequence[Names],
@@ -99,15 +112,7 @@ def space(
     *reduction* where an output lacks the dim, *parameter* where a trained tensor has it, *sample*
     for the first dim of the first output, else *attribute*.
     """
-    sizes: dict[str, int] = {}
-    tensors = [*zip(outputs, call.outputs, strict=True), *zip(inputs, call.inputs, strict=True)]
-    for names, shape in tensors:
-        if len(names) != len(shape):
-            raise NotUnderstood(f"{call.kind}: {names} do not name the dims of {shape}")
-        for name, size in zip(names, shape, strict=True):
-            if name:
-                sizes[name] = math.gcd(sizes.get(name, 0), size)
-    sizes = {name: size for name, size in sizes.items() if size > 1}
+    sizes = _sizes(call, inputs, outputs)
     named_inputs = tuple(_only(names, sizes) for names in inputs)
     named_outputs = tuple(_only(names, sizes) for names in outputs)
     trained = {

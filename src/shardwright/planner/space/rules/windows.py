@@ -34,6 +34,10 @@ class _Slide:
         """How far a piece reads beyond its end; negative where it does not read all of itself."""
         return (self.kernel - 1) * self.dilation + 1 - self.stride - self.padding
 
+    def ends_within(self, is_maximum: bool) -> bool:
+        """Whether windows do not reach beyond the padding, which an average does not count."""
+        return 0 <= self.after <= (self.size if is_maximum else self.padding)
+
     @property
     def splits(self) -> bool:
         """Whether equal pieces of input and output belong together."""
@@ -103,10 +107,8 @@ def pooling(rank: int, *, is_maximum: bool) -> Rule:
         if len(call.outputs) > 1 or call.are_parameters[0]:  # indices are those of the whole image
             names, windows = ("",) * rank, ()
         if call.attribute("ceil_mode") is True:
-            # Windows may reach beyond the padding, which an average does not count.
-            most = [slide.size if is_maximum else slide.padding for slide in slides]
-            exact = [0 <= slide.after <= far for slide, far in zip(slides, most, strict=True)]
-            names = tuple(name if fits else "" for name, fits in zip(names, exact, strict=True))
+            pairs = zip(names, slides, strict=True)
+            names = tuple(name if slide.ends_within(is_maximum) else "" for name, slide in pairs)
         every = free + names
         iteration = space(call, [every], [every] * len(call.outputs))
         return with_windows(iteration, call, windows)
