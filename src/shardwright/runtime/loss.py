@@ -41,6 +41,7 @@ class LossSum:
         self._last: HostCopy | _Carried | None = None
         self._before: HostCopy | _Carried | None = None
         self._counted = self._slots_counted()
+        self._row = torch.empty(NUM_RIDING)  # what rides, written anew in each step
         self._seed: tuple[float, Tensor] | None = None  # the scale, and the gradient that is it
         self._is_finished = False
         self._unchecked: int | None = None  # the step whose loss nobody has looked at yet
@@ -82,8 +83,11 @@ class LossSum:
         """Return this rank's part, to be summed in a message of another purpose."""
         held = [self.machine.store.data[slot] for slot in self._counted]
         own = sum(math.nan if one is None else float(one) for one in held)
+        if self._row.dtype is not dtype:
+            self._row = torch.empty(NUM_RIDING, dtype=dtype)
+        self._row.numpy()[:] = [*terms(own, dtype), INTERRUPTION.requested]
         self._sum = _Carried()
-        return torch.tensor([*terms(own, dtype), float(INTERRUPTION.requested)], dtype=dtype)
+        return self._row
 
     def arrive(self, sums: Sequence[float]) -> None:
         """Take what all ranks' parts add up to."""
