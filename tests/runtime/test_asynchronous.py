@@ -213,7 +213,7 @@ def test_stages_of_several_devices_and_clipping_are_those_of_the_slots(
     module, batch = row(4)
     captured = capture(module, batch)
     rule, optimizer = RULES[kind]
-    strategy, data = asynchronous(captured, 3, mode, **seed), batches(30)
+    strategy, data = asynchronous(captured, 3, mode, **seed), batches(20)
     strategy = replace(strategy, clips=clips, max_norm=0.1 * clips)
     bound = 0.1 if clips else math.inf
     rated = rule(rate=lambda slot: 0.02 * 0.97 ** min(slot, len(data)), max_norm=bound)
