@@ -283,6 +283,7 @@ def run_setting(link: str, ranks: int, options: argparse.Namespace) -> list[Ran]
     """Run all cases on so many ranks over a link."""
     with tempfile.TemporaryDirectory() as folder, places(link, ranks) as (before, meet):
         out = Path(folder, "rows")
+        out.touch()
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if link != "loopback":
             environment["GLOO_SOCKET_IFNAME"] = "eth0"

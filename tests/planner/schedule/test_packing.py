@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -26,7 +27,8 @@ def drawn(random: Random, count: int) -> tuple[list[float], float, list[Way]]:
     ready = sorted(random.random() * 5 for _ in range(count))
     sizes = [random.random() * 3 for _ in range(count)]
     zeros = [0.0] * count
-    ways = [Way(packs=zeros, sums=zeros, sizes=sizes, cost=line(0.1, 1.0))]
+    load = line(0.02, 0.4)
+    ways = [Way(packs=zeros, sums=zeros, sizes=sizes, cost=line(0.1, 1.0), load=load)]
     for density in (0.3, 0.1):
         packs = [
             one * 0.3 * random.random() if random.random() < 0.8 else math.inf for one in sizes
@@ -53,6 +55,7 @@ def finish(groups: Groups, ready: list[float], end: float, ways: list[Way]) -> f
             return math.inf
         size = np.array([sum(way.sizes[first:stop])])
         free = max(free, ready[stop - 1] + delay) + float(way.cost(size)[0])
+        delay += float(way.load(size)[0]) if way.load else 0.0
         last = sum(way.sums[first:stop])
         sums += last
     return max(end + delay + sums, free + last)
@@ -78,3 +81,13 @@ def test_where_sending_is_quick_nothing_is_compressed() -> None:
     quick = Way(packs=ways[0].packs, sums=ways[0].sums, sizes=ways[0].sizes, cost=line(0.0, 1e-6))
     assert {way for _, _, way in choose_ways(ready, end, [quick, *ways[1:]])} == {0}
     assert choose_ways([], 1.0, ways) == ()
+
+
+def test_of_ten_layers_no_grouping_ends_earlier_where_all_select_where_backward_runs() -> None:
+    for seed in range(6):
+        ready, end, ways = drawn(Random(seed), 10)
+        sparse = [replace(ways[1], packs=[0.1 * one for one in ways[0].sizes])]
+        found = finish(choose_ways(ready, end, sparse), ready, end, sparse)
+        ends = {one: finish(one, ready, end, sparse) for one in every(10, 1)}
+        assert found == pytest.approx(min(ends.values()), rel=1e-9)
+        assert len(ends) == 2**9  # each layer alone (LAGS) and all at once among them

@@ -178,7 +178,8 @@ def test_gradients_are_compressed_where_that_pays_and_what_is_lost_is_an_axis() 
     for plan in found.plans:
         sync = plan.strategy.gradient_sync
         assert (plan.predicted.lost > 0) is bool(sync.compressors)
-        assert all(share >= 0.01 for _, how, share in sync.apart if how == "top-k")
+        hows = {one: sync.of(one) for one in graph.parameters if graph.tensors[one].numel >= 1024}
+        assert all(one.density >= 0.01 for one in hows.values())
         assert plan.bound is not None
         assert plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
         assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
@@ -187,8 +188,8 @@ def test_gradients_are_compressed_where_that_pays_and_what_is_lost_is_an_axis() 
         if plan.predicted.lost:  # as counted by hand; all these are float32 on two devices
             kept = {"int8": 1 / 4, "1-bit": 1 / 32}
             lost = sum(
-                graph.tensors[one].numel * (1 - kept.get(how, share))
-                for one, how, share in sync.apart
+                graph.tensors[one].numel * (1 - kept.get(how.compressor, how.density))
+                for one, how in hows.items()
             )
             total = sum(graph.tensors[one].numel for one in graph.parameters)
             assert plan.predicted.lost == pytest.approx(lost / total, rel=0.02)

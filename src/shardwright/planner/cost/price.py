@@ -67,11 +67,8 @@ def _prices(costs: InstructionCosts, program: Program) -> Prices:
     meshes = range(len(program.meshes))
     updates = [_row(costs.update(mesh)) for mesh in meshes]
     clips = [_row(costs.clip(mesh)) for mesh in meshes] if program.strategy.clips else updates
-    kinds = [[rates.kind for rates in own] for own in costs.rates]
-    works = [
-        _row(transform_cost(t, program.values, kinds[t.mesh], costs.table))
-        for t in program.transforms
-    ]
+    known = program.values, costs.table, [[one.kind for one in own] for own in costs.rates]
+    works = [_row(transform_cost(one, *known)) for one in program.transforms]
     works += [_row(costs.update(mesh, masters)) for mesh, masters in updates_by_mesh(program)]
     fixed = np.array([_row(costs.received()), *updates, *clips, *works], dtype=np.float64)
     if costs.is_burdened:

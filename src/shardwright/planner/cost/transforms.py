@@ -17,10 +17,15 @@ Price = Callable[[Transform, Sequence[Value], DeviceKind, CostTable], Cost]
 
 
 def transform_cost(
-    transform: Transform, values: Sequence[Value], kinds: Sequence[DeviceKind], table: CostTable
+    transform: Transform,
+    values: Sequence[Value],
+    table: CostTable,
+    kinds: Sequence[Sequence[DeviceKind]],
 ) -> Cost:
-    """Return the seconds of a transform on the slowest of some devices; ``values`` are the Program's."""
-    found = [COSTS[transform.name](transform, values, kind, table) for kind in kinds]
+    """Return the seconds of a transform on the slowest of the devices of its mesh; ``values`` are the
+    Program's, ``kinds`` those of every mesh's devices."""
+    price = COSTS[transform.name]
+    found = [price(transform, values, kind, table) for kind in kinds[transform.mesh]]
     return max(found, key=lambda cost: cost.seconds)
 
 

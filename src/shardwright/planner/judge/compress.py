@@ -20,6 +20,8 @@ from shardwright.core.graph import DTYPE_BYTES
 from shardwright.core.program import SEGMENT_KINDS, Kind, Message, Program
 from shardwright.core.strategy import Compressor, GradientSync
 from shardwright.core.timeline import Timeline
+from shardwright.planner.cost.burden import BENEATH, is_measured, message_burden
+from shardwright.planner.cost.groups import peer_groups
 from shardwright.planner.judge.evaluate import (
     Evaluation,
     Run,
@@ -28,15 +30,26 @@ from shardwright.planner.judge.evaluate import (
     sent_alone,
 )
 from shardwright.planner.model.context import Context
+from shardwright.planner.model.prices import Prices
+from shardwright.planner.schedule.merge import Cost, Sizes
 from shardwright.planner.schedule.packing import MOST_UNITS, Way, choose_ways
 from shardwright.planner.simulate import simulate_on
 
 How = tuple[Compressor, float]
 
 
+def unburdened(context: Context) -> Context:
+    """Return a context in which messages take nothing from computation."""
+    table = context.table
+    points = [one for one in table.collectives if not one[0].startswith(BENEATH)]
+    bare = replace(table, collectives=tuple(points))
+    prices = Prices(context.facts, context.cluster, bare, context.training)
+    return replace(context, prices=prices)
+
+
 def free_seconds(context: Context, evaluation: Evaluation) -> float:
-    """Return what a step would take if summing gradients over devices took nothing: where that is no
-    less, there is nothing to compress for."""
+    """Return what a step would take if summing gradients over devices took nothing, nor any message
+    anything from computation (``unburdened``): where that is no less, there is nothing to compress for."""
     program, prices = priced(context, evaluation.strategy)
     sums = [
         place
@@ -56,7 +69,7 @@ def packings(
     """Yield how a plan's gradients could travel faster, for each least share of bits, densest first.
 
     In deep graphs all in one way, so that equal blocks stay alike; else every bucket in its own
-    (``choose_ways``).
+    (``choose_ways``), and all in the way that loses most, too: the simulator has the last word.
     """
     own = evaluation.strategy.gradient_sync
     menu = allowed_ways(least_sent, "float32")
@@ -72,8 +85,9 @@ def packings(
         for lane in _lanes(context, program, timeline)
         if any(unit.dtype for unit in lane.units)
     ]
-    for last in range(1, len(menu) + 1 if lanes else 0):
+    for last, how in enumerate(menu if lanes else (), 1):
         yield _chosen(context, alone, lanes, menu[:last])
+        yield _alike(context, alone, lanes, how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +168,22 @@ def _chosen(
     return replace(alone, method="optimal", buckets=tuple(buckets), apart=tuple(apart))
 
 
+def _alike(context: Context, alone: GradientSync, lanes: Sequence[_Lane], how: How) -> GradientSync:
+    """Return how gradients travel that all do so in one way, but for small ones."""
+    chosen = [one for lane in lanes for one in _of_lane(context, lane, (how,))]
+    buckets = tuple([bucket for bucket, _ in chosen])
+    return replace(alone, method="optimal", buckets=buckets, compressor=how[0], density=how[1])
+
+
 def _of_lane(
     context: Context, lane: _Lane, hows: Sequence[How]
 ) -> Iterator[tuple[tuple[int, ...], How]]:
     """Yield buckets in the order in which they leave, and how each travels."""
     ways = [_way(context, lane, how) for how in hows]
+    if WHOLE not in hows:  # but what is small travels so
+        bar = [math.inf if unit.dtype else 0.0 for unit in lane.units]
+        ways.append(replace(_way(context, lane, WHOLE), packs=bar))
+        hows = (*hows, WHOLE)
     for first, stop, way in choose_ways([unit.ready for unit in lane.units], lane.end, ways):
         members = [unit.parameters for unit in lane.units[first:stop]]
         yield tuple([one for parameters in members for one in parameters]), hows[way]
@@ -169,14 +194,31 @@ def _way(context: Context, lane: _Lane, how: How) -> Way:
     if how == WHOLE:
         zeros, sizes = [0.0] * len(units), [unit.bytes for unit in units]
         cost = message_cost(context, lane.program, lane.message)
-        return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost)
+        load = _load(context, lane, lane.message)
+        return Way(packs=zeros, sums=zeros, sizes=sizes, cost=cost, load=load)
     compressor, gather = how[0], replace(lane.message, primitive="all_gather")
     return Way(
         packs=[_work(context, unit, compressor) or math.inf for unit in units],
         sums=[lane.ranks * _work(context, unit, f"{compressor} sum") for unit in units],
         sizes=[float(lane.ranks * _size(unit, how)) for unit in units],
         cost=message_cost(context, lane.program, gather),
+        load=_load(context, lane, gather),
     )
+
+
+def _load(context: Context, lane: _Lane, message: Message) -> Cost | None:
+    """Return what messages take from the computation beneath them, where that was measured."""
+    if not is_measured(context.table):
+        return None
+    mesh = lane.program.meshes[message.mesh]
+    devices = peer_groups(context.cluster, mesh, message.axes)[0][0]
+
+    def load(sizes: Sizes) -> Sizes:
+        ends = (devices, context.cluster, context.table)
+        burdens = [message_burden(message.primitive, float(size), *ends) for size in sizes]
+        return np.array([burden.stolen for burden in burdens])
+
+    return load
 
 
 def _work(context: Context, unit: _Unit, name: str) -> float:

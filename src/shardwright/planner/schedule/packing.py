@@ -32,12 +32,14 @@ _Rows = NDArray[np.float64]
 class Way:
     """How gradients may travel: seconds of computation before they leave (``packs``, infinite for one that
     cannot travel so) and after all have come (``sums``), and the ``sizes`` that ``cost`` prices, by gradient.
+    ``load``: seconds that a message takes from the computation beneath it, by size; none where it is None.
     """
 
     packs: Sequence[float]
     sums: Sequence[float]
     sizes: Sequence[float]
     cost: Cost
+    load: Cost | None = None
 
 
 def choose_ways(ready: Sequence[float], end: float, ways: Sequence[Way]) -> Groups:
@@ -104,15 +106,17 @@ class _Totals:
         self.sums, self.sizes = _prefixes(way.sums), _prefixes(way.sizes)
         # How many gradients before each cannot travel so.
         self.misfits = _prefixes([not fit for fit in fits])
-        self.cost = way.cost
+        self.cost, self.load = way.cost, way.load
 
     def after(self, before: _Rows, ready: float, first: int, stop: int) -> _Rows | None:
         """Return what becomes of states once a group has travelled; None where it cannot."""
         if self.misfits[stop] > self.misfits[first]:
             return None
         delay = before[:, 0] + (self.packs[stop] - self.packs[first])
-        seconds = self.cost(np.array([self.sizes[stop] - self.sizes[first]]))[0]
-        sent = np.maximum(before[:, 1], ready + delay) + seconds
+        size = np.array([self.sizes[stop] - self.sizes[first]])
+        sent = np.maximum(before[:, 1], ready + delay) + self.cost(size)[0]
+        if self.load is not None:
+            delay = delay + self.load(size)[0]
         return np.stack([delay, sent, before[:, 2] + (self.sums[stop] - self.sums[first])], 1)
 
 

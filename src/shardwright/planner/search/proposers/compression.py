@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from shardwright.planner.judge.compress import free_seconds, packings
+from shardwright.planner.judge.compress import free_seconds, packings, unburdened
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.search.labels import packing_words
 from shardwright.planner.search.loop import Proposal, Proposals
@@ -15,9 +15,8 @@ from shardwright.planner.search.pool import Pool
 def compressed(least_sent: float, pool: Pool) -> Proposals:
     """Propose to compress the gradients of the plans that would be fastest if summing took nothing. Where
     even those are no faster than what is there, none is compressed."""
-    found = [
-        (free_seconds(pool.context, one), number, one) for number, one in enumerate(pool.fitting)
-    ]
+    bare = unburdened(pool.context)
+    found = [(free_seconds(bare, one), number, one) for number, one in enumerate(pool.fitting)]
     for free, _, evaluation in sorted(found, key=lambda one: one[:2])[: pool.count]:
         if free * (1 + pool.same) >= pool.fastest:
             return
