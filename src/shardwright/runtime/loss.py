@@ -64,7 +64,9 @@ class LossSum:
             dtype = DTYPES[gradient.dtype]
             self._seed = scale, torch.full(gradient.shape, scale, dtype=dtype, device=device)
         for piece in range(program.ring):
-            store.data[store.slot(loss.gradient, piece)] = self._seed[1]
+            slot = store.slot(loss.gradient, piece)
+            # Nothing is added to it in place: the next step begins with it, too.
+            store.data[slot], store.owned[slot] = self._seed[1], False
 
     def start(self) -> None:
         """Start summing, unless that was done in this step."""
