@@ -59,17 +59,24 @@ def is_measured(table: CostTable) -> bool:
     return any(name.startswith("held|") for name, _ in table.collectives)
 
 
+def _measured_as(
+    primitive: str, devices: tuple[int, ...], cluster: Cluster
+) -> tuple[str, tuple[int, int, str]]:
+    """Return as what a message of a group is measured: what goes from one to another as one of two."""
+    hosts = len({cluster.devices[device].host for device in devices})
+    label = link_label(cluster, devices)
+    if primitive in {"transfer", "halo", "halo_sum"}:
+        return "transfer", (min(hosts, 2), 2, label)
+    return primitive, (hosts, len(devices), label)
+
+
 def message_burden(
     primitive: str, num_bytes: float, devices: tuple[int, ...], cluster: Cluster, table: CostTable
 ) -> Burden:
     """Return what one message costs each rank of a group; nothing where that was not measured."""
     if num_bytes <= 0 or len(devices) < 2:
         return NOTHING
-    is_pair = primitive in {"transfer", "halo", "halo_sum"}
-    hosts = len({cluster.devices[device].host for device in devices})
-    label = link_label(cluster, devices)
-    ends = (min(hosts, 2), 2, label) if is_pair else (hosts, len(devices), label)
-    name = "transfer" if is_pair else primitive
+    name, ends = _measured_as(primitive, devices, cluster)
     points = [table.collective_map.get(beneath_key(what, name, *ends)) for what in BENEATH]
     alone = table.collective_map.get(collective_key(name, *ends))
     if not alone or None in points:

@@ -128,6 +128,11 @@ def hands_on(graph: OperatorGraph, operator: Operator) -> bool:
     return base_kind(operator.kind) == "add" and len(ends) == 1 and alone
 
 
+def _floating(graph: OperatorGraph, tensors: tuple[int, ...]) -> tuple[int, ...]:
+    """Return at which positions there are floating-point numbers."""
+    return tuple(i for i, tensor in enumerate(tensors) if graph.tensors[tensor].is_floating)
+
+
 def saved_tensors(
     graph: OperatorGraph, operator: Operator
 ) -> tuple[tuple[int, ...], tuple[int, ...], ExtraBytes]:
@@ -147,9 +152,7 @@ def saved_tensors(
         return tuple(p for p in inputs if p < len(needs)), outputs, _nothing
     if bare in PRODUCTS:
         return _other_factors(needs), (), _nothing
-    floats = [i for i, t in enumerate(operator.inputs) if graph.tensors[t].is_floating]
-    results = [i for i, t in enumerate(operator.outputs) if graph.tensors[t].is_floating]
-    return tuple(floats), tuple(results), _nothing
+    return _floating(graph, operator.inputs), _floating(graph, operator.outputs), _nothing
 
 
 def _nothing(_inputs: Shapes, _outputs: Shapes) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -143,9 +143,12 @@ class Kernels:
         return 2.0 ** (value + beyond)
 
 
-def _below(folder: str, names: Iterable[str]) -> list[str]:
-    """Return what names are called in a folder, of those in it."""
-    return [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+def _tables(tables: Mapping[str, Grid], folder: str, *others: str) -> dict[str, Grid]:
+    """Return the tables in a folder by what they are called there, but for some others."""
+    found = {
+        k.removeprefix(f"{folder}/"): v for k, v in tables.items() if k.startswith(f"{folder}/")
+    }
+    return {name: table for name, table in found.items() if name not in others}
 
 
 @cache
@@ -156,25 +159,19 @@ def kernels_of(device: str) -> Kernels | None:
         return None
     path = resources.files("shardwright.planner.cost").joinpath("gpu_tables.npz")
     with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-        own = {key: data[f"{name}/{key}"] for key in _below(name, data.files)}
+        own = _tables({key: data[key] for key in data.files if key.startswith(name)}, name)
         heads, sequences, rows = data["heads"], data["sequences"], data["rows"]
     m, n, k = (_curve(own[f"product/{dim}"]) for dim in ("m", "n", "k"))
     return Kernels(
         name=name,
         sizes=(m, n, k),
-        products={
-            k: own[f"product/{k}"] for k in _below("product", own) if k not in ("m", "n", "k")
-        },
-        attention={int(k): own[f"attention/{k}"] for k in _below("attention", own)},
+        products=_tables(own, "product", "m", "n", "k"),
+        attention={int(width): table for width, table in _tables(own, "attention").items()},
         heads=_curve(heads),
         sequences=_curve(sequences),
-        grouped={key: own[f"grouped/{key}"] for key in _below("grouped", own)},
+        grouped=_tables(own, "grouped"),
         rows=_curve(rows),
-        collectives={
-            k: own[f"collective/{k}"]
-            for k in _below("collective", own)
-            if k not in ("devices", "bytes")
-        },
+        collectives=_tables(own, "collective", "devices", "bytes"),
         devices=tuple(int(count) for count in own["collective/devices"]),
         messages=_curve(own["collective/bytes"]),
     )

@@ -270,16 +270,15 @@ class InstructionCosts:
         own = (*segment.inputs, *segment.outputs)
         read = tuple(value for value in own if value in uses)
         parameters = tuple(v for v in read if values[v].role in WEIGHTS)
-        others = tuple(
-            (values[v].gradient, values[v].bytes)
-            for v in read
-            if values[v].role not in WEIGHTS and self._adds(values[v].gradient)
-        )
-        return segment, others, parameters
+        others = [v for v in read if values[v].role not in WEIGHTS]
+        return segment, self._summed(others), parameters
 
-    def _adds(self, gradient: int) -> bool:
-        """Whether a gradient is summed in one microbatch; ``accumulated`` counts sums of a step."""
-        return gradient >= 0 and self.program.values[gradient].scope != "step"
+    def _summed(self, read: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Return those gradients of values, with their bytes, that are summed in one microbatch;
+        ``accumulated`` counts sums of a step."""
+        values = self.program.values
+        pairs = [(values[v].gradient, values[v].bytes) for v in read]
+        return tuple(pair for pair in pairs if pair[0] >= 0 and values[pair[0]].scope != "step")
 
     def _added(self) -> list[int]:
         """Return by segment the bytes of gradients that it adds to those of segments behind it.
@@ -287,7 +286,7 @@ class InstructionCosts:
         Backward runs the last reader of a value first; so its gradient is written once, then added
         to, however the readers are spread over segments.
         """
-        values, segments, written = self.program.values, self.program.segments, set[int]()
+        segments, written = self.program.segments, set[int]()
         how = self.program.strategy
         is_often = any("microbatch" in (one.sync, how.updates) for one in how.parameters)
         reads, found = self.reads, list[int]()
@@ -297,8 +296,7 @@ class InstructionCosts:
         for segment in reversed(segments):
             _, pairs, parameters = reads[id(segment)]
             if is_often:
-                own = [(values[v].gradient, values[v].bytes) for v in parameters]
-                pairs += tuple(pair for pair in own if self._adds(pair[0]))
+                pairs += self._summed(parameters)
             total = 0
             for gradient, size in pairs:
                 if gradient in written:

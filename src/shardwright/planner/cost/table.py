@@ -7,6 +7,18 @@ from collections.abc import Iterable
 from shardwright.core.costs import PACK, UPDATE, Cost, CostTable, Record
 
 
+def _newest(records: Iterable[Record], environment: str) -> dict[str, Record]:
+    """Return by key the latest record of an environment."""
+    newest: dict[str, Record] = {}
+    for record in records:
+        if record.environment != environment:
+            continue
+        before = newest.get(record.key)
+        if before is None or record.measured_at >= before.measured_at:
+            newest[record.key] = record
+    return newest
+
+
 def build_costs(records: Iterable[Record], environment: str, graph: str = "") -> CostTable:
     """Collect the records made in ``environment``.
 
@@ -16,13 +28,7 @@ def build_costs(records: Iterable[Record], environment: str, graph: str = "") ->
     ``overhead|NAME``, whose ``seconds`` is the named scalar whatever its unit; and
     ``factor|GRAPH|WHAT``, fitted to the plans of one graph, of which those of ``graph`` count.
     """
-    newest: dict[str, Record] = {}
-    for record in records:
-        if record.environment != environment:
-            continue
-        before = newest.get(record.key)
-        if before is None or record.measured_at >= before.measured_at:
-            newest[record.key] = record
+    newest = _newest(records, environment)
     operators: list[tuple[str, Cost]] = []
     points: dict[str, list[tuple[float, float, float]]] = {}
     overheads: list[tuple[str, float]] = []

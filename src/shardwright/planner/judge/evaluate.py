@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.core.plan import Objective
 from shardwright.core.program import Kind, Message, Program
-from shardwright.core.strategy import Strategy
+from shardwright.core.strategy import GradientSync, Strategy
 from shardwright.core.timeline import Timeline
 from shardwright.planner.cost import collective_seconds, dollars_per_step
 from shardwright.planner.cost.burden import is_measured, message_burden
@@ -24,7 +24,7 @@ from shardwright.planner.judge.ties import doubts_of
 from shardwright.planner.lower import lower
 from shardwright.planner.lower.expand import Irregular, expand
 from shardwright.planner.model.context import Context
-from shardwright.planner.schedule.merge import Cost, Sizes, merge_gradients
+from shardwright.planner.schedule.merge import Buckets, Cost, Sizes, merge_gradients
 from shardwright.planner.simulate import Traits, period, simulate_on, with_input
 from shardwright.planner.space.seeds import capped_sync
 
@@ -156,17 +156,20 @@ def merge(context: Context, evaluation: Evaluation, evaluator: Run | None = None
     bare = replace(evaluation.strategy.gradient_sync, method="wfbp", buckets=())
     alone = replace(evaluation.strategy, gradient_sync=bare)
     program, timeline, _ = evaluator(alone, evaluation.least_seconds)
-    buckets = _buckets(context, program, timeline)
-    ways = [replace(bare, method="optimal", buckets=buckets)]
-    if is_measured(context.table) and not context.facts.folder.is_long:
-        capped = capped_sync(context.graph)
-        ways.append(replace(bare, method=capped.method, buckets=capped.buckets))
     best = evaluation
-    for sync in ways:
-        if any(len(bucket) > 1 for bucket in sync.buckets):
-            merged = evaluator(replace(alone, gradient_sync=sync), evaluation.least_seconds)[2]
-            best = min(best, merged, key=lambda one: one.seconds)
+    for sync in _ways(context, bare, _buckets(context, program, timeline)):
+        merged = evaluator(replace(alone, gradient_sync=sync), evaluation.least_seconds)[2]
+        best = min(best, merged, key=lambda one: one.seconds)
     return best
+
+
+def _ways(context: Context, bare: GradientSync, buckets: Buckets) -> list[GradientSync]:
+    """Return in which buckets gradients may travel, if any has several: those that finish first, and those
+    of a given size."""
+    found = [replace(bare, method="optimal", buckets=buckets)]
+    if is_measured(context.table) and not context.facts.folder.is_long:
+        found.append(bare.carrying(capped_sync(context.graph)))
+    return [sync for sync in found if any(len(bucket) > 1 for bucket in sync.buckets)]
 
 
 def _by_blocks(context: Context, evaluation: Evaluation, evaluator: Run) -> Evaluation:
@@ -252,7 +255,7 @@ def sent_alone(
     return channels, groups
 
 
-def _buckets(context: Context, program: Program, timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+def _buckets(context: Context, program: Program, timeline: Timeline) -> Buckets:
     """Merge, per mesh and kind of message, the gradients in the order they became ready."""
     channels, groups = sent_alone(program, timeline)
     buckets: list[tuple[int, ...]] = []

@@ -6,7 +6,7 @@ that a Program of 100,000 instructions costs little more than its distinct phase
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from shardwright.planner.lower.builder import ProgramBuilder
 from shardwright.planner.lower.compile import Compiled, Compiler, Phases
 from shardwright.planner.lower.phases import PREVIOUS, Phase
 from shardwright.planner.lower.template import COMPUTES, MOVES, RUNS_SEGMENT, Facts, Flags, Ints
+from shardwright.planner.schedule.pipeline import Action
 from shardwright.planner.schedule.program import program_order, shares_devices
 
 
@@ -70,6 +71,28 @@ class _Layout:
         self.parts: list[tuple[Compiled, int, Ints, Ints]] = []
         self.predecessors: list[tuple[Ints, Ints]] = []
 
+    def number(self, actions: Iterable[Action], adds: str) -> None:
+        """Number each stage's microbatches in the order in which they add to its gradients."""
+        for stage, letter, microbatch in actions:
+            if letter == adds:
+                turns = self.turns.setdefault(stage, {})
+                turns.setdefault(microbatch, len(turns))
+
+    def _targets(self, compiled: Compiled, microbatch: int) -> Ints:
+        """Return where what an instance waits for stands; below 0 where that is nowhere yet."""
+        needed = compiled.needed
+        most = max([number for number, _, _ in compiled.references], default=0)
+        bases = np.zeros(most + 1, dtype=np.int64)
+        targets = needed.target.copy()
+        for number, phase, other in compiled.references:
+            begin = self._begin(phase, other, microbatch)
+            if isinstance(begin, int):
+                bases[number] = begin
+            else:
+                mine = needed.writer == number
+                targets[mine] = begin[targets[mine]]
+        return targets + bases[needed.writer]
+
     def append(
         self, compiled: Compiled, microbatch: int, *, before: int = 0, apart: _Part | None = None
     ) -> None:
@@ -83,17 +106,7 @@ class _Layout:
             places = self.begin.setdefault(key, np.full(apart.length, -1, dtype=np.int64))
             assert not isinstance(places, int)
             places[apart.rows] = base + np.arange(len(apart.rows))
-        most = max([number for number, _, _ in compiled.references], default=0)
-        bases = np.zeros(most + 1, dtype=np.int64)
-        targets = needed.target.copy()
-        for number, phase, other in compiled.references:
-            begin = self._begin(phase, other, microbatch)
-            if isinstance(begin, int):
-                bases[number] = begin
-            else:
-                mine = needed.writer == number
-                targets[mine] = begin[targets[mine]]
-        targets += bases[needed.writer]
+        targets = self._targets(compiled, microbatch)
         keep = targets >= 0
         self.predecessors.append((needed.place[keep] + base, targets[keep]))
         allocated = sizes[0] if before else sizes[0] + sizes[3]
@@ -159,10 +172,7 @@ def _lay_out_microbatches(layout: _Layout, compiled: Sequence[Sequence[Compiled]
     posts = any(entry.posts for entry in order)
     crews = _crews(strategy.meshes)
     adds = "W" if layout.builder.splits_backward else "B"
-    for (stage, letter, microbatch), ahead in order:
-        if letter == adds and not ahead:
-            turns = layout.turns.setdefault(stage, {})
-            turns.setdefault(microbatch, len(turns))
+    layout.number([action for action, ahead in order if not ahead], adds)
     parted: dict[tuple[int, Phase], tuple[_Part, _Part]] = {}
     for (stage, letter, microbatch), ahead in order:
         phase, before = Phase.FORWARD, 0

@@ -209,11 +209,11 @@ class Lowering:
             # Pieces of what carries samples may be wanted too; a sum is only wanted whole.
             also = samples.operator_dim[index] != "" and is_cut(graph, samples, outputs)
             return ("step", "microbatch") if also else ("step",)
-        is_free = all(samples.state[tensor] is State.FREE for tensor in outputs)
-        if (
-            is_free
-            and not self.builder.ground.writes[index]
-            and not any(graph.tensors[tensor].needs_gradient for tensor in outputs)
+        if self.builder.ground.writes[index]:
+            return ("microbatch",)
+        if all(
+            samples.state[tensor] is State.FREE and not graph.tensors[tensor].needs_gradient
+            for tensor in outputs
         ):
             trained = any(
                 graph.tensors[t].role == "parameter" for t in graph.operators[index].inputs

@@ -100,6 +100,20 @@ class Parameters:
             self.first_uses.setdefault(key[:3], use)
         return self.uses[key]
 
+    def _at_rest(self, rest: int, gradient: int, is_taken: bool) -> int:
+        """Return a parameter as it lies at rest, for a use with a gradient; another value of the same
+        storage where it is taken."""
+        builder, entry = self.builder, self.builder.values[rest]
+        if is_taken:
+            return builder.add_value(
+                entry.tensor, entry.mesh, entry.layout, "step", "parameter", alias=rest, resident=True,
+                gradient=gradient,
+            )  # fmt: skip
+        self.taken[rest] = None
+        if entry.gradient != gradient:
+            builder.set_gradient(rest, gradient)
+        return rest
+
     def _new_use(
         self, mesh: int, tensor: int, layout: Layout, gradient: Layout, trained: bool
     ) -> Use:
@@ -109,17 +123,8 @@ class Parameters:
         home = self._gradient(kept, mesh, gradient) if trained else -1
         value, source = kept.rest, -1
         if is_home and builder.values[kept.rest].layout == layout:
-            if kept.rest in self.taken or (
-                kept.master == kept.rest and trained and not self._is_reduced(kept, gradient)
-            ):
-                value = builder.add_value(
-                    tensor, mesh, layout, "step", "parameter", alias=kept.rest, resident=True,
-                    gradient=home,
-                )  # fmt: skip
-            else:
-                self.taken[value] = None
-                if builder.values[value].gradient != home:
-                    builder.set_gradient(value, home)
+            is_own = trained and kept.master == kept.rest and not self._is_reduced(kept, gradient)
+            value = self._at_rest(kept.rest, home, is_own or kept.rest in self.taken)
         elif twin is not None:
             value = builder.add_value(
                 tensor, mesh, layout, "step", "parameter", alias=twin.value, gradient=home

@@ -120,6 +120,11 @@ class Share:
     last: Piece
 
 
+def _often(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps of every microbatch, the last or not."""
+    return [step for step in steps if not step.last_only]
+
+
 @dataclass(frozen=True, slots=True)
 class MadeAgain:
     """That something of a block is made again before its backward, messages too if ``is_whole``; what
@@ -352,10 +357,10 @@ class Blocks:
         lists = (synced.steps, synced.late, synced.carried)
         last = middle = Piece(builder, ahead, *lists, synced.meets)
         if any(step.last_only for listed in lists for step in listed):
-            often = [[step for step in listed if not step.last_only] for listed in lists]
             before = synced.steps[: max(synced.meets, 0)]
             meets = synced.meets - sum(step.last_only for step in before)
-            middle = Piece(builder, ahead, often[0], often[1], often[2], meets)
+            steps, late, carried = map(_often, lists)
+            middle = Piece(builder, ahead, steps, late, carried, meets)
         prologue, forward = (
             Piece(builder, one.ahead, one.steps)
             for one in (closed.prologue[stage], closed.forward[stage])

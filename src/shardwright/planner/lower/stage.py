@@ -18,7 +18,6 @@ from shardwright.core.program import Call, Kind, Message, Scope, Segment
 from shardwright.planner.lower.builder import ProgramBuilder, Step
 from shardwright.planner.lower.parameters import Parameters, Use
 from shardwright.planner.space.configs import Pair, Placements, placements
-from shardwright.planner.space.iteration import PLUS
 
 
 @dataclass(slots=True)
@@ -65,6 +64,11 @@ class Held:
     origin: int
     by_pair: dict[tuple[Layout, Layout], int]
     by_layout: dict[Layout, int]
+
+    def like(self, pair: Pair, trained: bool) -> int | None:
+        """Return the value of these layouts; of what is not trained that of the gradient means nothing."""
+        own = self.by_pair.get((pair.value, pair.gradient))
+        return own if trained else self.by_layout.get(pair.value)
 
 
 # What a mesh has come to hold of a tensor, for the step and for microbatches; of what enters likewise; with halos.
@@ -200,11 +204,7 @@ class Stage:
         split = list(zip(dims, sizes, strict=True))
         split += [(sample, builder.strategy.pipeline.num_microbatches)] if sample else []
         pieces = math.prod(size for name, size in split if name in iteration.mean)
-        summed = tuple(
-            axis
-            for axis, name in enumerate(dims)
-            if sizes[axis] > 1 and name not in ("", PLUS) and iteration.is_reduction(name)
-        )
+        summed = iteration.summed_axes(dims, sizes)
         return Call(
             operator=index,
             operands=tuple(operands),
@@ -233,14 +233,8 @@ class Stage:
             if use.source >= 0:
                 gathers[use.value] = use
             return use.value
-        if role in ("buffer", "constant"):
-            value = self._outside(tensor, pair.value, "step", "buffer")
-            return self._extended(value, pair.halos, scope)
-        if role == "input":
-            whole = builder.samples.tensor_dim[tensor] < 0
-            return self._outside(
-                tensor, pair.value, "step" if whole else scope, "input", pair.halos
-            )
+        if role != "activation":
+            return self._read_outside(tensor, pair, scope)
         if scope == "microbatch" and (tensor, "step") in self._held:
             names = builder.iterations[index].inputs[position]
             sample = builder.samples.operator_dim[index]
@@ -249,6 +243,15 @@ class Stage:
             if (tensor, "microbatch") not in self._held:
                 self._cut(tensor, names.index(sample))
         return self._extended(self.acquire(tensor, pair, scope), pair.halos, scope)
+
+    def _read_outside(self, tensor: int, pair: Pair, scope: Scope) -> int:
+        """Return a value of a buffer, a constant or an input."""
+        builder = self.builder
+        if builder.graph.tensors[tensor].role == "input":
+            of = "step" if builder.samples.tensor_dim[tensor] < 0 else scope
+            return self._outside(tensor, pair.value, of, "input", pair.halos)
+        value = self._outside(tensor, pair.value, "step", "buffer")
+        return self._extended(value, pair.halos, scope)
 
     def _extended(self, value: int, halos: Halos, scope: Scope) -> int:
         """Return a value with its halos, bringing them dim by dim where they are not there yet."""
@@ -321,8 +324,7 @@ class Stage:
         held = self._held[tensor, scope]
         trained = builder.graph.tensors[tensor].needs_gradient
         wanted = pair if trained else Pair(pair.value, pair.value)
-        known = held.by_pair.get((wanted.value, wanted.gradient))
-        known = held.by_layout.get(pair.value) if not trained else known
+        known = held.like(pair, trained)
         if known is not None:
             return known
         same = held.by_layout.get(pair.value, -1)

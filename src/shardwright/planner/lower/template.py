@@ -193,9 +193,12 @@ def _buffers(builder: ProgramBuilder, message: Message) -> int:
     source, result = (builder.values[ends[0]] for ends in (message.sources, message.results))
     is_cast = message.scatters_gradients and source.dtype != (message.dtype or result.dtype)
     packed = message.bytes if message.is_packed or is_cast else 0
-    if source.scope != "microbatch" or source.dtype != result.dtype:
-        return packed
-    if builder.strategy.pipeline.num_microbatches == 1:
-        return packed
-    sums = [value for value in message.results if builder.marks[value] & WIDE]
-    return packed + sum(builder.value_bytes(value) for value in sums) // 2
+    several = builder.strategy.pipeline.num_microbatches > 1
+    if several and source.scope == "microbatch" and source.dtype == result.dtype:
+        packed += _wide_bytes(builder, message.results) // 2
+    return packed
+
+
+def _wide_bytes(builder: ProgramBuilder, values: Sequence[int]) -> int:
+    """Return the bytes of those values that are added to wider sums."""
+    return sum(builder.value_bytes(value) for value in values if builder.marks[value] & WIDE)

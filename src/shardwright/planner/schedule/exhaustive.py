@@ -95,10 +95,9 @@ class _Search:
         """Yield the phases that a stage can run next and when they could start."""
         last, free = len(self.stages) - 1, self.free[k]
         forwards, gradients, weights = (len(self.ends[p][k]) for p in PHASES)
-        if forwards < self.count and not self.is_held[k]:
-            fits = self.memory[k] + self.room.kept[k] <= self.room.limits[k] * SLACK
+        if forwards < self.count and not self.is_held[k] and self._fits(k):
             arrives = self._arrival("F", k - 1, forwards, self.stages[k]) if k else 0.0
-            if fits and arrives < math.inf:
+            if arrives < math.inf:
                 yield "F", max(free, arrives)
         if gradients < forwards:
             if k == last:
@@ -109,6 +108,9 @@ class _Search:
                 yield "I", max(free, arrives)
         if weights < gradients:
             yield "W", free
+
+    def _fits(self, k: int) -> bool:
+        return self.memory[k] + self.room.kept[k] <= self.room.limits[k] * SLACK
 
     def _arrival(self, phase: Phase, k: int, number: int, link: StageTimes) -> float:
         """Return when what a stage's phase makes has come over a link; infinite where it is not begun."""

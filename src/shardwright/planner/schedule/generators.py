@@ -46,14 +46,7 @@ def pipeline_order(
 
     Raises ValueError for another name, and for an odd number of stages of a V.
     """
-    if min(num_stages, num_microbatches) < 1:
-        raise ValueError(
-            f"a pipeline needs at least one stage and one microbatch, not {num_stages} and "
-            f"{num_microbatches}; raise both to 1 or more"
-        )
-    if schedule not in GENERATED:
-        known = ", ".join(map(repr, GENERATED))
-        raise ValueError(f"schedule {schedule!r} is unknown; choose {known}")
+    _check_asked(schedule, num_stages, num_microbatches)
     entry = SCHEDULES[schedule]
     if entry.folds:
         return folded_order(schedule, num_stages, num_microbatches)
@@ -69,6 +62,17 @@ def pipeline_order(
     if entry.splits:
         return _deferred(num_stages, num_microbatches, entry.per_stage or 0)
     return _by_stages(entry.per_stage, replicas or (1,) * num_stages, num_microbatches)
+
+
+def _check_asked(schedule: str, num_stages: int, num_microbatches: int) -> None:
+    if num_stages < 1 or num_microbatches < 1:
+        raise ValueError(
+            f"a pipeline needs at least one stage and one microbatch, not {num_stages} and "
+            f"{num_microbatches}; raise both to 1 or more"
+        )
+    if schedule not in GENERATED:
+        known = ", ".join(map(repr, GENERATED))
+        raise ValueError(f"schedule {schedule!r} is unknown; choose {known}")
 
 
 def _by_stages(

@@ -122,6 +122,14 @@ def _unused(wanted: dict[str, int], tried: Sequence[Evaluation]) -> str:
     )
 
 
+def _judge_shape(pool: Pool, shape: Shape) -> None:
+    blocks = len(pool.context.facts.ties.ranges)
+    if shape.stages > blocks:
+        raise InputError(f"pp {shape.stages} needs as many blocks, but the model has {blocks}")
+    run(pool, partial(of_shape, shape))
+    run(pool, shortlist)
+
+
 def _judge_degrees(pool: Pool, wish: Wish) -> None:
     context = pool.context = replace(pool.context, is_strict=True)
     stages, tensor = wish.stages or 1, wish.tensor or 1
@@ -136,12 +144,7 @@ def _judge_degrees(pool: Pool, wish: Wish) -> None:
     if wish.microbatches is not None:
         counts = (wish.microbatches,)
     if wish.zero is None and wish.recompute is None:
-        shape = Shape(stages=stages, data=data, tensor=tensor, microbatches=counts)
-        blocks = len(context.facts.ties.ranges)
-        if stages > blocks:
-            raise InputError(f"pp {stages} needs as many blocks, but the model has {blocks}")
-        run(pool, partial(of_shape, shape))
-        run(pool, shortlist)
+        _judge_shape(pool, Shape(stages=stages, data=data, tensor=tensor, microbatches=counts))
     seeds = [
         Seed(
             data=data, tensor=tensor, stages=stages, zero=wish.zero or 0,

@@ -48,9 +48,12 @@ def describe(problem: Problem, arrangement: Arrangement, assignments: Assignment
     for mode in dict.fromkeys(modes):
         if mode != KEEP:
             words.append(f"{mode.name} {modes.count(mode)} blocks")
-    if arrangement.microbatches > 1:
-        words.append(f"{arrangement.microbatches} microbatches")
+    words += _pieces_words(arrangement.microbatches)
     return with_wire(", ".join(words), problem.context, placed)
+
+
+def _pieces_words(count: int) -> list[str]:
+    return [f"{count} microbatches"] if count > 1 else []
 
 
 def parallel_words(context: Context, mesh: Mesh, placed: Iterable[Placed]) -> list[str]:
@@ -85,8 +88,7 @@ def relabelled(context: Context, strategy: Strategy, *, anew: bool = False) -> s
     anew |= {axis for mesh in strategy.meshes for axis in mesh.axes} <= {*AXES, "x"}
     if anew or not any(any(config.dims) for config in strategy.configs):
         words = [*_split_words(context, strategy), *filterfalse(_says_split, words)]
-    if strategy.pipeline.num_microbatches > 1:
-        words.append(f"{strategy.pipeline.num_microbatches} microbatches")
+    words += _pieces_words(strategy.pipeline.num_microbatches)
     return ", ".join([*_stage_words(strategy, stages), *words])
 
 

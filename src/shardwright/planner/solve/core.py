@@ -186,7 +186,8 @@ def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
     options: list[Ints] = [
         np.flatnonzero(allowed[a:b]) for a, b in itertools.pairwise(problem.first.tolist())
     ]
-    if not all(len(one) for one in options):
+    sizes = [len(one) for one in options]
+    if not all(sizes):
         return None
     scopes: list[Scope] = [(node,) for node in range(problem.num_nodes)]
     parts = [problem.cost[a + one] for a, one in zip(problem.first.tolist(), options, strict=False)]
@@ -197,7 +198,6 @@ def _open(problem: WideProblem, allowed: NDArray[np.bool_]) -> Ints | None:
         rows = rows + options[two][None, :]
         parts.append(problem.cells[rows].ravel())
     base = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-    sizes = [len(one) for one in options]
     buckets = plan(sizes, scopes, base, int(base[-1]))
     if buckets is None:
         return None

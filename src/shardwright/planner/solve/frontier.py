@@ -81,6 +81,11 @@ def slope(fast: Point, small: Point) -> float:
     return (small.seconds - fast.seconds) / (fast.bytes - small.bytes)
 
 
+def _around(pairs: list[Pair], near: float) -> list[Pair]:
+    """Return the pair of points between which so many bytes lie, if any."""
+    return [(first, second) for first, second in pairs if second.bytes <= near < first.bytes]
+
+
 def hull(
     elimination: Elimination,
     max_points: int = 64,
@@ -103,7 +108,7 @@ def hull(
     while True:
         pairs = [pair for pair in itertools.pairwise(points) if pair not in values]
         if len(points) > max_points:
-            pairs = [pair for pair in pairs if pair[1].bytes <= near < pair[0].bytes]
+            pairs = _around(pairs, near)
         if not pairs:
             break
         points = _lower_hull([*points, *_bisected(elimination, pairs, values)])

@@ -238,13 +238,8 @@ class _Walk:
         self, index: int, dims: tuple[str, ...], form: dict[int, int], lost: list[int]
     ) -> None:
         operator, iteration = self.graph.operators[index], self.iterations[index]
-        tensors = self.graph.tensors
         for tensor, names in zip(operator.outputs, iteration.outputs, strict=True):
-            like = [
-                self.form[t]
-                for t in operator.inputs
-                if t in self.form and tensors[t].shape == tensors[tensor].shape
-            ]
+            like = self._forms_like(tensor, operator.inputs)
             lies = {"": REPLICATE, **{name: at for at, name in enumerate(names) if name}}
             found = dict(enumerate([lies.get(name, PARTIAL) for name in dims]))
             found |= {axis: like[0][axis] for axis in lost if like}
@@ -253,16 +248,21 @@ class _Walk:
             if self.trained[tensor]:
                 self.form[tensor] = tuple(found.values())
 
+    def _forms_like(self, tensor: int, inputs: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the forms of inputs that have a tensor's shape."""
+        tensors = self.graph.tensors
+        alike = [t for t in inputs if tensors[t].shape == tensors[tensor].shape]
+        return [self.form[t] for t in alike if t in self.form]
+
     def _complaint(self, index: int, dims: tuple[str, ...]) -> str:
         """Say which dim of an operator does not divide."""
         iteration, sample = self.iterations[index], self.samples.operator_dim[index]
         known = {dim.name: dim for dim in iteration.dims}
-        pieces = {name: 1 for name in dims if name in known}
-        for name, size in zip(dims, self.grid.sizes, strict=True):
-            if name in pieces:
-                pieces[name] *= size
-        if sample in pieces:
-            pieces[sample] *= self.grid.num_microbatches
+        cuts = [*zip(dims, self.grid.sizes, strict=True)]
+        cuts += [(sample, self.grid.num_microbatches)] if sample in dims else []
+        pieces = {
+            name: math.prod(n for by, n in cuts if by == name) for name in dims if name in known
+        }
         operator = self.graph.operators[index]
         shape = self.graph.tensors[operator.outputs[0]].shape
         name = next((name for name, count in pieces.items() if not known[name].splits(count)), "")

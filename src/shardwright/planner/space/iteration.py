@@ -103,6 +103,14 @@ class Iteration:
             if name in names
         }
 
+    def summed_axes(self, dims: Sequence[str], sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the axes of several devices over which results are partial, where axes split these dims."""
+        return tuple(
+            axis
+            for axis, (name, size) in enumerate(zip(dims, sizes, strict=True))
+            if size > 1 and name not in ("", PLUS) and self.is_reduction(name)
+        )
+
     def offset_dim(self, dims: Sequence[str]) -> int:
         """Return along which of its dims a tensor's shard has the offset that the kernel must know where
         axes split these dims; -1 where none must be known."""

@@ -191,15 +191,18 @@ def _owners_by_module(graph: OperatorGraph, parts: Sequence[ModulePart]) -> list
         used.update(fits)
         if fits:
             owner[index] = max(fits, key=lambda one: fits[one])[1]
-    idle = [one for one in names if one not in used]
+    _check_used(graph, [one for one in names if one not in used])
+    return _fill(graph, owner)
+
+
+def _check_used(graph: OperatorGraph, idle: Sequence[tuple[str, int]]) -> None:
     if idle:
-        (name, number), *_ = idle
+        name, number = idle[0]
         known = ", ".join(sorted({one.module.split(".")[0] for one in graph.operators} - {""}))
         raise ValueError(
             f"{name!r} of part {number} names no module with operators; the outermost are "
             f"{known or 'none'}"
         )
-    return _fill(graph, owner)
 
 
 def _fit(name: str, module: str) -> tuple[int, bool, int]:

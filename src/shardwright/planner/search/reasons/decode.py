@@ -5,7 +5,7 @@ The way back from ``candidates.to_strategy``, for strategies from anywhere (a pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -58,6 +58,10 @@ def decode(context: Context, strategy: Strategy) -> Decoded | None:
     return Decoded(arrangement=arrangement, problem=problem, choices=choices, starts=starts)
 
 
+def _at(places: Sequence[int], row: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(row[place] for place in places)
+
+
 def _without_single_axes(strategy: Strategy) -> Strategy:
     """Leave out axes of one device, as arrangements do."""
     first = strategy.meshes[0]
@@ -65,16 +69,13 @@ def _without_single_axes(strategy: Strategy) -> Strategy:
     if any(mesh.sizes != first.sizes for mesh in strategy.meshes):
         return strategy
 
-    def some(row: tuple[T, ...]) -> tuple[T, ...]:
-        return tuple(row[axis] for axis in kept)
-
     meshes = tuple(
-        Mesh(axes=some(mesh.axes), sizes=some(mesh.sizes), devices=mesh.devices)
+        Mesh(axes=_at(kept, mesh.axes), sizes=_at(kept, mesh.sizes), devices=mesh.devices)
         for mesh in strategy.meshes
     )
-    configs = tuple(replace(config, dims=some(config.dims)) for config in strategy.configs)
+    configs = tuple(replace(config, dims=_at(kept, config.dims)) for config in strategy.configs)
     parameters = tuple(
-        replace(config, rest=some(config.rest), optimizer=some(config.optimizer))
+        replace(config, rest=_at(kept, config.rest), optimizer=_at(kept, config.optimizer))
         for config in strategy.parameters
     )
     return replace(strategy, meshes=meshes, configs=configs, parameters=parameters)

@@ -81,18 +81,20 @@ class Dual:
         self.num_sweeps += 1
         self.target = min(self.target, self._finite_cost(), upper)
         self._stale += 1
-        if bound > self.bound:
-            is_slow = bound - self.bound < SLOW * abs(bound)
-            self.bound, self.best_multipliers, self._stale = bound, self.multipliers, 0
-            self._run = self._run + 1 if is_slow else 0
-            if self._run >= RUN and self.num_sweeps >= WARM_UP:
-                self._step *= GROW
-        else:
-            self._run = 0
+        self._note(bound)
         if self._stale >= (PATIENCE if self._step <= FIRST_STEP else SHORT_PATIENCE):
             self._shorten()
         elif self.num_sweeps >= WARM_UP:
             self._move_prices(bound)
+
+    def _note(self, bound: float) -> None:
+        """Keep a bound if it is the best; where many in a row are little better, steps grow."""
+        is_slow = bound - self.bound < SLOW * abs(bound)
+        self._run = self._run + 1 if bound > self.bound and is_slow else 0
+        if bound > self.bound:
+            self.bound, self.best_multipliers, self._stale = bound, self.multipliers, 0
+            if self._run >= RUN and self.num_sweeps >= WARM_UP:
+                self._step *= GROW
 
     def _shorten(self) -> None:
         """Go back to the best prices with shorter steps; where these are tiny, begin again."""

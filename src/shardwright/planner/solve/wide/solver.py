@@ -120,6 +120,7 @@ class _Run:
         self.is_impossible = smaller.is_impossible or least > self.problem.limit
         self.num_rounds = 0
         self._dual: Dual | None = None
+        self._feasibility: Feasibility | None = None
         self._spent, self._tell = spent, tell
         self._room = room_of(MOST_NODES, 8_000_000, int(self.problem.sizes.max(initial=1)))
 
@@ -150,10 +151,7 @@ class _Run:
         if self.is_impossible:
             return
         self.offer(self.best)
-        feasibility = None
-        if self.cost == math.inf:
-            feasibility = Feasibility(self.problem, self.seed)
-            self.make_legal(feasibility, FEASIBLE)
+        self.make_legal(FEASIBLE)
         # Messages that settle for a proposal before prices have moved enough hold up the bound for
         # long, so the turns share what is left of the budget.
         begun = min(self._spent(self.num_rounds), 1.0)
@@ -165,10 +163,9 @@ class _Run:
             self.descend(self._proposal((bounded + searched) / 2), searched)
             if self.cost < BIG:
                 self.prove(min(PROOF_SHARE, searched + PROOF_TURN))
-            elif feasibility is not None:  # without anything legal all else is worth nothing
-                self.make_legal(feasibility, 1.0)
-        if feasibility is not None:
-            self.make_legal(feasibility, 1.0)
+            else:  # without anything legal all else is worth nothing
+                self.make_legal(1.0)
+        self.make_legal(1.0)
         if self.cost < BIG:
             self.descend(self.best, 1.0, polishing=True)
 
@@ -188,10 +185,13 @@ class _Run:
                 break
         return proposal
 
-    def make_legal(self, feasibility: Feasibility, share: float) -> None:
+    def make_legal(self, share: float) -> None:
         """Look for a legal choice until the share of the budget is used up, but one round at least while
         any of it is left: getting ready may have taken that share alone."""
-        is_over = self.cost < math.inf or self.is_over(1.0, "looking for anything legal")
+        if self.cost < math.inf:
+            return
+        feasibility = self._feasibility = self._feasibility or Feasibility(self.problem, self.seed)
+        is_over = self.is_over(1.0, "looking for anything legal")
         while not (is_over or feasibility.is_found or feasibility.is_impossible):
             feasibility.round()
             is_over = self.is_over(share, "looking for anything legal")
