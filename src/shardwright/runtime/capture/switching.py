@@ -25,6 +25,8 @@ class Switches:
         self.module = module
         self.ever = False  # whether any was switched off
         self._own = {id(one): name for name, one in module.named_parameters()}
+        self._first: Tensor | None = None
+        self._held: set[int] = set()
         self._off: list[tuple[Tensor, Tensor, str]] = []
 
     def switch(self, tensor: Tensor, is_on: bool) -> bool:
@@ -40,9 +42,12 @@ class Switches:
                     self._put(stand_in, original)
                     del self._off[place]
                 return True
+        # Torch itself gives most tensors a flag as it makes them: what is not held must be told at once.
+        if tensor.requires_grad == is_on or (is_on and not self._is_held(tensor)):
+            return False
         name = self._put(tensor, tensor)
-        if not name or tensor.requires_grad == is_on:
-            return bool(name)
+        if not name:
+            return False
         if is_on:
             raise CaptureError(
                 f"forward must not switch requires_grad of a frozen parameter on, but it does so with {_called(name)}: "
@@ -53,6 +58,14 @@ class Switches:
         self._off.append((tensor, stand_in, name))
         self.ever = True
         return True
+
+    def _is_held(self, tensor: Tensor) -> bool:
+        """Whether the module holds a tensor, by an index that lasts while its first parameter stays."""
+        first = next(self.module.parameters(), None)
+        if first is not self._first:
+            self._first = first
+            self._held = {id(one) for one in self.module.parameters()}
+        return id(tensor) in self._held
 
     def _put(self, old: Tensor, new: Tensor) -> str:
         """Let the module hold one tensor in place of another; returns its name, "" where it has none."""
