@@ -170,7 +170,7 @@ def _ignore(_: int) -> None:
 def outcome(row: dict[str, object]) -> str:
     """Say in two words what became of a model."""
     said = [str(row.get(cell, "")) for cell in CELLS]
-    if "TRACEBACK" in str(row.get("plain", "")):
+    if "TRACEBACK" in str(row.get("plain", "")) and "samples" not in row:
         return "not a model"
     if any(one.startswith(("TRACEBACK", "CRASH", "TIMEOUT", "refused: rank")) for one in said):
         return "broke off"
