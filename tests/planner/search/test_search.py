@@ -165,7 +165,7 @@ def test_plans_with_compressed_gradients_are_found_under_a_bound_that_is_true() 
 
 def test_gradients_are_compressed_where_that_pays_and_what_is_lost_is_an_axis() -> None:
     graph, slow, fast = large(), cluster(2, 1, **SLOW), cluster(2, 1)
-    allowing = Training(least_sent=0.01)
+    allowing = Training(least_sent=0.1)
     there = search(graph, fast, CostTable(), training=allowing, limits=FEW)
     assert [one.strategy for one in there.plans] == [
         one.strategy for one in search(graph, fast, CostTable(), limits=FEW).plans
@@ -179,7 +179,7 @@ def test_gradients_are_compressed_where_that_pays_and_what_is_lost_is_an_axis() 
         sync = plan.strategy.gradient_sync
         assert (plan.predicted.lost > 0) is bool(sync.compressors)
         hows = {one: sync.of(one) for one in graph.parameters if graph.tensors[one].numel >= 1024}
-        assert all(one.density >= 0.01 for one in hows.values())
+        assert all(one.density >= 0.1 for one in hows.values())
         assert plan.bound is not None
         assert plan.bound.step_seconds <= plan.predicted.step_seconds * (1 + 1e-9)
         assert (plan.predicted.step_seconds, plan.predicted.peak_bytes) == pytest.approx(
