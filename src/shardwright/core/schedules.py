@@ -31,6 +31,8 @@ class Schedule:
     backward is two actions, I and W. ``folds``: chunks lie as a V, the first device has the first and
     the last. ``streams``: transfers run while layers
     compute. ``searched``: the order follows from times, and may hold so many times 1F1B's activations.
+    ``idle``: microbatches that a device idles for each other device, F, I and W being equally long
+    (Narayanan et al., 2021; Qi et al., 2024; 2024b).
     ``executes``: what becomes of transfers in the closed forms: hidden, not hidden, or streamed while
     computing.
     """
@@ -47,6 +49,7 @@ class Schedule:
     searched: int = 0
     flushes: bool = True
     streams: bool = False
+    idle: float = 1.0
     executes: Executes = "overlapped"
 
 
@@ -63,23 +66,23 @@ SCHEDULES: dict[str, Schedule] = {
     ),
     "1f1b": Schedule(title="1F1B", program="1f1b", executes="exposed"),
     "interleaved": Schedule(
-        title="interleaved 1F1B", program="interleaved", profile=True, per_stage=2, chunks=True, posts=True
+        title="interleaved 1F1B", idle=1 / 2, program="interleaved", profile=True, per_stage=2, chunks=True, posts=True
     ),
     "looped-bfs": Schedule(title="GPipe of chunks, looped breadth-first", program="looped-bfs", profile=True,
                            per_stage=None, chunks=True, posts=True),
-    "zb-h1": Schedule(title="zero bubble, memory of 1F1B", program="zb-h1", profile=True, splits=True, posts=True),
+    "zb-h1": Schedule(title="zero bubble, memory of 1F1B", idle=1 / 3, program="zb-h1", profile=True, splits=True, posts=True),
     "zb-h2": Schedule(
-        title="zero bubble, twice the warm-up", program="zb-h2", profile=True, per_stage=2, splits=True, posts=True
+        title="zero bubble, twice the warm-up", idle=0.0, program="zb-h2", profile=True, per_stage=2, splits=True, posts=True
     ),
     "zb-interleaved": Schedule(title="interleaved, backward split", program="zb-interleaved", profile=True,
                                per_stage=2, chunks=True, splits=True, posts=True),
     "zb-1p": Schedule(title="zero bubble searched, memory of 1F1B", profile=True, splits=True, searched=1),
     "zb-2p": Schedule(title="zero bubble searched, twice that memory", profile=True, splits=True, searched=2),
-    "zb-v": Schedule(title="zero bubble on a V", program="zb-v", profile=True, chunks=True, splits=True,
+    "zb-v": Schedule(title="zero bubble on a V", idle=0.0, program="zb-v", profile=True, chunks=True, splits=True,
                      folds=True, posts=True),
-    "v-half": Schedule(title="V of half the memory", program="v-half", profile=True, chunks=True, splits=True,
+    "v-half": Schedule(title="V of half the memory", idle=1 / 2, program="v-half", profile=True, chunks=True, splits=True,
                        folds=True, posts=True),
-    "v-min": Schedule(title="V of a third of the memory", program="v-min", profile=True, chunks=True, splits=True,
+    "v-min": Schedule(title="V of a third of the memory", idle=2 / 3, program="v-min", profile=True, chunks=True, splits=True,
                       folds=True, posts=True),
     "custom": Schedule(title="an order of one's own", program="custom", profile=True, per_stage=None,
                        chunks=True, posts=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,10 +13,12 @@ from shardwright.planner.judge.evaluate import Evaluation, evaluate
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
-from shardwright.planner.search.candidates import Candidate, explore, rescheduled, to_strategy
+from shardwright.planner.search.answer import Findings, answer
+from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.proposers.schedules import schedules
+from shardwright.planner.search.proposers.additive import on_all
+from shardwright.planner.search.proposers.schedules import rescheduled, schedules
 from tests.planner.search.models import cluster, residual
 
 GRAPH = residual(batch=32, width=64, depth=6)
@@ -78,3 +81,54 @@ def test_a_pipeline_of_too_few_blocks_is_not_interleaved() -> None:
     found = explore(context, arrangement, math.inf, math.inf, math.inf).candidates
     blocks = len(context.facts.ties.ranges)
     assert (rescheduled(found[0], "interleaved") is None) == (blocks < 4)
+
+
+def test_split_backwards_are_planned_where_they_are_clearly_faster_and_fit() -> None:
+    """And the bounds beside them hold for every plan of their kind."""
+    graph, where = residual(batch=32, width=256, depth=8), cluster(4, 1, flops=1e10, far=3e7)
+    context = Context.of(graph, where, CostTable(), Training())
+    free = planned(context, math.inf)
+    whole = [one for one in free.fitting if not one.strategy.pipeline.splits_backward]
+    assert free.fitting[0].strategy.pipeline.schedule == "zb-h2"
+    # Half-widths are some 5 % of a step here.
+    assert free.fitting[0].seconds < 0.97 * whole[0].seconds
+    # Where that does not fit, an order that keeps less.
+    pipeline = replace(free.fitting[0].strategy.pipeline, schedule="zb-h1")
+    smaller = evaluate(context, replace(free.fitting[0].strategy, pipeline=pipeline)).bytes
+    assert smaller < free.fitting[0].bytes
+    tight = planned(context, smaller)
+    assert tight.fitting[0].strategy.pipeline.schedule in ("zb-v", "zb-h1", "v-half")
+    plans = answer(free, 0).plans
+    for plan in plans:
+        assert plan.bound is not None
+        splits = plan.strategy.pipeline.splits_backward
+        alike = free.fitting if splits else whole
+        assert plan.bound.step_seconds <= min(one.seconds for one in alike)
+        assert ("evenly over all devices" in plan.bound.model) is splits
+
+
+def planned(context: Context, limit: float) -> Findings:
+    pool = Pool(context, limit)
+    run(pool, on_all)
+    run(pool, schedules)
+    return pool.findings()
+
+
+def test_no_order_or_cut_of_a_small_pipeline_beats_the_work_alone() -> None:
+    """What is printed as the bound of plans that split their backward, by brute force."""
+    context = Context.of(residual(batch=16, width=64, depth=2), NEAR, CostTable(), Training())
+    least = context.prices.serial_seconds / 2
+    count = 0
+    for microbatches in (2, 4, 16):
+        arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=microbatches)
+        for found in explore(context, arrangement, math.inf, math.inf, math.inf).candidates:
+            for start in range(1, len(context.facts.ties.ranges)):
+                for order in ("1f1b", "gpipe", "1f1b-so", "zb-h1", "zb-h2"):
+                    cut = replace(
+                        found,
+                        starts=(0, start),
+                        arrangement=replace(arrangement, schedule=order),
+                    )
+                    count += 1
+                    assert judged(context, cut).seconds >= least
+    assert count > 50

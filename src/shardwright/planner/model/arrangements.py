@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.cluster import Cluster
 from shardwright.core.legality import MOST_MICROBATCHES
-from shardwright.core.schedules import ScheduleName
+from shardwright.core.schedules import SCHEDULES, ScheduleName
 from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
 from shardwright.planner.space.samples import batch_size
@@ -50,6 +50,12 @@ class Arrangement:
     def width(self) -> int:
         """Devices of a stage."""
         return self.data * self.outer * self.tensor
+
+    def place(self, chunk: int) -> int:
+        """Return the stage whose devices hold a chunk: all in turn, or down a V and up again."""
+        turn, stage = divmod(chunk, self.stages)
+        is_back = turn > 0 and SCHEDULES[self.schedule].folds
+        return self.stages - 1 - stage if is_back else stage
 
     def mesh(self, stage: int) -> Mesh:
         """Return a stage's mesh."""

@@ -147,22 +147,43 @@ def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     """Return the certificate: the least additive cost of any arrangement searched.
 
     A plan outside those arrangements (a grid, an interleaved pipeline) may be faster; then it says
-    nothing. Of asynchronous pipelines it never does.
+    nothing. Of asynchronous pipelines it never does. Those with a split backward wait for less than it takes
+    to be waited for: of them it is the work alone.
     """
     if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
         return None
     if evaluation.objective.staleness:
         return None
+    if evaluation.strategy.pipeline.splits_backward:
+        return _work_alone(found, evaluation)
     context, model = found.context, MODEL
     bound, alike = found.bound, found.fitting
     if not math.isinf(found.packed_bound):
         bound, alike, words = _of_its_kind(found, evaluation.objective.lost > 0)
         model += words
     least = max(bound, least_input_seconds(global_batch(context), context.cluster))
-    fastest = min(one.seconds for one in alike if not one.objective.staleness)
+    if any(one.strategy.pipeline.splits_backward for one in alike):
+        model += ", and no backward is split"
+    fastest = min(one.seconds for one in alike if _waits(one))
     if fastest < least * (1 - 1e-9):
         return None
     return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=model)
+
+
+def _waits(evaluation: Evaluation) -> bool:
+    """Whether the first microbatch is waited for, and the whole of the last one's backward."""
+    return not evaluation.objective.staleness and not evaluation.strategy.pipeline.splits_backward
+
+
+def _work_alone(found: Findings, evaluation: Evaluation) -> Bound | None:
+    """Return what no plan takes less than: all operators' seconds, on all devices evenly."""
+    context = found.context
+    work = context.prices.serial_seconds / context.num_devices
+    least = max(work, least_input_seconds(global_batch(context), context.cluster))
+    if any(one.seconds < least for one in found.fitting if not one.objective.staleness):
+        return None
+    model = "no plan is faster than the operators alone, divided evenly over all devices"
+    return Bound(step_seconds=least, gap=1 - least / evaluation.seconds, model=model)
 
 
 def _of_its_kind(found: Findings, loses: bool) -> tuple[float, list[Evaluation], str]:

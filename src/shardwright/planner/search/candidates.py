@@ -7,15 +7,14 @@ the limit is just met.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.schedules import SCHEDULES, ScheduleName, in_flight
+from shardwright.core.schedules import SCHEDULES, in_flight
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
@@ -298,7 +297,7 @@ def _cut(
     transfer = transfers(problem, arrangement, assignments)
     p, m = arrangement.stages, arrangement.microbatches
     least = exposed_share(problem.context, len(problem.mesh.sizes))
-    ranked = chain(columns, transfer, *_exposed(columns, least))
+    ranked = chain(columns, transfer, *exposed(columns, least))
     seen: set[tuple[int, ...]] = set()
     for ceiling in (math.inf, limit) if p > 1 else (math.inf,):
         cut = partition(ranked, p, m, arrangement.schedule, ceiling)
@@ -317,62 +316,7 @@ def _cut(
         )
 
 
-def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | None:
-    """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
-
-    With a doubled warm-up (1F1B-SO) transfers hide behind the rounds: at best they cost nothing.
-    Interleaved, each stage has two chunks: the cut is another, a device receives twice as often, and waits
-    half as long for the first microbatch and the last. ``least_seconds`` is what one device has to do:
-    T >= m t + once, whatever the order.
-    """
-    problem, arrangement = candidate.problem, candidate.arrangement
-    other = replace(arrangement, schedule=schedule)
-    if schedule == "gpipe":
-        return replace(candidate, arrangement=other)
-    p, m = arrangement.stages, arrangement.microbatches
-    pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
-    columns = np.stack(
-        [pieces[one][:, block] for block, one in enumerate(candidate.assignments)], axis=1
-    )
-    transfer = transfers(problem, arrangement, candidate.assignments)
-    least = exposed_share(problem.context, len(problem.mesh.sizes))
-    ranked = chain(columns, transfer, *_exposed(columns, least))
-    hidden = chain(columns, transfer * 0, least, least)
-    problem.forget_terms()
-    starts, seconds = candidate.starts, candidate.seconds
-    if SCHEDULES[schedule].chunks:
-        cut = partition(ranked, 2 * p, m, "1f1b", math.inf)
-        if cut is None:
-            return None
-        starts = cut.starts
-        each, once = _per_device(ranked, starts, p)
-        fill = each.mean() + (p - 1) / p * each.sum() / 2
-        seconds = float((m - 1) * each.max() + once.max() + fill)
-    else:
-        seconds = measure(replace(ranked, transfer=transfer * 0), starts, m, "1f1b").step_seconds
-    busy, step = _per_device(hidden, starts, p)
-    return replace(
-        candidate,
-        arrangement=other,
-        starts=starts,
-        seconds=seconds,
-        least_seconds=float(np.max(m * busy + step)),
-    )
-
-
-def _per_device(
-    blocks: Chain, starts: tuple[int, ...], stages: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each stage's seconds per microbatch, with what it receives, and those per step."""
-    each, once = np.zeros(stages), np.zeros(stages)
-    for chunk, (start, stop) in enumerate(itertools.pairwise((*starts, blocks.num_blocks))):
-        stage = chunk % stages
-        each[stage] += blocks.seconds[start:stop].sum() + (blocks.transfer[start] if start else 0.0)
-        once[stage] += blocks.once[start:stop].sum()
-    return each, once
-
-
-def _exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
+def exposed(columns: NDArray[np.float64], least: float) -> tuple[float, float]:
     """Estimate which shares of gathers and of gradient synchronisation computation cannot hide.
 
     Gathers hide behind the microbatch they serve, gradients behind the last one's backward.
@@ -426,7 +370,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
         for index, names in enumerate(dims)
     )
     strategy = Strategy(
-        meshes=tuple(arrangement.mesh(chunk % arrangement.stages) for chunk in range(count)),
+        meshes=tuple(arrangement.mesh(arrangement.place(chunk)) for chunk in range(count)),
         configs=configs,
         parameters=problem.parameters(
             candidate.assignments,

@@ -125,6 +125,11 @@ class Pool:
         """Return the half-width of a predicted step time, in seconds."""
         return sum(weigh(self.context, evaluation.strategy)[1].values())
 
+    @property
+    def apart(self) -> float:
+        """The share by which the step times of like plans differ where nobody could mistake them."""
+        return self.same / SAME
+
     def are_same(self, one: float, other: float) -> bool:
         """Whether the search takes two step times for the same, in seconds."""
         return one == other or abs(one - other) <= self.same * max(one, other)

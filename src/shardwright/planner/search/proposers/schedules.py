@@ -2,30 +2,139 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
-from shardwright.core.schedules import NamedSchedule
-from shardwright.planner.search.candidates import rescheduled
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.core.schedules import SCHEDULES, NamedSchedule, ScheduleName
+from shardwright.planner.judge.evaluate import Evaluation
+from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.partition import Chain, measure, partition
+from shardwright.planner.search.candidates import (
+    Candidate,
+    chain,
+    exposed,
+    exposed_share,
+    to_strategy,
+    transfers,
+)
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
+from shardwright.planner.search.steering import FAR
 
 # GPipe hides slow transfers better than the additive model knows, and is simulated whatever it promises.
 ORDERS: tuple[NamedSchedule, ...] = ("gpipe", "1f1b-so", "interleaved")
+# With the backward split: less idle time at the memory of 1F1B, or at twice that, best first.
+SPLIT: tuple[NamedSchedule, ...] = ("zb-v", "zb-h2", "zb-h1")
+# For what 1F1B has no memory for: what W needs may be less, or a half and a third of the activations stay.
+SMALL: tuple[NamedSchedule, ...] = ("zb-v", "zb-h1", "v-half", "v-min")
 
 
 def schedules(pool: Pool) -> Proposals:
     """Propose the fastest pipeline in GPipe order, with a doubled warm-up, and interleaved, each where the
-    additive model promises a gain that is more than "the same".
+    additive model promises a gain that is more than "the same"; then with its backward split, and what is
+    faster but does not fit on a V of less memory, each where that promises a gain that nobody could mistake.
     """
     tried = [one for found in pool.errors().values() for one in found]
     pipelines = [one for one in tried if one[0].arrangement.stages > 1]
-    if not pipelines:
-        return
-    candidate, _ = min(pipelines, key=lambda one: (one[1].seconds, one[0].bytes))
-    for order in ORDERS:
+    if pipelines:
+        candidate, _ = min(pipelines, key=lambda one: (one[1].seconds, one[0].bytes))
+        for order in ORDERS:
+            other = rescheduled(candidate, order)
+            if other is None:
+                continue
+            is_gain = other.seconds < candidate.seconds * (1 - pool.same)
+            if order == "gpipe" or is_gain:
+                yield Proposal(other.least_seconds, partial(pool.try_candidate, other))
+        yield from _where_faster(pool, candidate, SPLIT)
+    large = (
+        one
+        for one in pool.candidates
+        if one.arrangement.stages > 1 and pool.room < one.bytes <= FAR * pool.room
+    )
+    candidate = min(large, key=lambda one: (one.seconds, one.bytes), default=None)
+    if candidate is not None:
+        yield from _where_faster(pool, candidate, SMALL)
+
+
+def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
+    for order in orders:
         other = rescheduled(candidate, order)
-        if other is None:
-            continue
-        is_gain = other.seconds < candidate.seconds * (1 - pool.same)
-        if order == "gpipe" or is_gain:
-            yield Proposal(other.least_seconds, partial(pool.try_candidate, other))
+        if other is not None and other.seconds < pool.fastest * (1 - pool.apart):
+            yield Proposal(other.least_seconds, partial(_if_faster, pool, other))
+
+
+def _if_faster(pool: Pool, candidate: Candidate) -> Evaluation | None:
+    """Try a candidate; keep it where it is faster by more than the doubt about like plans: what is simpler
+    runs with less overhead, and has a bound."""
+    found = pool.judged(to_strategy(pool.context, candidate), candidate.least_seconds)
+    if (
+        found is None
+        or found.bytes > pool.limit
+        or found.seconds >= pool.fastest * (1 - pool.apart)
+    ):
+        return None
+    pool.evaluations.append(found)
+    return found
+
+
+def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | None:
+    """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
+
+    With a doubled warm-up (1F1B-SO) transfers hide behind the rounds: at best they cost nothing.
+    Interleaved or on a V, each stage has two chunks: the cut is another, a device receives twice as often,
+    and waits half as long for the first microbatch and the last. Where backwards are split, transfers hide at
+    best too. ``least_seconds`` is what one device has to do: T >= m t + once, whatever the order.
+    """
+    problem, arrangement = candidate.problem, candidate.arrangement
+    other = replace(arrangement, schedule=schedule)
+    if schedule == "gpipe":
+        return replace(candidate, arrangement=other)
+    p, m = arrangement.stages, arrangement.microbatches
+    pieces = {one: problem.per_block(one) for one in set(candidate.assignments)}
+    columns = np.stack(
+        [pieces[one][:, block] for block, one in enumerate(candidate.assignments)], axis=1
+    )
+    transfer = transfers(problem, arrangement, candidate.assignments)
+    least = exposed_share(problem.context, len(problem.mesh.sizes))
+    ranked = chain(columns, transfer, *exposed(columns, least))
+    hidden = chain(columns, transfer * 0, least, least)
+    problem.forget_terms()
+    starts, entry = candidate.starts, SCHEDULES[schedule]
+    if entry.chunks:
+        cut = partition(ranked, 2 * p, m, "1f1b", math.inf)
+        if cut is None:
+            return None
+        starts = cut.starts
+    if entry.chunks or entry.splits:
+        waits = replace(ranked, transfer=transfer * 0) if entry.splits else ranked
+        each, once = _per_device(waits, starts, other)
+        fill = (1 + (p - 1) * entry.idle) * each.mean()
+        seconds = float((m - 1) * each.max() + once.max() + fill)
+    else:
+        seconds = measure(replace(ranked, transfer=transfer * 0), starts, m, "1f1b").step_seconds
+    busy, step = _per_device(hidden, starts, other)
+    return replace(
+        candidate,
+        arrangement=other,
+        starts=starts,
+        seconds=seconds,
+        least_seconds=float(np.max(m * busy + step)),
+    )
+
+
+def _per_device(
+    blocks: Chain, starts: tuple[int, ...], arrangement: Arrangement
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each stage's seconds per microbatch, with what it receives, and those per step."""
+    each, once = np.zeros(arrangement.stages), np.zeros(arrangement.stages)
+    for chunk, (start, stop) in enumerate(itertools.pairwise((*starts, blocks.num_blocks))):
+        stage = arrangement.place(chunk)
+        each[stage] += blocks.seconds[start:stop].sum() + (blocks.transfer[start] if start else 0.0)
+        once[stage] += blocks.once[start:stop].sum()
+    return each, once

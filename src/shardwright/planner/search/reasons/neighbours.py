@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.core.explanation import Decision, ShadowPrice
+from shardwright.core.schedules import NamedSchedule
 from shardwright.errors import InputError
 from shardwright.planner.judge.evaluate import Evaluation, evaluate, merge
 from shardwright.planner.model.arrangements import Arrangement, microbatch_counts
@@ -20,6 +21,8 @@ from shardwright.planner.search.candidates import Candidate, explore, to_strateg
 GIB = 2**30
 # So many candidates of a neighbour, and of those beyond the memory, are simulated.
 TRIED, BEYOND = 2, 3
+# One stage a device, as the additive model knows them.
+ORDERS: tuple[NamedSchedule, ...] = ("1f1b", "gpipe", "zb-h1")
 # A plan is faster if it saves more than this share of the step.
 WORTH = 0.002
 
@@ -60,16 +63,19 @@ def neighbours(context: Context, home: Arrangement) -> Iterator[Neighbour]:
 
 
 def _otherwise_run(context: Context, home: Arrangement) -> Iterator[Neighbour]:
-    """Yield the arrangement with more and fewer microbatches, and in the other order."""
+    """Yield the arrangement with more and fewer microbatches, and in other orders."""
     counts, m = microbatch_counts(context, home.data, home.stages), home.microbatches
     for other in (m * 2, m // 2):
         if other in counts and other != m:
             moved = replace(home, microbatches=other)
             yield Neighbour(what="microbatches", chosen=str(m), other=str(other), arrangement=moved)
     if home.stages > 1:
-        schedule = "gpipe" if home.schedule == "1f1b" else "1f1b"
-        moved = replace(home, schedule=schedule)
-        yield Neighbour(what="schedule", chosen=home.schedule, other=schedule, arrangement=moved)
+        for schedule in ORDERS:
+            if schedule != home.schedule:
+                moved = replace(home, schedule=schedule)
+                yield Neighbour(
+                    what="schedule", chosen=home.schedule, other=schedule, arrangement=moved
+                )
 
 
 def _filled(
