@@ -218,14 +218,13 @@ def _carrier(compiled: Compiled, compiler: Compiler, made: int) -> AllReduce | N
     if machine.store.device.type != "cpu" or program.updates:
         return None
     own = DTYPES[program.values[program.loss].dtype]
+    wide = {torch.float64} if own is torch.float64 else {torch.float64, torch.float32}
     for index, action in reversed(compiled.actions[made + 1 :]):
         exchange = compiled.exchanges.get(index)
         if not isinstance(exchange, AllReduce) or action != exchange.issue:
             continue
-        message = program.messages[int(program.item[index])]
-        dtype = exchange.items[0].dtype
-        is_wide = dtype is torch.float64 or (dtype is torch.float32 and own is not torch.float64)
-        if message.purpose == "synchronise" and exchange.size == machine.world.size and is_wide:
+        goes_to_all = exchange.size == machine.world.size and exchange.items[0].dtype in wide
+        if goes_to_all and program.messages[int(program.item[index])].purpose == "synchronise":
             return exchange
     return None
 

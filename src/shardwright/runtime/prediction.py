@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +25,11 @@ from shardwright.runtime.forecast import Forecasts
 from shardwright.runtime.interpreter import Machine
 from shardwright.runtime.outputs import counts
 from shardwright.runtime.randomness import Clock
+from shardwright.runtime.store import Store
 from shardwright.runtime.waiting import Action
 
 Entry = Mapping[str, Any]  # of an optimizer's state, or one of its groups
+Row = tuple[int, Tensor, nn.Parameter]  # of a version
 
 
 class Motion(NamedTuple):
@@ -132,12 +136,7 @@ class Oracle:
     ) -> Tensor:
         """Return a parameter as it is expected to be so many updates later, in memory of its own; as it
         is where nothing updated it yet."""
-        weights = parameter.detach()
-        group = next(
-            one
-            for one in optimizer.param_groups
-            if any(parameter is other for other in one["params"])
-        )
+        weights, group = parameter.detach(), _group(optimizer, parameter)
         rate = float(group["lr"])
         if self.how.course == "difference":
             before = self._remembered().get(parameter)
@@ -154,9 +153,22 @@ class Oracle:
         start = weights if kept == 1 else kept**steps * weights
         return torch.sub(start, self._limited(motion.direction, 1.0), alpha=rate * way)
 
+    def versions(
+        self, optimizer: torch.optim.Optimizer, rows: Sequence[Row], steps: int
+    ) -> list[Tensor]:
+        """Return the parameters of rows so many updates later, in the dtypes in which they are used."""
+        return [self.expected(optimizer, one, steps).to(raw.dtype) for _, raw, one in rows]
+
     def _limited(self, step: Tensor, unit: float) -> Tensor:
         most = self.how.limit * unit
         return step.clamp(-most, most) if self.how.limit else step
+
+
+def _group(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the group that a parameter is in."""
+    return next(
+        one for one in optimizer.param_groups if any(parameter is other for other in one["params"])
+    )
 
 
 def versioned(
@@ -171,45 +183,37 @@ def versioned(
     instance). Without an optimizer they are the parameters as they are."""
     (shift, instance), constants = moment, dict(transform.constants)
     rows, store, clock = _rows(transform, machine, instance), machine.store, machine.clock
+    own = [raw for _, raw, _ in rows]
     if optimizer is None or not constants["copies"]:
-
-        def alias() -> None:
-            for slot, raw, _ in rows:
-                store.data[slot] = raw
-
-        return alias
+        return partial(_write, store, rows, own)
     ahead, lag, behind = (int(str(constants[name])) for name in ("forward", "lag", "behind"))
     if behind:
-
-        def recall() -> None:
-            weights = oracle.before([raw for _, raw, _ in rows], behind)
-            for (slot, _, _), old in zip(rows, weights, strict=True):
-                store.data[slot] = old
-
-        return recall
+        return lambda: _write(store, rows, oracle.before(own, behind))
     is_forward = shift == forward_shift(transform.mesh)
-    site = machine.sites[transform.mesh]
-    told = [counts(machine.program, value, site) for value in transform.reads]
+    told = _told(transform, machine, rows) if is_forward else []
 
     def predict() -> None:
         minibatch = clock.minibatch(shift)
         steps = ahead + min(minibatch - clock.first, lag)
-        for slot, raw, parameter in rows:
-            store.data[slot] = oracle.expected(optimizer(), parameter, steps).to(raw.dtype)
+        _write(store, rows, oracle.versions(optimizer(), rows, steps))
         if is_forward:
-            made = [
-                (parameter, store.data[slot])
-                for (slot, _, parameter), is_told in zip(rows, told, strict=True)
-                if is_told
-            ]
-            forecasts.see(minibatch, made, steps)
+            forecasts.see(minibatch, [(one, store.data[slot]) for slot, _, one in told], steps)
 
     return predict
 
 
-def _rows(
-    transform: Transform, machine: Machine, instance: int
-) -> list[tuple[int, Tensor, nn.Parameter]]:
+def _told(transform: Transform, machine: Machine, rows: Sequence[Row]) -> list[Row]:
+    """Return the versions whose errors this device tells: of replicas one does."""
+    site = machine.sites[transform.mesh]
+    return list(compress(rows, [counts(machine.program, one, site) for one in transform.reads]))
+
+
+def _write(store: Store, rows: Sequence[Row], weights: Sequence[Tensor]) -> None:
+    for (slot, _, _), version in zip(rows, weights, strict=True):
+        store.data[slot] = version
+
+
+def _rows(transform: Transform, machine: Machine, instance: int) -> list[Row]:
     """Return by version its slot, the parameter in use, and the one that is updated."""
     values, parameters = machine.program.values, machine.parameters
     trained = {values[one.value].tensor: one.parameter for one in parameters.masters}

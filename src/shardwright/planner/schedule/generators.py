@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, pairwise
 
-from shardwright.core.schedules import SCHEDULES, in_flight
+from shardwright.core.schedules import SCHEDULES, Schedule, in_flight
 from shardwright.planner.schedule.folded import folded_order
 from shardwright.planner.schedule.pipeline import Action, Crews, Line, alone, halved, merges
 from shardwright.planner.schedule.play import with_weights_late
@@ -51,14 +51,7 @@ def pipeline_order(
     if entry.folds:
         return folded_order(schedule, num_stages, num_microbatches)
     if entry.chunks:
-        crews = crews or alone(num_stages)
-        if entry.per_stage is None:
-            return tuple(_breadth_first(own, num_microbatches) for own in crews)
-        whole = _interleaved(crews, num_stages, num_microbatches)
-        if not entry.splits:
-            return whole
-        halves = [tuple(chain.from_iterable(map(halved, line))) for line in whole]
-        return with_weights_late(halves, num_stages, num_microbatches, crews)
+        return _by_chunks(entry, crews or alone(num_stages), num_stages, num_microbatches)
     if entry.splits:
         return _deferred(num_stages, num_microbatches, entry.per_stage or 0)
     return _by_stages(entry.per_stage, replicas or (1,) * num_stages, num_microbatches)
@@ -90,6 +83,19 @@ def _by_stages(
             ahead = len(mine) if per_stage is None else per_stage * behind
             lines.append(_alternate(forwards, backwards, min(ahead, len(mine))))
     return tuple(lines)
+
+
+def _by_chunks(
+    entry: Schedule, crews: Crews, num_stages: int, num_microbatches: int
+) -> tuple[Line, ...]:
+    """Return the lines of crews with several stages each."""
+    if entry.per_stage is None:
+        return tuple(_breadth_first(own, num_microbatches) for own in crews)
+    whole = _interleaved(crews, num_stages, num_microbatches)
+    if not entry.splits:
+        return whole
+    halves = [tuple(chain.from_iterable(map(halved, line))) for line in whole]
+    return with_weights_late(halves, num_stages, num_microbatches, crews)
 
 
 def side_by_side(

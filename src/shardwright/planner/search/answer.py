@@ -150,22 +150,15 @@ def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
     nothing. Of asynchronous pipelines it never does. Those with a split backward wait for less than it takes
     to be waited for: of them it is the work alone.
     """
-    if not found.is_complete or math.isinf(found.bound) or evaluation.bytes > found.limit:
-        return None
-    if evaluation.objective.staleness:
+    is_known = found.is_complete and math.isfinite(found.bound)
+    if not is_known or evaluation.bytes > found.limit or evaluation.objective.staleness:
         return None
     if evaluation.strategy.pipeline.splits_backward:
         return _work_alone(found, evaluation)
-    context, model = found.context, MODEL
-    bound, alike = found.bound, found.fitting
-    if not math.isinf(found.packed_bound):
-        bound, alike, words = _of_its_kind(found, evaluation.objective.lost > 0)
-        model += words
+    context = found.context
+    bound, alike, model = _of_its_kind(found, evaluation.objective.lost > 0)
     least = max(bound, least_input_seconds(global_batch(context), context.cluster))
-    if any(one.strategy.pipeline.splits_backward for one in alike):
-        model += ", and no backward is split"
-    fastest = min(one.seconds for one in alike if _waits(one))
-    if fastest < least * (1 - 1e-9):
+    if min(one.seconds for one in alike if _waits(one)) < least * (1 - 1e-9):
         return None
     return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=model)
 
@@ -188,10 +181,16 @@ def _work_alone(found: Findings, evaluation: Evaluation) -> Bound | None:
 
 def _of_its_kind(found: Findings, loses: bool) -> tuple[float, list[Evaluation], str]:
     """Return the bound of plans that compress gradients or do not, those found, and what it assumes."""
-    if loses:
-        return min(found.bound, found.packed_bound), found.fitting, ", if compressing took nothing"
-    whole = [one for one in found.fitting if not one.objective.lost]
-    return found.bound, whole, ", without compressing gradients"
+    bound, alike, model = found.bound, found.fitting, MODEL
+    if math.isfinite(found.packed_bound) and loses:
+        bound = min(bound, found.packed_bound)
+        model += ", if compressing took nothing"
+    elif math.isfinite(found.packed_bound):
+        alike = [one for one in alike if not one.objective.lost]
+        model += ", without compressing gradients"
+    if any(one.strategy.pipeline.splits_backward for one in alike):
+        model += ", and no backward is split"
+    return bound, alike, model
 
 
 def _edge(evaluations: Sequence[Evaluation], same: float) -> list[Evaluation]:

@@ -36,28 +36,34 @@ class Switches:
         """
         if id(tensor) in self._own:
             tensor = reduce(getattr, self._own[id(tensor)].split("."), self.module)
-        for place, (original, stand_in, _) in enumerate(self._off):
-            if tensor is original or tensor is stand_in:
-                if is_on:
-                    self._put(stand_in, original)
-                    del self._off[place]
-                return True
+        place = self._place_off(tensor)
+        if place >= 0:
+            if is_on:
+                original, stand_in, _ = self._off.pop(place)
+                self._put(stand_in, original)
+            return True
         # Torch itself gives most tensors a flag as it makes them: what is not held must be told at once.
         if tensor.requires_grad == is_on or (is_on and not self._is_held(tensor)):
             return False
         name = self._put(tensor, tensor)
-        if not name:
-            return False
-        if is_on:
+        if name and is_on:
             raise CaptureError(
                 f"forward must not switch requires_grad of a frozen parameter on, but it does so with {_called(name)}: "
                 "the first step would train other parameters than the second; set it before building"
             )
-        stand_in = tensor.detach()
-        self._put(tensor, stand_in)
-        self._off.append((tensor, stand_in, name))
-        self.ever = True
-        return True
+        if name:
+            stand_in = tensor.detach()
+            self._put(tensor, stand_in)
+            self._off.append((tensor, stand_in, name))
+            self.ever = True
+        return bool(name)
+
+    def _place_off(self, tensor: Tensor) -> int:
+        """Return the place among those that are off of a tensor or its stand-in, or -1."""
+        for place, (original, stand_in, _) in enumerate(self._off):
+            if tensor is original or tensor is stand_in:
+                return place
+        return -1
 
     def _is_held(self, tensor: Tensor) -> bool:
         """Whether the module holds a tensor, by an index that lasts while its first parameter stays."""

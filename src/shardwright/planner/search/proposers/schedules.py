@@ -43,23 +43,27 @@ def schedules(pool: Pool) -> Proposals:
     tried = [one for found in pool.errors().values() for one in found]
     pipelines = [one for one in tried if one[0].arrangement.stages > 1]
     if pipelines:
-        candidate, _ = min(pipelines, key=lambda one: (one[1].seconds, one[0].bytes))
-        for order in ORDERS:
-            other = rescheduled(candidate, order)
-            if other is None:
-                continue
-            is_gain = other.seconds < candidate.seconds * (1 - pool.same)
-            if order == "gpipe" or is_gain:
-                yield Proposal(other.least_seconds, partial(pool.try_candidate, other))
-        yield from _where_faster(pool, candidate, SPLIT)
-    large = (
+        fastest, _ = min(pipelines, key=lambda one: (one[1].seconds, one[0].bytes))
+        yield from _whole(pool, fastest)
+        yield from _where_faster(pool, fastest, SPLIT)
+    large = [
         one
         for one in pool.candidates
         if one.arrangement.stages > 1 and pool.room < one.bytes <= FAR * pool.room
-    )
-    candidate = min(large, key=lambda one: (one.seconds, one.bytes), default=None)
-    if candidate is not None:
-        yield from _where_faster(pool, candidate, SMALL)
+    ]
+    if large:
+        fastest = min(large, key=lambda one: (one.seconds, one.bytes))
+        yield from _where_faster(pool, fastest, SMALL)
+
+
+def _whole(pool: Pool, candidate: Candidate) -> Proposals:
+    for order in ORDERS:
+        other = rescheduled(candidate, order)
+        if other is None:
+            continue
+        is_gain = other.seconds < candidate.seconds * (1 - pool.same)
+        if order == "gpipe" or is_gain:
+            yield Proposal(other.least_seconds, partial(pool.try_candidate, other))
 
 
 def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
