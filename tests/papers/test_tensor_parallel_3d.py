@@ -29,6 +29,7 @@ from shardwright.planner.space.rules import iterate
 from shardwright.planner.space.seeds import Seed, seed_strategy
 from shardwright.runtime.capture import capture
 from shardwright.runtime.executor import Executor
+from shardwright.runtime.loss import NUM_RIDING
 from tests import zoo
 from tests.runtime.equivalence import StrategyBuilder, assert_equivalent, batches
 from tests.runtime.world import run_ranks
@@ -308,7 +309,8 @@ def predicted(sizes: tuple[int, int, int]) -> float:
     up = (p_j - 1) * m * k + (p_i - 1) * k * n + (p_l - 1) * m * n
     down = (p_l - 1) * m * n + (p_i - 1) * k * n + (p_j - 1) * m * k
     gain = 2 * (p_i * p_j - 1) / (p_i * p_j) * k / p_l
-    loss_and_flag = 2 * (total - 1) / total * 2
+    # They ride with the gain's gradient, in so many numbers, where that goes to all ranks.
+    loss_and_flag = 2 * (total - 1) / total * (NUM_RIDING if p_l == 1 else 2)
     return 2 * (up + down) / total + gain + loss_and_flag
 
 
