@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import platform
 import statistics
 import sys
 import time
@@ -20,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from processor import machine
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -281,10 +280,7 @@ def main() -> int:
             is_met &= told(case, launch(race, case.stages, arguments, timeout=900), table)
     console = Console(width=130)
     console.print(table)
-    console.print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, torch {torch.__version__}; 1 thread per rank, gloo"
-    )
+    console.print(f"{machine()}, torch {torch.__version__}; 1 thread per rank, gloo")
     return 0 if is_met else 1
 
 

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from processor import processor_name
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from shardwright.core.costs import CostTable
 from shardwright.core.strategy import Mesh

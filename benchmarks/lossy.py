@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from shardwright.lossy import Tolerance, Transport, UdpRank, join
 from shardwright.lossy.labels import labelled

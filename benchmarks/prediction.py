@@ -25,10 +25,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from hosts import hosts, why_not
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from shardwright.core.cluster import Cluster, Device, Link, Switch
 from shardwright.core.costs import CostTable, Record, link_label
@@ -47,6 +48,7 @@ from shardwright.store import Store
 from shardwright.verbs.measure import local_cluster, measure_links
 from shardwright.verbs.narrate import shards
 from shardwright.verbs.request import Watch
+from tests.hosts import hosts, why_not
 
 RATE = "100mbit"
 TURN = 2  # steps of a plan before the next plan's

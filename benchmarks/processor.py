@@ -13,3 +13,8 @@ def processor_name() -> str:
     except OSError:
         names = []
     return f"{names[0]} x {len(names)}" if names else platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """Return the processor and the version of Python."""
+    return f"{processor_name()}, Python {platform.python_version()}"

@@ -33,6 +33,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
+
 from shardwright.caching import (
     CacheServer,
     MinIOCache,

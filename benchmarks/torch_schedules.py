@@ -9,18 +9,20 @@ it. Exits 1 where a median ratio is above 1 or losses differ.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from processor import machine
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from shardwright.core.program import BACKWARD_KINDS, Kind
 from shardwright.core.schedules import SCHEDULES, NamedSchedule
@@ -145,10 +147,7 @@ def main() -> int:
             is_met &= told(case, found, table)
     console = Console(width=130)
     console.print(table)
-    console.print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, torch {torch.__version__}; 1 thread per rank, gloo"
-    )
+    console.print(f"{machine()}, torch {torch.__version__}; 1 thread per rank, gloo")
     return 0 if is_met else 1
 
 

@@ -1,5 +1,7 @@
 """The walls of the house: who may import whom, and what must stay unloaded."""
 
+import ast
+import importlib.machinery
 import importlib.util
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+AS_A_SCRIPT = "sys.path.insert(0, str(Path(__file__).resolve().parent"
 
 WITHOUT_TORCH = {
     "planner": "import shardwright.planner.search, shardwright.planner.lower",
@@ -69,3 +72,18 @@ def test_planning_a_profile_loads_neither_torch_nor_what_plans_models(tmp_path):
         "torch", "plotly", "highspy", "sqlite3", "shardwright.api", "shardwright.store",
         "shardwright.planner.search", "shardwright.core.program", "shardwright.files.planfile",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda one: one.stem
+)
+def test_a_benchmark_finds_what_it_imports_when_it_runs_as_a_script(script):
+    """Of itself a script sees its own folder, not the one above, where ``tests`` is."""
+    text = script.read_text()
+    found = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom | ast.Import)]
+    names = {alias.name for node in found if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in found if isinstance(node, ast.ImportFrom)}
+    own = [str(script.parent), *([str(ROOT)] if AS_A_SCRIPT in text else [])]
+    path = [one for one in sys.path if Path(one or ".").resolve() != ROOT]
+    for name in {name.partition(".")[0] for name in names} - set(sys.builtin_module_names):
+        assert importlib.machinery.PathFinder.find_spec(name, [*own, *path]), name
