@@ -9,7 +9,7 @@ al., 2024b (ZB-V, V-Half, V-Min).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from shardwright.core.schedules import SCHEDULES, Schedule, in_flight
 from shardwright.planner.schedule.folded import folded_order
@@ -94,8 +94,7 @@ def _by_chunks(
     whole = _interleaved(crews, num_stages, num_microbatches)
     if not entry.splits:
         return whole
-    halves = [tuple(chain.from_iterable(map(halved, line))) for line in whole]
-    return with_weights_late(halves, num_stages, num_microbatches, crews)
+    return with_weights_late([halved(line) for line in whole], num_stages, num_microbatches, crews)
 
 
 def side_by_side(

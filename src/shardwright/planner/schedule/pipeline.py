@@ -46,11 +46,13 @@ def alone(num_stages: int) -> Crews:
     return tuple((stage,) for stage in range(num_stages))
 
 
-def halved(action: Action) -> Line:
-    """Return a whole backward as its two halves, one behind the other; another action as it is."""
-    if action.phase != "B":
-        return (action,)
-    return action._replace(phase="I"), action._replace(phase="W")
+def halved(line: Line) -> Line:
+    """Return a line with every whole backward as its two halves, one behind the other."""
+    found: list[Action] = []
+    for action in line:
+        phases: tuple[Phase, ...] = ("I", "W") if action.phase == "B" else (action.phase,)
+        found += [action._replace(phase=phase) for phase in phases]
+    return tuple(found)
 
 
 def written(text: Sequence[str]) -> tuple[Line, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import NamedTuple
 
 from shardwright.core.schedules import SCHEDULES
@@ -103,7 +102,8 @@ def _orders(
         if pipeline.schedule == "custom":
             lines = written(pipeline.order)
             check_order(lines, crews, pieces)
-            lines = tuple(map(_split, lines)) if pipeline.splits_backward else lines
+            # Where some backwards are split, forward keeps what both halves need.
+            lines = tuple(map(halved, lines)) if pipeline.splits_backward else lines
         else:
             lines = pipeline_order(pipeline.schedule, count, pieces, crews)
             if SCHEDULES[pipeline.schedule].folds:
@@ -113,12 +113,6 @@ def _orders(
     if posts:
         return lines, with_receives(lines, count)
     return lines, tuple(Entry(action) for action in global_order(lines))
-
-
-def _split(line: Line) -> Line:
-    """Return a line with every whole backward as its two halves: where some are split, forward keeps what
-    both need."""
-    return tuple(chain.from_iterable(map(halved, line)))
 
 
 def with_receives(lines: tuple[Line, ...], num_meshes: int) -> tuple[Entry, ...]:
