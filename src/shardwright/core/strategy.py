@@ -7,6 +7,7 @@ kinds of strategy but what certain choices add up to.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -240,6 +241,13 @@ class Strategy:
     def staleness(self) -> int:
         """By how many updates of its stage a gradient is late at most: as many as stages follow the first."""
         return 0 if self.pipeline.is_flushed else len(self.meshes) - 1
+
+    @property
+    def chunks(self) -> int:
+        """How many parts of the model a device of a pipeline has by turns, at most."""
+        if not SCHEDULES[self.pipeline.schedule].chunks:
+            return 1
+        return max(Counter(mesh.devices for mesh in self.meshes).values())
 
     @property
     def devices(self) -> tuple[int, ...]:

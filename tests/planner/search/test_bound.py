@@ -16,7 +16,7 @@ from shardwright.planner.schedule import (
     replay,
 )
 from shardwright.planner.schedule.generators import GENERATED
-from shardwright.planner.search.candidates import least_looped_rounds, least_rounds
+from shardwright.planner.search.bounds import least_looped_rounds, least_rounds
 
 
 def finish(
@@ -75,8 +75,8 @@ def test_the_bound_holds_for_every_schedule_of_the_table(data, schedule, devices
     crews = tuple(tuple(range(k, count, devices)) for k in range(devices))
     lines = pipeline_order(schedule, count, m, folded(count) if entry.folds else crews)
     rounds, _ = least_rounds(devices, m, schedule)
-    if schedule == "interleaved" and chunks <= 2:
-        rounds = least_looped_rounds(devices, m)
+    if schedule in ("interleaved", "looped-bfs"):
+        rounds = least_looped_rounds(devices, m, chunks)
     work = sum(stage.forward + stage.backward + stage.weight for stage in stages)
     found = replay(lines, stages)
     assert (found.span if entry.splits else found.seconds) >= rounds * work * (1 - 1e-9)
@@ -92,15 +92,16 @@ def test_what_holds_for_1f1b_does_not_for_chunks_and_split_backwards() -> None:
     assert replay(pipeline_order("zb-h1", 2, 1), stages).span == 1.0 < rounds * 2.0
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 3, 8])
 @pytest.mark.parametrize(("devices", "m"), [(2, 2), (3, 7), (4, 3), (8, 8)])
-def test_two_chunks_a_device_are_bounded_as_tightly_as_their_waits_allow(devices, m) -> None:
-    """The most work within a time of 1 that the two waits of every device leave, as a linear program."""
+def test_chunks_are_bounded_as_tightly_as_their_waits_allow(devices, m, chunks) -> None:
+    """The most work within a time of 1 that the waits of every device leave, as a linear program."""
     program = highspy.Highs()
     program.silent()
-    first = [program.addVariable(0.0, 1.0) for _ in range(devices)]
-    second = [program.addVariable(0.0, 1.0) for _ in range(devices)]
-    for s in range(devices):
-        program.addConstr(sum(first[:s]) + m * (first[s] + second[s]) <= 1)
-        program.addConstr(sum(first) + sum(second[:s]) + m * second[s] <= 1)
-    program.maximize(sum(first) + sum(second))
-    assert least_looped_rounds(devices, m) == pytest.approx(1 / program.getObjectiveValue())
+    work = [program.addVariable(0.0, 1.0) for _ in range(devices * chunks)]
+    for place in range(devices * chunks):
+        program.addConstr(sum(work[:place]) + m * sum(work[place::devices]) <= 1)
+    program.maximize(sum(work))
+    rounds = least_looped_rounds(devices, m, chunks)
+    assert rounds == pytest.approx(1 / program.getObjectiveValue())
+    assert chunks > 1 or rounds == pytest.approx(least_rounds(devices, m)[0])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from shardwright.core.costs import CostTable
 from shardwright.core.schedules import NamedSchedule
 from shardwright.planner.judge.evaluate import Evaluation, evaluate
-from shardwright.planner.model.arrangements import Arrangement
+from shardwright.planner.model.arrangements import Arrangement, Shape
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.answer import Findings, answer
 from shardwright.planner.search.candidates import Candidate, explore, to_strategy
 from shardwright.planner.search.loop import run
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.proposers.additive import on_all
+from shardwright.planner.search.proposers.additive import of_shape, on_all
 from shardwright.planner.search.proposers.schedules import rescheduled, schedules
 from tests.planner.search.models import cluster, residual
 
@@ -104,7 +106,48 @@ def test_split_backwards_are_planned_where_they_are_clearly_faster_and_fit() -> 
         splits = plan.strategy.pipeline.splits_backward
         alike = free.fitting if splits else whole
         assert plan.bound.step_seconds <= min(one.seconds for one in alike)
-        assert ("evenly over all devices" in plan.bound.model) is splits
+        assert ("whatever devices wait for" in plan.bound.model) is splits
+
+
+def test_deep_models_get_more_chunks_a_device_where_few_microbatches_fill_a_pipeline() -> None:
+    """And each plan's bound holds for all with no more chunks than it has."""
+    graph, where = residual(batch=8, width=512, depth=24), cluster(4, 1, flops=1e9, far=1e8)
+    pool = Pool(Context.of(graph, where, CostTable(), Training()), math.inf)
+    run(pool, partial(of_shape, Shape(stages=4, data=1, tensor=1, microbatches=(4,))))
+    run(pool, schedules)
+    found = pool.findings()
+    whole = [one for one in found.fitting if not one.strategy.pipeline.splits_backward]
+    chunks = {one.strategy.chunks for one in whole}
+    assert {1, 2} < chunks
+    best = whole[0]
+    assert best.strategy.chunks == max(chunks)
+    two = min(one.seconds for one in whole if one.strategy.chunks == 2)
+    assert best.seconds < 0.97 * two
+    assert f"(interleaved x {best.strategy.chunks})" in best.strategy.label
+    for few in sorted(chunks):
+        alike = [one.seconds for one in whole if one.strategy.chunks <= max(few, 2)]
+        assert found.bounds.least(max(few, 2)) <= min(alike)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_what_an_arrangement_takes_at_least_is_true_of_every_cut(chunks: int) -> None:
+    """Of whole stages and of chunks, in every order without a split backward, by brute force."""
+    context = Context.of(residual(batch=8, width=64, depth=5), NEAR, CostTable(), Training())
+    arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=2)
+    explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+    least = explored.bound.seconds(chunks)
+    blocks = len(context.facts.ties.ranges)
+    orders: tuple[NamedSchedule, ...] = ("interleaved", "looped-bfs")
+    if chunks == 1:
+        orders = ("1f1b", "gpipe", "1f1b-so")
+    fastest = math.inf
+    for found in explored.candidates:
+        for starts in itertools.combinations(range(1, blocks), 2 * chunks - 1):
+            for order in orders:
+                other = replace(arrangement, schedule=order)
+                cut = replace(found, starts=(0, *starts), arrangement=other)
+                fastest = min(fastest, judged(context, cut).seconds)
+    assert 0.5 * fastest < least <= fastest
 
 
 def planned(context: Context, limit: float) -> Findings:
@@ -114,14 +157,16 @@ def planned(context: Context, limit: float) -> Findings:
     return pool.findings()
 
 
-def test_no_order_or_cut_of_a_small_pipeline_beats_the_work_alone() -> None:
+def test_no_order_or_cut_of_a_small_pipeline_beats_the_devices_own_work() -> None:
     """What is printed as the bound of plans that split their backward, by brute force."""
     context = Context.of(residual(batch=16, width=64, depth=2), NEAR, CostTable(), Training())
-    least = context.prices.serial_seconds / 2
     count = 0
     for microbatches in (2, 4, 16):
         arrangement = Arrangement(stages=2, data=1, tensor=1, microbatches=microbatches)
-        for found in explore(context, arrangement, math.inf, math.inf, math.inf).candidates:
+        explored = explore(context, arrangement, math.inf, math.inf, math.inf)
+        least = explored.bound.own
+        assert least > context.prices.serial_seconds / 2
+        for found in explored.candidates:
             for start in range(1, len(context.facts.ties.ranges)):
                 for order in ("1f1b", "gpipe", "1f1b-so", "zb-h1", "zb-h2"):
                     cut = replace(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from shardwright.core.strategy import Mesh
 from shardwright.planner.model.context import Context
 from shardwright.planner.model.facts import local_shapes
@@ -48,17 +46,16 @@ def least_seconds(
     return min(cost.forward + cost.backward for cost in costs)
 
 
-def takes_at_least(
-    context: Context, mesh: Mesh, pieces: int, rounds: tuple[float, float], seconds: float
-) -> bool:
-    """Whether a step on a mesh must take at least so many seconds, by the operators' work alone.
+def work_alone(
+    context: Context, mesh: Mesh, pieces: int, rounds: tuple[float, float], enough: float
+) -> float:
+    """Bound the seconds of a step on a mesh from below by the operators' work alone, as well as ``enough``
+    asks for.
 
     ``rounds``: how often a microbatch's work and the step's own count. Work that divides evenly is
     replaced by what the operators' domains really allow, those of a sort together and the longest
-    first, until the sum says so: mostly after a few.
+    first, until the sum is enough: mostly after a few.
     """
-    if seconds == math.inf:
-        return False
     ties = context.facts.ties
     weights: dict[int, float] = {}
     alike: dict[int, tuple[int, float]] = {}  # one of each sort, and its seconds if it divides
@@ -70,11 +67,11 @@ def takes_at_least(
     work = {sort: weight * alike[sort][1] for sort, weight in weights.items()}
     total = sum(work.values())
     for sort in sorted(work, key=lambda sort: -work[sort]):
-        if total >= seconds:
-            return True
+        if total >= enough:
+            break
         if weights[sort] > 0:
             index, even = alike[sort]
             options = domain(context, mesh, pieces, index)
             real = least_seconds(context, index, options, mesh.sizes, pieces)
             total += weights[sort] * (real - even)
-    return total >= seconds
+    return total

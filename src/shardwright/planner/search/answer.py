@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import filterfalse
 
 from shardwright.core.plan import Bound, Frontier, Objective, Plan, digest_of
 from shardwright.core.staleness import MEANS
@@ -15,6 +16,7 @@ from shardwright.planner.cost.feed import input_seconds, input_words, least_inpu
 from shardwright.planner.judge.evaluate import Evaluation
 from shardwright.planner.model.arrangements import global_batch
 from shardwright.planner.model.context import Context
+from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.goals import FASTEST, Goal
 from shardwright.planner.search.labels import told_apart
 
@@ -29,17 +31,18 @@ MODEL = (
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Findings:
     """What a search found: evaluations in the order they were reached, sentences about strategies that
-    turned out illegal, the least additive seconds proved for the space (inf before any proof), and
-    whether the search ran to its end. ``packed_bound`` is the same for plans that compress gradients. ``limit`` is the memory limit in bytes per device, ``same`` the share
-    below which the search takes two step times for the same.
+    turned out illegal, the least additive seconds proved for the space, and whether the search ran to its end.
+    ``packed_bound`` is the least for plans that compress gradients and have two chunks a device at most. ``limit``
+    is the memory limit in bytes per device, ``same`` the share below which the search takes two step times for
+    the same.
     """
 
     context: Context
     limit: float
     evaluations: tuple[Evaluation, ...]
     refused: tuple[str, ...]
-    bound: float
     is_complete: bool
+    bounds: Bounds = field(default_factory=Bounds)
     same: float = 0.0
     packed_bound: float = math.inf
 
@@ -144,53 +147,58 @@ def make_plan(found: Findings, evaluation: Evaluation, seed: int) -> Plan:
 
 
 def _bound(found: Findings, evaluation: Evaluation) -> Bound | None:
-    """Return the certificate: the least additive cost of any arrangement searched.
+    """Return the certificate: the least additive cost of any arrangement searched, for as many chunks a device
+    as the plan has, and of plans with a split backward for any order.
 
-    A plan outside those arrangements (a grid, an interleaved pipeline) may be faster; then it says
-    nothing. Of asynchronous pipelines it never does. Those with a split backward wait for less than it takes
-    to be waited for: of them it is the work alone.
+    A plan outside those arrangements (a grid) may be faster; then it says nothing. Nor does it of asynchronous
+    pipelines, and of compressed gradients in orders that wait less.
     """
-    is_known = found.is_complete and math.isfinite(found.bound)
+    is_known = found.is_complete and math.isfinite(found.bounds.least())
     if not is_known or evaluation.bytes > found.limit or evaluation.objective.staleness:
         return None
-    if evaluation.strategy.pipeline.splits_backward:
-        return _work_alone(found, evaluation)
-    context = found.context
-    bound, alike, model = _of_its_kind(found, evaluation.objective.lost > 0)
-    least = max(bound, least_input_seconds(global_batch(context), context.cluster))
-    if min(one.seconds for one in alike if _waits(one)) < least * (1 - 1e-9):
+    flushed = [one for one in found.fitting if not one.objective.staleness]
+    certificate = _of_its_kind(found, evaluation, flushed)
+    if certificate is None:
+        return None
+    bound, alike, model = certificate
+    least = max(bound, least_input_seconds(global_batch(found.context), found.context.cluster))
+    if min(one.seconds for one in alike) < least * (1 - 1e-9):
         return None
     return Bound(step_seconds=least, gap=max(0.0, 1 - least / evaluation.seconds), model=model)
 
 
-def _waits(evaluation: Evaluation) -> bool:
-    """Whether the first microbatch is waited for, and the whole of the last one's backward."""
-    return not evaluation.objective.staleness and not evaluation.strategy.pipeline.splits_backward
+def _of_its_kind(
+    found: Findings, evaluation: Evaluation, flushed: list[Evaluation]
+) -> tuple[float, list[Evaluation], str] | None:
+    """Return the bound of plans like one, those of them that were found, and what it assumes."""
+    chunks, splits = max(evaluation.strategy.chunks, 2), _splits(evaluation)
+    if evaluation.objective.lost > 0:
+        bound = min(found.bounds.least(), found.packed_bound)
+        model = f"{MODEL}, if compressing took nothing"
+        return None if splits or chunks > 2 else (bound, [*filterfalse(_splits, flushed)], model)
+    if splits:
+        return found.bounds.busy(), flushed, f"{MODEL}, whatever devices wait for"
+    return _of_whole(found, flushed, chunks)
 
 
-def _work_alone(found: Findings, evaluation: Evaluation) -> Bound | None:
-    """Return what no plan takes less than: all operators' seconds, on all devices evenly."""
-    context = found.context
-    work = context.prices.serial_seconds / context.num_devices
-    least = max(work, least_input_seconds(global_batch(context), context.cluster))
-    if any(one.seconds < least for one in found.fitting if not one.objective.staleness):
-        return None
-    model = "no plan is faster than the operators alone, divided evenly over all devices"
-    return Bound(step_seconds=least, gap=1 - least / evaluation.seconds, model=model)
+def _of_whole(
+    found: Findings, flushed: list[Evaluation], chunks: int
+) -> tuple[float, list[Evaluation], str]:
+    """Return the same of plans whose backwards are whole and lose nothing, with so many chunks a device."""
+    few = [one for one in flushed if one.strategy.chunks <= chunks]
+    dense = [one for one in few if one.objective.lost <= 0]
+    whole = [*filterfalse(_splits, dense)]
+    limits = (
+        (flushed, few, f", with {chunks} chunks a device at most"),
+        (few, dense, ", without compressing gradients"),
+        (dense, whole, ", and no backward is split"),
+    )
+    said = [words for before, after, words in limits if len(after) < len(before)]
+    return found.bounds.least(chunks), whole, "".join([MODEL, *said])
 
 
-def _of_its_kind(found: Findings, loses: bool) -> tuple[float, list[Evaluation], str]:
-    """Return the bound of plans that compress gradients or do not, those found, and what it assumes."""
-    bound, alike, model = found.bound, found.fitting, MODEL
-    if math.isfinite(found.packed_bound) and loses:
-        bound = min(bound, found.packed_bound)
-        model += ", if compressing took nothing"
-    elif math.isfinite(found.packed_bound):
-        alike = [one for one in alike if not one.objective.lost]
-        model += ", without compressing gradients"
-    if any(one.strategy.pipeline.splits_backward for one in alike):
-        model += ", and no backward is split"
-    return bound, alike, model
+def _splits(evaluation: Evaluation) -> bool:
+    return evaluation.strategy.pipeline.splits_backward
 
 
 def _edge(evaluations: Sequence[Evaluation], same: float) -> list[Evaluation]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.core.schedules import SCHEDULES, in_flight
+from shardwright.core.schedules import in_flight
 from shardwright.core.strategy import OperatorConfig, Pipeline, Strategy
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
-from shardwright.planner.model.domains import takes_at_least
+from shardwright.planner.model.domains import work_alone
 from shardwright.planner.model.modes import in_modes
 from shardwright.planner.model.partition import Chain, measure, partition
 from shardwright.planner.model.problem import Problem
@@ -32,6 +32,7 @@ from shardwright.planner.model.terms import (
     TRANSIENT,
     Weights,
 )
+from shardwright.planner.search.bounds import Least, least_rounds, own_rounds
 from shardwright.planner.search.labels import describe
 from shardwright.planner.search.steering import BACKWARD, CLOSE, HIDDEN, MEANS, POINTS, ROOMY
 from shardwright.planner.solve.frontier import Hull, Point, hull, nearest_within
@@ -66,12 +67,13 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Explored:
-    """What one arrangement gave: candidates, the bound within the memory limit, the seconds of its
-    fastest point if memory did not matter, and whether that point fits with room to spare.
+    """What one arrangement gave: candidates, its bound within the memory limit (not tight where it would set no
+    new one), the seconds of its fastest point if memory did not matter, and
+    whether that point fits with room to spare.
     """
 
     candidates: tuple[Candidate, ...]
-    bound: float
+    bound: Least
     fastest: float
     is_free: bool
 
@@ -92,42 +94,52 @@ def channels(num_axes: int) -> int:
 
 
 def explore(
-    context: Context, arrangement: Arrangement, limit: float, best: float, bound: float
+    context: Context, arrangement: Arrangement, limit: float, best: float, enough: float
 ) -> Explored:
     """Solve one arrangement.
 
-    ``best`` is the fastest step known so far and ``bound`` the least bound; both only save work: a
-    bound of the arrangement above ``bound`` need not be tight, and one above ``best`` ends it.
+    ``best`` is the fastest step known so far and ``enough`` what sets no new bound; both only save work: a
+    bound of the arrangement above ``enough`` need not be tight, and one above ``best`` ends it.
     """
     return solve(Problem.of(context, arrangement.mesh(0), arrangement.microbatches), arrangement,
-                 limit, (best, best), bound)  # fmt: skip
+                 limit, (best, best), (enough, enough))  # fmt: skip
 
 
-def is_outdone(context: Context, arrangement: Arrangement, seconds: float) -> bool:
-    """Whether the operators' seconds alone make an arrangement take so long, or longer."""
+def least_even(context: Context, arrangement: Arrangement, enough: float) -> float:
+    """Bound an arrangement's step from below by the operators' seconds alone, as well as ``enough`` asks
+    for, before anything is solved."""
     rounds = least_rounds(arrangement.stages, arrangement.microbatches, arrangement.schedule)
-    return takes_at_least(context, arrangement.mesh(0), arrangement.microbatches, rounds, seconds)
+    return work_alone(context, arrangement.mesh(0), arrangement.microbatches, rounds, enough)
 
 
-def least_work(problem: Problem, arrangement: Arrangement) -> float:
+def least_of(context: Context, arrangement: Arrangement, whole: float, own: float = 0.0) -> Least:
+    """Return what an arrangement takes at least; where ``whole`` is all that is known, that says what devices
+    do of their own."""
+    p, m = arrangement.stages, arrangement.microbatches
+    own = max(own, whole * own_rounds(p, m)[0] / least_rounds(p, m)[0])
+    blocks = len(context.facts.ties.ranges)
+    return Least(arrangement=arrangement, blocks=blocks, whole=whole, own=own)
+
+
+def least_work(problem: Problem, rounds: tuple[float, float]) -> float:
     """Bound an arrangement's step from below by the operators' seconds alone, without tables."""
-    rounds, share = least_rounds(arrangement.stages, arrangement.microbatches, arrangement.schedule)
     each, once = problem.least_work
-    return rounds * each + share * once
+    return rounds[0] * each + rounds[1] * once
 
 
 def solve(
     problem: Problem, arrangement: Arrangement, limit: float, known: tuple[float, float],
-    bound: float,
+    enough: tuple[float, float],
 ) -> Explored:  # fmt: skip
     """Solve one arrangement, given its problem; see ``explore``.
 
-    ``known`` are the fastest step simulated and the fastest promised so far.
+    ``known`` are the fastest step simulated and the fastest promised so far, ``enough`` is what its whole
+    stages, and what its devices' own work, need not take for more than to set no new bound.
     """
     best, promised = known
     least = exposed_share(problem.context, len(problem.mesh.sizes))
     found: dict[tuple[object, ...], Candidate] = {}
-    fastest, is_free = math.inf, False
+    bound, fastest, is_free = least_of(problem.context, arrangement, math.inf), math.inf, False
     for hidden, synced in WEIGHINGS[: 1 if problem.is_wide else None]:
         shares = (max(least, hidden), max(least, synced))
         view = problem.elimination(search_weights(arrangement, *shares))
@@ -136,7 +148,7 @@ def solve(
         if not found:
             fastest = curve.points[0].seconds if curve.points else math.inf
             is_free = bool(curve.points) and curve.points[0].bytes <= ROOMY * limit
-            bound = min(bound, _relaxed_bound(problem, arrangement, curve, limit, bound))
+            bound = _relaxed(problem, arrangement, curve, limit, enough)
         for candidate in _from_hull(problem, arrangement, curve, limit, own < min(promised, best)):
             found.setdefault(candidate.identity, candidate)
         near = nearest_within(view, curve, limit) if problem.is_wide else None
@@ -165,83 +177,65 @@ def likely_weights(problem: Problem, arrangement: Arrangement) -> Weights:
     return search_weights(arrangement, share, share)
 
 
+def _relaxed(
+    problem: Problem,
+    arrangement: Arrangement,
+    curve: Hull,
+    limit: float,
+    enough: tuple[float, float],
+) -> Least:
+    """Bound what an arrangement takes, as well as is asked for: the devices' own work where whole stages alone
+    might set a new bound."""
+    p, m = arrangement.stages, arrangement.microbatches
+    price = curve.price(limit) if curve.points else 0.0
+    whole, own = least_rounds(p, m, arrangement.schedule), own_rounds(p, m)
+    if not curve.points:
+        seconds = max(least_work(problem, whole), enough[0])
+        return least_of(problem.context, arrangement, seconds, enough[1])
+    seconds = _relaxed_bound(problem, arrangement, whole, price, limit, enough[0])
+    if seconds >= enough[0] or whole == own:
+        return least_of(problem.context, arrangement, seconds)
+    busy = _relaxed_bound(problem, arrangement, own, price, limit, enough[1])
+    return least_of(problem.context, arrangement, seconds, busy)
+
+
 def _relaxed_bound(
-    problem: Problem, arrangement: Arrangement, curve: Hull, limit: float, known: float
-) -> float:
-    """Bound this arrangement's seconds from below, whatever the cuts; give up once above ``known``.
+    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], price: float,
+    limit: float, enough: float,
+) -> float:  # fmt: skip
+    """Bound this arrangement's seconds from below, whatever the cuts, as well as ``enough`` asks for.
 
     With A the seconds on the compute stream's path and H those of messages that could hide, a step
     takes at least A + e H (``exposed_share``) and at least H / ``channels``; so it takes any mean
     of the two. Stages hold one microbatch at least. Each mean's hull, read at the limit, is a bound
-    (Lagrangian duality); so is the value at any one price of memory, which is tried first. As the
-    same stages may run interleaved, which waits less, the bound shrinks by as much.
+    (Lagrangian duality); so is the value at any one ``price`` of memory, which is tried first.
+    ``rounds``: how often a microbatch's seconds and a step's own count in A.
     """
-    p, m = arrangement.stages, arrangement.microbatches
-    looped = least_looped_rounds(p, m) / least_rounds(p, m, arrangement.schedule)[0]
-    known /= looped
-    best = least_work(problem, arrangement)
-    if not curve.points or best >= known:
-        return known * looped
+    best = least_work(problem, rounds)
+    if best >= enough:
+        return best
     means = MEANS[: 1 if problem.is_wide else None]  # where every answer takes seconds
-    views = [problem.elimination(_bound_weights(problem, arrangement, mean)) for mean in means]
-    price = curve.price(limit)
+    views = [
+        problem.elimination(_bound_weights(problem, arrangement, rounds, mean)) for mean in means
+    ]
     for view in views:
         best = max(best, float(view.solve(np.array([[1.0, price]])).values[0]) - price * limit)
-        if best >= known:
-            return known * looped
-    for view in views:
-        best = max(best, hull(view, 2, limit).bound(limit))
-        if best >= known:
-            return known * looped
-    return best * looped
+        if best >= enough:
+            return best
+    return max(best, *(hull(view, 2, limit).bound(limit) for view in views))
 
 
-def _bound_weights(problem: Problem, arrangement: Arrangement, mean: float) -> Weights:
+def _bound_weights(
+    problem: Problem, arrangement: Arrangement, rounds: tuple[float, float], mean: float
+) -> Weights:
     p, m = arrangement.stages, arrangement.microbatches
-    rounds, once = least_rounds(p, m, arrangement.schedule)
     axes, sorts = len(problem.mesh.sizes), len(problem.context.facts.ties.classes)
     exposed = exposed_share(problem.context, axes)
-    exposed += (1 - mean) / mean / channels(axes) * m / p / rounds
+    exposed += (1 - mean) / mean / channels(axes) * m / p / rounds[0]
     return Weights(
-        each=mean * rounds, once=mean * once, exposed=exposed, synced=exposed,
+        each=mean * rounds[0], once=mean * rounds[1], exposed=exposed, synced=exposed,
         kept=1 / p, flight=1 / p, transient=1 / (p * sorts),
     )  # fmt: skip
-
-
-def least_rounds(stages: int, microbatches: int, schedule: str = "1f1b") -> tuple[float, float]:
-    """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through
-    all stages) + b * (seconds once per step of all stages), however the work is cut.
-
-    Stage s can neither start before nor end after the stages ahead of it have had their part of the
-    first and the last microbatch, so T >= m t_s + sum of t before s. The weights of these that make
-    every t_s count alike give a = 1 / (1 - (1 - 1/m)^p). What a stage does once per step may hide
-    behind the backward of the stages ahead, so with several stages it counts nothing: b = 0.
-
-    Where devices hold several chunks, ``stages`` are the devices and the first chunk may be next to
-    nothing; where backward is split, next to nothing of it may be on the way back; without a flush
-    nothing is filled. Then only the devices' own share is certain: T >= m t_s, a = m / p.
-    """
-    if stages == 1:
-        return float(microbatches), 1.0
-    order = SCHEDULES[schedule]
-    if order.chunks or order.splits or not order.flushes:
-        return microbatches / stages, 0.0
-    return 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages), 0.0
-
-
-def least_looped_rounds(stages: int, microbatches: int) -> float:
-    """Return the a of ``least_rounds`` where each of so many devices has two chunks, by turns.
-
-    Besides T >= m (x_s + y_s) + sum of x before s, for chunks x and y of device s, the second ones
-    wait for all first ones: T >= m y_s + sum of all x + sum of y before s. What fills a time of 1
-    with both tight everywhere is most, by linear programming: of it second chunks have ``second``,
-    first ones the rest.
-    """
-    if stages == 1:
-        return float(microbatches)
-    lost = 1.0 - 1.0 / microbatches
-    second = lost**stages / (1.0 - stages / microbatches * lost ** (stages - 1))
-    return 1.0 / (1.0 - second * lost**stages)
 
 
 def _from_hull(
@@ -377,7 +371,7 @@ def to_strategy(context: Context, candidate: Candidate) -> Strategy:
             keeps=arrangement.stages == 1 and arrangement.schedule == "1f1b",
         ),
         pipeline=Pipeline(schedule=arrangement.schedule, num_microbatches=arrangement.microbatches),
-        label=describe(problem, arrangement, candidate.assignments),
+        label=describe(problem, arrangement, candidate.assignments, count),
     )
     trained = context.training.applied(strategy)
     return in_modes(context, trained, problem.chosen_modes(candidate.assignments))

@@ -31,11 +31,16 @@ _STAGES = re.compile(r"^pipeline x \d+|^\d+ stages|^on \d+ groups")
 _PIECES = re.compile(r"\d+ microbatches")
 
 
-def describe(problem: Problem, arrangement: Arrangement, assignments: Assignments) -> str:
-    """Name a plan: its stages, what its axes split, how its parameters lie, what runs again."""
+def describe(
+    problem: Problem, arrangement: Arrangement, assignments: Assignments, parts: int
+) -> str:
+    """Name a plan of so many stages or chunks of them: its stages, what its axes split, how its parameters
+    lie, what runs again."""
     words: list[str] = []
     if arrangement.stages > 1:
-        words.append(f"pipeline x {arrangement.stages} ({arrangement.schedule})")
+        chunks = parts // arrangement.stages
+        many = f" x {chunks}" if chunks > 2 else ""
+        words.append(f"pipeline x {arrangement.stages} ({arrangement.schedule}{many})")
     placed = {
         (root, problem.domains[root][assignment[problem.config_of[root]]])
         for assignment in set(assignments)

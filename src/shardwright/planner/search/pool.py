@@ -17,6 +17,7 @@ from shardwright.planner.judge.ties import half_width_between
 from shardwright.planner.model.arrangements import Arrangement
 from shardwright.planner.model.context import Context
 from shardwright.planner.search.answer import Findings, fitting
+from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.candidates import Candidate, to_strategy
 from shardwright.planner.search.progress import Progress
 from shardwright.planner.search.steering import (
@@ -57,7 +58,7 @@ class Pool:
         self.evaluations: list[Evaluation] = []
         self.refused: list[str] = []
         self.tried: dict[object, tuple[Candidate, Evaluation | None]] = {}
-        self.bound = math.inf
+        self.bounds = Bounds()
         self.complete = True
         # Graphs so small that their whole frontier is looked at.
         self.is_small = LEAST_MOVES * len(context.graph.operators) <= BUDGET
@@ -86,7 +87,7 @@ class Pool:
             limit=self.limit,
             evaluations=tuple(self.evaluations),
             refused=tuple(self.refused),
-            bound=self.bound,
+            bounds=Bounds(self.bounds),
             is_complete=self.complete,
             same=self.same,
         )
@@ -181,7 +182,8 @@ class Pool:
     def tell(self, fraction: float, text: str) -> None:
         """Tell the caller how far the search is, and what it does."""
         if self._progress is not None:
-            bound = 0.0 if math.isinf(self.bound) else self.bound
+            least = self.bounds.least()
+            bound = 0.0 if math.isinf(least) else least
             self._done = max(self._done, fraction)
             self._progress(
                 Progress(

@@ -20,6 +20,7 @@ from shardwright.planner.model.context import Context
 from shardwright.planner.model.training import Training
 from shardwright.planner.search.alternative import Wish, alternative
 from shardwright.planner.search.answer import Findings, answer, late, named_answer
+from shardwright.planner.search.bounds import Bounds
 from shardwright.planner.search.goals import FASTEST, Goal, device_numbers, tried_text
 from shardwright.planner.search.limits import NO_LIMITS, Limits, room
 from shardwright.planner.search.local.mcmc import Chain, Spent, walk
@@ -262,7 +263,7 @@ def _compressing(pool: Pool, known: Findings, least_sent: float) -> Findings:
         evaluations=tuple(pool.evaluations),
         refused=(*known.refused, *pool.refused),
         is_complete=known.is_complete and pool.complete,
-        packed_bound=pool.bound,
+        packed_bound=pool.bounds.least(),
     )
 
 
@@ -307,7 +308,7 @@ def _merged(found: list[Findings]) -> Findings:
         found[-1],
         evaluations=tuple(evaluation for one in found for evaluation in one.evaluations),
         refused=tuple(text for one in found for text in one.refused),
-        bound=min(one.bound for one in found),
+        bounds=Bounds(least for one in found for least in one.bounds),
         is_complete=all(one.is_complete for one in found),
     )
 

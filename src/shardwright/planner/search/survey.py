@@ -6,7 +6,6 @@ tell apart become one line, the simplest of them, and any other strategy can be 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -218,7 +217,6 @@ def surveyed(
         limit=room(cluster),
         evaluations=(),
         refused=(),
-        bound=math.inf,
         is_complete=True,
     )
     return Survey(frontier, found)

@@ -261,7 +261,6 @@ def walk(
         limit=limit,
         evaluations=(*best, *walked.best),
         refused=(),
-        bound=math.inf,
         is_complete=is_complete,
     )
     frontier = answer(findings, chain.seed)

@@ -17,10 +17,11 @@ from shardwright.planner.model.arrangements import (
     shapes,
 )
 from shardwright.planner.model.problem import Problem
+from shardwright.planner.search.bounds import Least, least_rounds
 from shardwright.planner.search.candidates import (
     Candidate,
-    is_outdone,
-    least_rounds,
+    least_even,
+    least_of,
     least_work,
     solve,
 )
@@ -77,6 +78,7 @@ class Solver:
         self.is_beaten = False
         self._promised = math.inf
         self._smallest: dict[Arrangement, float] = {}
+        self._noted: set[Arrangement] = set()  # those whose bound the pool knows
 
     def best_first(self, plans: Iterable[Shape], part: tuple[int, int]) -> Proposals:
         """Propose to solve shapes, the promising and simple ones first."""
@@ -89,6 +91,8 @@ class Solver:
             if self._smallest.get(replace(arrangement, microbatches=1)) == math.inf:
                 continue
             yield Proposal(rough / slack, partial(self._solve_unless, arrangement, slack))
+            if arrangement not in self._noted:  # whole stages are too slow; chunks may not be
+                self._note(arrangement, self._least(arrangement, slack))
             share = (part[0] + (number + 1) / len(every)) / part[1]
             text = f"{arrangement.num_devices} devices, {arrangement.stages} stages"
             pool.tell(0.1 + 0.6 * share, text)
@@ -114,12 +118,26 @@ class Solver:
 
     def _solve_unless(self, arrangement: Arrangement, slack: float) -> Evaluation | None:
         """Solve an arrangement unless the operators' seconds alone make it too slow."""
-        pool = self.pool
-        if is_outdone(pool.context, arrangement, slack * pool.fastest):
+        least = self._least(arrangement, slack)
+        if least.whole >= slack * self.pool.fastest:
+            self._note(arrangement, least)
             if arrangement.stages == 1:  # more microbatches are no less work
                 self._smallest[replace(arrangement, microbatches=1)] = math.inf
             return None
         return self.solve(arrangement)
+
+    def _least(self, arrangement: Arrangement, slack: float) -> Least:
+        """Return what the operators' seconds alone make of an arrangement, as far as that is asked for: to
+        tell what is too slow, and sets no bound in chunks either."""
+        pool, nothing = self.pool, least_of(self.pool.context, arrangement, 0.0)
+        if pool.fastest == math.inf:
+            return nothing
+        enough = max(slack * pool.fastest, pool.bounds.enough(nothing)[0])
+        return least_of(pool.context, arrangement, least_even(pool.context, arrangement, enough))
+
+    def _note(self, arrangement: Arrangement, least: Least) -> None:
+        self._noted.add(arrangement)
+        self.pool.bounds.note(least)
 
     def _try_best(self, candidates: Sequence[Candidate]) -> Evaluation | None:
         """Simulate the fastest candidate that fits if it promises more than any before."""
@@ -146,14 +164,15 @@ class Solver:
         problem = Problem.of(pool.context, arrangement.mesh(0), arrangement.microbatches)
         known = (pool.fastest, self._promised)
         try:
-            found = solve(problem, arrangement, pool.room, known, pool.bound)
+            enough = pool.bounds.enough(least_of(pool.context, arrangement, 0.0))
+            found = solve(problem, arrangement, pool.room, known, enough)
         except InputError as error:
             pool.refused.append(f"{arrangement}: {error}")
             self.is_beaten = True
             self._smallest[shape] = math.inf
             return None
         pool.candidates += found.candidates
-        pool.bound = found.bound
+        self._note(arrangement, found.bound)
         evaluation = self._try_best(found.candidates)
         if arrangement.stages == 1:
             least = min((c.bytes for c in found.candidates), default=math.inf)
@@ -185,7 +204,9 @@ def _least_flat(pool: Pool, count: int) -> float:
     stages, those of an even split where there is none."""
     flat = (c for c in pool.candidates if c.arrangement.stages == 1)
     works = (
-        least_work(c.problem, c.arrangement) for c in flat if c.arrangement.num_devices == count
+        least_work(c.problem, least_rounds(1, c.arrangement.microbatches))
+        for c in flat
+        if c.arrangement.num_devices == count
     )
     return min(works, default=pool.even_split(count))
 

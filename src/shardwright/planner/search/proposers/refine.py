@@ -24,7 +24,7 @@ def refined(pool: Pool) -> Proposals:
     unlike, operators = pool.unlike(), len(pool.context.graph.operators)
     if not unlike:
         return
-    is_open = pool.bound < unlike[0].seconds - pool.doubt(unlike[0])
+    is_open = pool.bounds.least() < unlike[0].seconds - pool.doubt(unlike[0])
     effort = Effort(
         moves=min(BUDGET * (MORE if is_open else 1) // operators, MOVES),
         patience=PATIENCE * (2 if is_open else 1),

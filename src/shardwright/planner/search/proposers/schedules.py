@@ -25,7 +25,7 @@ from shardwright.planner.search.candidates import (
 )
 from shardwright.planner.search.loop import Proposal, Proposals
 from shardwright.planner.search.pool import Pool
-from shardwright.planner.search.steering import FAR
+from shardwright.planner.search.steering import FAR, FEW
 
 # GPipe hides slow transfers better than the additive model knows, and is simulated whatever it promises.
 ORDERS: tuple[NamedSchedule, ...] = ("gpipe", "1f1b-so", "interleaved")
@@ -37,14 +37,16 @@ SMALL: tuple[NamedSchedule, ...] = ("zb-v", "zb-h1", "v-half", "v-min")
 
 def schedules(pool: Pool) -> Proposals:
     """Propose the fastest pipeline in GPipe order, with a doubled warm-up, and interleaved, each where the
-    additive model promises a gain that is more than "the same"; then with its backward split, and what is
-    faster but does not fit on a V of less memory, each where that promises a gain that nobody could mistake.
+    additive model promises a gain that is more than "the same"; then the most promising ones in more chunks,
+    the fastest with its backward split, and what is faster but does not fit on a V of less memory, each where
+    that promises a gain that nobody could mistake.
     """
     tried = [one for found in pool.errors().values() for one in found]
     pipelines = [one for one in tried if one[0].arrangement.stages > 1]
     if pipelines:
         fastest, _ = min(pipelines, key=lambda one: (one[1].seconds, one[0].bytes))
         yield from _whole(pool, fastest)
+        yield from _in_more_chunks(pool)
         yield from _where_faster(pool, fastest, SPLIT)
     large = [
         one
@@ -64,6 +66,34 @@ def _whole(pool: Pool, candidate: Candidate) -> Proposals:
         is_gain = other.seconds < candidate.seconds * (1 - pool.same)
         if order == "gpipe" or is_gain:
             yield Proposal(other.least_seconds, partial(pool.try_candidate, other))
+
+
+def _in_more_chunks(pool: Pool) -> Proposals:
+    """Propose the pipelines that promise most with more than two chunks a device, of any arrangement: the
+    less a pipeline has to be filled, the fewer microbatches it needs. Each where it promises a gain that nobody
+    could mistake."""
+    fastest: dict[Arrangement, Candidate] = {}
+    for one in pool.candidates:
+        if one.arrangement.stages > 1 and one.bytes <= pool.room:
+            known = fastest.setdefault(one.arrangement, one)
+            if (one.seconds, one.bytes) < (known.seconds, known.bytes):
+                fastest[one.arrangement] = one
+    promising = [other for one in fastest.values() if (other := _many_chunks(one, pool.same))]
+    for other in sorted(promising, key=lambda one: (one.seconds, one.bytes))[:FEW]:
+        if other.seconds < pool.fastest * (1 - pool.apart):
+            yield Proposal(other.least_seconds, partial(_if_faster, pool, other))
+
+
+def _many_chunks(candidate: Candidate, same: float) -> Candidate | None:
+    """Return a pipeline in so many chunks a device, twice two at least, as each doubling promises a gain."""
+    found, chunks = None, 4
+    best = rescheduled(candidate, "interleaved")
+    while best is not None:
+        more = rescheduled(candidate, "interleaved", chunks)
+        if more is None or more.seconds >= best.seconds * (1 - same):
+            break
+        found, best, chunks = more, more, 2 * chunks
+    return found
 
 
 def _where_faster(pool: Pool, candidate: Candidate, orders: Iterable[NamedSchedule]) -> Proposals:
@@ -87,12 +117,12 @@ def _if_faster(pool: Pool, candidate: Candidate) -> Evaluation | None:
     return found
 
 
-def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | None:
+def rescheduled(candidate: Candidate, schedule: ScheduleName, chunks: int = 2) -> Candidate | None:
     """Return a pipeline in another order, as the additive model sees it; None where it has too few blocks.
 
     With a doubled warm-up (1F1B-SO) transfers hide behind the rounds: at best they cost nothing.
-    Interleaved or on a V, each stage has two chunks: the cut is another, a device receives twice as often,
-    and waits half as long for the first microbatch and the last. Where backwards are split, transfers hide at
+    Interleaved or on a V, each stage has several chunks: the cut is another, a device receives more often,
+    and waits for the first microbatch and the last so many times less. Where backwards are split, transfers hide at
     best too. ``least_seconds`` is what one device has to do: T >= m t + once, whatever the order.
     """
     problem, arrangement = candidate.problem, candidate.arrangement
@@ -111,14 +141,15 @@ def rescheduled(candidate: Candidate, schedule: ScheduleName) -> Candidate | Non
     problem.forget_terms()
     starts, entry = candidate.starts, SCHEDULES[schedule]
     if entry.chunks:
-        cut = partition(ranked, 2 * p, m, "1f1b", math.inf)
+        cut = partition(ranked, chunks * p, m, "1f1b", math.inf)
         if cut is None:
             return None
         starts = cut.starts
     if entry.chunks or entry.splits:
         waits = replace(ranked, transfer=transfer * 0) if entry.splits else ranked
         each, once = _per_device(waits, starts, other)
-        fill = (1 + (p - 1) * entry.idle) * each.mean()
+        idle = entry.idle if entry.splits else 1 / chunks
+        fill = (1 + (p - 1) * idle) * each.mean()
         seconds = float((m - 1) * each.max() + once.max() + fill)
     else:
         seconds = measure(replace(ranked, transfer=transfer * 0), starts, m, "1f1b").step_seconds

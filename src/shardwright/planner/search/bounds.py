@@ -1,0 +1,132 @@
+"""What pipelines take at least: how often their work counts, since the first microbatch and the last are waited
+for, however the stages are cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardwright.core.schedules import SCHEDULES
+from shardwright.planner.model.arrangements import Arrangement
+
+
+def least_rounds(stages: int, microbatches: int, schedule: str = "1f1b") -> tuple[float, float]:
+    """Return (a, b) such that any pipeline takes at least a * (seconds of one microbatch through
+    all stages) + b * (seconds once per step of all stages), however the work is cut.
+
+    Stage s can neither start before nor end after the stages ahead of it have had their part of the
+    first and the last microbatch, so T >= m t_s + sum of t before s. The weights of these that make
+    every t_s count alike give a = 1 / (1 - (1 - 1/m)^p). What a stage does once per step may hide
+    behind the backward of the stages ahead, so with several stages it counts nothing: b = 0.
+
+    Where devices hold several chunks, ``stages`` are the devices and the first chunk may be next to
+    nothing; where backward is split, next to nothing of it may be on the way back; without a flush
+    nothing is filled. Then only the devices' own share is certain: T >= m t_s, a = m / p.
+    """
+    if stages == 1:
+        return float(microbatches), 1.0
+    order = SCHEDULES[schedule]
+    if order.chunks or order.splits or not order.flushes:
+        return microbatches / stages, 0.0
+    return 1.0 / (1.0 - (1.0 - 1.0 / microbatches) ** stages), 0.0
+
+
+@lru_cache(maxsize=1024)
+def least_looped_rounds(stages: int, microbatches: int, chunks: int = 2) -> float:
+    """Return the a of ``least_rounds`` where each of so many devices has several chunks, by turns.
+
+    With P(c, s) the seconds of a microbatch before chunk c of device s, no device reaches that sooner, nor
+    ends later than those after it: T >= P(c, s) + m * (chunks c and later of s). What fills a time of 1 with
+    all of these tight is most, by linear programming; then P(c, s + 1) = (1 - 1/m) P(c, s) + P(c + 1, s) / m,
+    where behind the last chunk P is 1. That is solved chunk by chunk, from the last, as a line in P(c, 0).
+    """
+    if stages == 1:
+        return float(microbatches)
+    share = 1.0 / microbatches
+    after = [
+        (1.0, 0.0)
+    ] * stages  # of the chunk behind, at device s: P, and what P at its first adds
+    ends: list[tuple[float, float]] = []
+    for _ in range(chunks):
+        rows = [
+            (0.0, 1.0, 0.0)
+        ]  # P: a constant, and the factors of its own first and of the next chunk's
+        for constant, slope in after:
+            at, own, behind = ((1 - share) * part for part in rows[-1])
+            rows.append((at + share * constant, own, behind + share * slope))
+        constant, own, behind = rows[-1]
+        end = constant / (1 - behind), own / (1 - behind)
+        after = [(at + far * end[0], near + far * end[1]) for at, near, far in rows[:-1]]
+        ends.append(end)
+    whole = 0.0
+    for constant, slope in reversed(ends):
+        whole = constant + slope * whole
+    return 1.0 / whole
+
+
+def own_rounds(stages: int, microbatches: int) -> tuple[float, float]:
+    """Return (a, b) as ``least_rounds`` does of what devices have to do themselves, on average, in whatever order
+    and however many chunks: T >= m t + once."""
+    return microbatches / stages, 1.0 / stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """What an arrangement takes at least, in seconds: in ``whole`` stages, and by what devices do of their
+    ``own``, whatever they wait for. ``blocks`` are those of the model: no chunk has less of it."""
+
+    arrangement: Arrangement
+    blocks: int
+    whole: float
+    own: float
+
+    def share(self, chunks: int) -> float:
+        """Return what is left of a bound for whole stages where devices have so many chunks at most."""
+        p, m = self.arrangement.stages, self.arrangement.microbatches
+        some = max(1, min(chunks, self.blocks // p))
+        return least_looped_rounds(p, m, some) / least_rounds(p, m)[0]
+
+    def seconds(self, chunks: int) -> float:
+        """Return the bound where devices have so many chunks at most."""
+        return max(self.whole * self.share(chunks), self.own)
+
+
+class Bounds:
+    """What every arrangement takes at least, as far as it is known."""
+
+    def __init__(self, known: Iterable[Least] = ()) -> None:
+        self._known: dict[Arrangement, Least] = {}
+        for one in known:
+            self.note(one)
+
+    def __iter__(self) -> Iterator[Least]:
+        return iter(self._known.values())
+
+    def note(self, one: Least) -> None:
+        """Learn a bound of an arrangement; all that is known of it is true."""
+        before = self._known.get(one.arrangement, one)
+        whole, own = max(one.whole, before.whole), max(one.own, before.own)
+        self._known[one.arrangement] = replace(one, whole=whole, own=own)
+
+    def lowest(self, chunks: int) -> Least | None:
+        """Return the bound that all others are above, where devices have so many chunks at most."""
+        return min(self, key=lambda one: one.seconds(chunks), default=None)
+
+    def least(self, chunks: int = 2) -> float:
+        """Return the least seconds where devices have so many chunks at most; infinity before anything is
+        known."""
+        lowest = self.lowest(chunks)
+        return math.inf if lowest is None else lowest.seconds(chunks)
+
+    def busy(self) -> float:
+        """Return the least seconds in which any arrangement's devices do their own work; infinity before
+        anything is known."""
+        return min((one.own for one in self), default=math.inf)
+
+    def enough(self, nothing: Least) -> tuple[float, float]:
+        """Return which ``whole`` and which ``own`` of an arrangement set no new bound, however many chunks its
+        devices have."""
+        two, many = self.least(), self.least(nothing.blocks)
+        return max(two / nothing.share(2), many / nothing.share(nothing.blocks)), two
