@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,10 @@ def shardwright(*words: str, folder: Path) -> Done:
             patch.setenv(name, value)
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["shardwright", *words])
+        before = signal.getsignal(signal.SIGINT)
         with pytest.raises(SystemExit) as end:
             main()
+        signal.signal(signal.SIGINT, before)  # a command is the end of its process
     code = end.value.code
     assert isinstance(code, int)
     return Done(words, code, out.getvalue(), err.getvalue())

@@ -186,6 +186,7 @@ def test_a_batch_is_chosen_with_its_algorithms(tmp_path):
         (("caches", "--dataset", "1 GB"), "needs --samples"),
         ((*CACHES, "--hosts", "2"), "give --network"),
         ((*CACHES, "--hosts", "2", "--jobs", "2"), "not both"),
+        ((*CACHES, "--prepare", "5e-324", "--jobs", "4"), "--prepare is 4.94066e-324"),
         (("batch",), "give --noise-scale"),
         (("batch", "--noise-scale", "inf"), "number of samples"),
         (("batch", "--noise-scale", "10", "--lr", "0.1"), "--tuned-at"),

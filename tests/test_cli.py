@@ -296,11 +296,13 @@ def test_a_wrong_file_of_runs_is_refused_with_its_place(tmp_path):
 
 def test_ctrl_c_while_the_command_line_ends_says_nothing() -> None:
     late = (
-        "import atexit, os, signal, sys, time\n"
-        "atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))\n"
-        "from shardwright.cli import main\n"
-        "sys.argv = ['shardwright', '--help']\n"
-        "main()\n"
+        "import atexit, os, signal, time\n"
+        "import shardwright.cli as cli\n"
+        "def app():\n"
+        "    atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))\n"
+        "    raise SystemExit\n"
+        "cli.app = app\n"
+        "cli.main()\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", late], check=False, capture_output=True, text=True

@@ -42,6 +42,7 @@ def test_whole_numbers_may_be_written_with_a_point() -> None:
             "column layers: .* 2,048 layers .* not of 9,999",
         ),
         (HEADER + ROW.replace("64", "6.5"), "row 2, column hidden: must be a whole number"),
+        (HEADER + ROW.replace("64", "1e12"), "must be a whole number from 1 to 262,144"),
         (HEADER + ROW.replace("0.5", "0"), "row 2, column iter_s: must be a number above 0"),
         (HEADER + ROW.replace("0.5", "inf"), "row 2, column iter_s: .*not 'inf'"),
         (HEADER + ROW.replace("0.5", "nan"), "row 2, column iter_s: .*not 'nan'"),

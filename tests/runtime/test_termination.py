@@ -24,6 +24,7 @@ from shardwright.runtime.checkpoint import tidied
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.launch import Stopped, launch
 from shardwright.runtime.scratch import claim, scratch, sweep
+from shardwright.runtime.stopped import LOOK_SECONDS, Patience
 from tests import zoo
 from tests.runtime.world import ROOT
 
@@ -33,6 +34,24 @@ from shardwright.runtime.launch import launch
 from tests.runtime.test_termination import linger
 launch(linger, 2, (sys.argv[1],))
 """
+
+
+STOPPED = """
+import sys
+from shardwright.errors import RunError
+from shardwright.runtime.launch import launch
+from tests.runtime.test_termination import linger
+try:
+    launch(linger, 2, (sys.argv[1],), collective_timeout=float(sys.argv[2]))
+except RunError as error:
+    print(error, file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+def server_of(rank: int) -> int:
+    """The process that a rank was forked from."""
+    return int(Path(f"/proc/{rank}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 def linger(folder: str) -> None:
@@ -70,11 +89,11 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-def start_launcher(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def start_launcher(folder: Path, *more: str) -> tuple[subprocess.Popen[str], list[int]]:
     """Start a launcher with a temporary folder of its own; return it and its ranks."""
     (folder / "tmp").mkdir()
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder)],
+        [sys.executable, "-c", LAUNCHER, str(folder), *more],
         cwd=ROOT, env=os.environ | {"TMPDIR": str(folder / "tmp")},
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -89,10 +108,12 @@ def test_ranks_die_with_a_launcher_that_is_killed_and_the_next_start_sweeps(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, ranks = start_launcher(short)
+    server = server_of(ranks[0])
     os.kill(ranks[1], signal.SIGSTOP)
+    os.kill(server, signal.SIGSTOP)  # it cannot see its launcher's end
     launcher.kill()
     launcher.wait()
-    assert wait_until(lambda: not any(map(is_alive, ranks)), 10)
+    assert wait_until(lambda: not any(map(is_alive, [*ranks, server])), 10)
     launcher.communicate()
     monkeypatch.setattr(tempfile, "tempdir", str(short / "tmp"))
     left = {path.name.partition("-")[0] for path in (short / "tmp").iterdir()}
@@ -263,3 +284,70 @@ def test_what_a_killed_save_left_goes_at_the_next_start(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [under_way]
         os.close(lock)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_a_fork_server_that_is_stopped_alone_is_told_of_and_ended(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.runtime.test_termination.LAUNCHER", STOPPED)
+    launcher, ranks = start_launcher(short, "5")
+    server = server_of(ranks[0])
+    os.kill(server, signal.SIGSTOP)
+    try:
+        _, err = launcher.communicate(timeout=30)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 1
+    who = f"the process that ranks are started from (process {server})"
+    assert err.startswith(f"all processes of a run must go on, but {who} was stopped")
+    assert err.count("\n") == 1
+    assert not any(map(is_alive, [*ranks, server]))
+    assert list((short / "tmp").iterdir()) == []
+
+
+def test_a_process_that_is_stopped_is_waited_for_so_long_and_no_longer() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as one, subprocess.Popen(["sleep", "1000"]) as other:
+        try:
+            with Patience(1.5 * LOOK_SECONDS) as patience:
+                patience.watch(one.pid, os.getpid(), "rank 7")
+                patience.watch(other.pid, os.getpid() + 1, "somebody else's")
+                one.send_signal(signal.SIGSTOP)
+                other.send_signal(signal.SIGSTOP)
+                assert patience.error() is None
+                assert one.wait(10) == -signal.SIGKILL
+                assert str(patience.error()).startswith(
+                    f"all processes of a run must go on, but rank 7 (process {one.pid}) was stopped"
+                )
+                assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_a_launcher_that_is_interrupted_while_the_fork_server_imports_leaves_nobody_and_no_traceback(
+    tmp_path: Path,
+) -> None:
+    """It is sent to all, as a terminal does, and the fork server would import for ever."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch':\n"
+        f"            Path({str(tmp_path)!r}, 'server').write_text(str(os.getpid()))\n"
+        "            time.sleep(1000)\n"
+        "if any('forkserver' in word for word in sys.orig_argv):\n"
+        "    sys.meta_path.insert(0, Slow())\n"
+    )
+    script = "from shardwright.runtime.launch import launch\nimport os\nlaunch(os.getpid, 1)"
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert wait_until((tmp_path / "server").exists)
+    server = int((tmp_path / "server").read_text())
+    os.killpg(launcher.pid, signal.SIGHUP)
+    _, err = launcher.communicate(timeout=20)
+    assert (launcher.returncode, err) == (128 + signal.SIGHUP, "")
+    assert wait_until(lambda: not is_alive(server), 5)

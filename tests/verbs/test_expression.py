@@ -24,6 +24,8 @@ RUN = PublishedRun(
 GPT3 = {"arch": "decoder", "ffn_type": "gelu", "ffn_hidden": 49152, "hidden": 12288, "heads": 96,
         "kv_heads": 96, "layers": 96, "vocab": 51200, "seq": 2048, "params_b": 175.0}  # fmt: skip
 
+LONG = "9" * 5000
+
 
 def said(**cells: Any) -> Any:
     return express(replace(RUN, **cells))
@@ -94,12 +96,24 @@ def test_sharding_is_a_stage_and_a_group(sharding: str, zero: int, group: int) -
         ({"ffn_hidden": None}, "dimensions not published"),
         ({"recompute": "partial"}, "recomputation in part"),
         ({"experts": 8, "experts_topk": 2, "ep": 32}, "experts beyond data"),
+        ({"vpp": 17}, "stages beyond layers"),
+        ({"notes": "head_dim 0"}, "dimensions not published"),
+        ({"arch": "decoder, head size: 99999999999"}, "dimensions not published"),
+        ({"task": "lora", "notes": "rank " + "9" * 5000}, "dimensions not published"),
     ],
 )
 def test_what_cannot_be_said_is_refused_with_its_reason(cells: Any, reason: str) -> None:
     with pytest.raises(Inexpressible) as refused:
         said(**cells)
     assert refused.value.reason == reason
+
+
+def test_numbers_of_thousands_of_digits_in_words_are_no_more_than_large() -> None:
+    for cells in (
+        {"recompute": f"every {LONG}"}, {"recompute": f"{LONG} of {LONG}"}, {"recompute": f"{LONG} layers"},
+        {"sharding": f"zero-3 group size {LONG}"},
+    ):  # fmt: skip
+        assert said(**cells).seeds
 
 
 def test_virtual_stages_are_an_interleaved_pipeline() -> None:

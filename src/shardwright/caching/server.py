@@ -10,9 +10,11 @@ import zlib
 
 from shardwright.caching import frames
 from shardwright.caching.minio import MinIOCache
+from shardwright.core.counts import read_count
 from shardwright.errors import InputError
 
 _MOST_LINKS = 1024
+_MOST_PORT = 2**16 - 1
 _PATIENCE = 10.0  # seconds that a request may take to arrive and to be answered
 
 
@@ -139,6 +141,7 @@ def key_bytes(key: str | bytes) -> bytes:
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port``."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"an address is host:port, not {address!r}; write it so")
-    return host.strip("[]"), int(port)
+    number = read_count(port, _MOST_PORT)
+    if not host or not (number or port == "0"):
+        raise InputError(f"an address is host:port, not {address[:80]!r}; write it so")
+    return host.strip("[]"), number

@@ -19,7 +19,6 @@ __all__ = ["advising", "app", "looking", "main", "planning", "running"]
 
 def main() -> None:
     """Run the command line; the one place where errors become a message and an exit code."""
-    import atexit
     import warnings
 
     from shardwright.errors import InputError, ShardwrightError, ShardwrightWarning
@@ -33,7 +32,6 @@ def main() -> None:
             shown(message, category, *rest, **more)
 
     warnings.showwarning = show
-    atexit.register(_end_quietly)
     code = 0
     try:
         app()  # misuse and interruption end here, with 2 and 130
@@ -49,6 +47,7 @@ def main() -> None:
     except OSError as error:
         code = _complain(f"the system refused: {error}; free space or check the path", 2)
     finally:
+        _end_quietly()
         warnings.showwarning = shown
     sys.exit(code)
 
@@ -56,8 +55,10 @@ def main() -> None:
 def _end_quietly() -> None:
     """Let Ctrl-C end Python's end: what runs then would tell of it with a traceback each."""
     import signal
+    import threading
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

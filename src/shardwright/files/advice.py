@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwright.core.counts import read_count
 from shardwright.errors import InputError
 from shardwright.files.units import read_quantity
 
@@ -14,7 +15,7 @@ def read_step_times(text: str) -> tuple[tuple[int, float], ...]:
     example = "write for example --measured 1:10s,2:5.4s"
     for part in _parts(text, example):
         devices, colon, time = part.partition(":")
-        count = _whole(devices, MOST_DEVICES)
+        count = read_count(devices, MOST_DEVICES)
         if not colon or not count or count in points:
             raise InputError(
                 f"a measured step is a number of devices, once each, and its time, not {part[:40]!r}; {example}"
@@ -35,7 +36,7 @@ def read_batch_times(text: str) -> tuple[tuple[int, int, float], ...]:
     for part in _parts(text, example):
         where, colon, time = part.partition(":")
         batch, at, devices = where.partition("@")
-        key = _whole(batch, MOST_SAMPLES), _whole(devices, MOST_DEVICES) if at else 1
+        key = read_count(batch, MOST_SAMPLES), read_count(devices, MOST_DEVICES) if at else 1
         if not colon or not all(key) or key in points:
             raise InputError(
                 f"a measured step is a batch, devices and its time, each pair once, not {part[:40]!r}; {example}"
@@ -58,9 +59,3 @@ def _seconds(text: str, part: str, example: str) -> float:
         return read_quantity(text, "seconds")
     except InputError as error:
         raise InputError(f"the time in {part[:40]!r} {error}; {example}") from error
-
-
-def _whole(text: str, most: int) -> int:
-    """Return a number from 1 to ``most``, 0 for anything else."""
-    digits = text.strip()
-    return int(digits) if digits.isdecimal() and len(digits) < 11 and int(digits) <= most else 0

@@ -20,6 +20,9 @@ from shardwright.files.limits import read_text
 LARGEST_FILE = 4 * 2**20
 REQUIRED = ("id", "source_id", "model", "layers", "hidden", "heads", "seq", "gpu", "gpus")
 LARGEST = 10**12
+# Of counts, so that the tensors of a model can be counted: what grows with the batch, and all others.
+MOST_SAMPLES, MOST_WIDTH = 2**31, 2**18
+OF_SAMPLES = ("vocab", "seq", "gpus", "micro_batch", "global_batch", "grad_accum")
 MOST_LAYERS = 2048  # each is planned
 # What people write into a cell that has nothing.
 BLANKS = ("-", "--", "?", "n/a", "na", "unknown", "not published", "not stated")
@@ -162,7 +165,8 @@ def _run(cells: dict[str | None, Any], row: int, where: str) -> PublishedRun:
                     "in or leave the row out"
                 )
             continue
-        values[name] = _value(text, _TYPES[name], f"{where}, row {row}, column {name}")
+        most = MOST_SAMPLES if name in OF_SAMPLES else MOST_WIDTH
+        values[name] = _value(text, _TYPES[name], most, f"{where}, row {row}, column {name}")
     if values["layers"] > MOST_LAYERS:
         raise InputError(
             f"{where}, row {row}, column layers: a model of at most {MOST_LAYERS:,} layers is planned, "
@@ -171,7 +175,8 @@ def _run(cells: dict[str | None, Any], row: int, where: str) -> PublishedRun:
     return PublishedRun(**values)
 
 
-def _value(text: str, wanted: type | UnionType, where: str) -> str | int | float:
+def _value(text: str, wanted: type | UnionType, most: int, where: str) -> str | int | float:
+    """Read a cell; a count is at most ``most``."""
     kinds = set(get_args(wanted)) - {NoneType} or {wanted}
     if str in kinds:
         return text
@@ -180,8 +185,8 @@ def _value(text: str, wanted: type | UnionType, where: str) -> str | int | float
     except ValueError:
         number = math.nan
     is_count = int in kinds
-    if not 0 < number <= LARGEST or (is_count and number != int(number)):
-        what = "a whole number of at least 1" if is_count else "a number above 0"
+    if not 0 < number <= (most if is_count else LARGEST) or (is_count and number != int(number)):
+        what = f"a whole number from 1 to {most:,}" if is_count else "a number above 0"
         raise InputError(
             f"{where}: must be {what}, or blank where it was not published, not {text[:40]!r}; correct it"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from shardwright.core.counts import read_count
 from shardwright.core.profile import WorkerKind
 from shardwright.errors import InputError
 from shardwright.files.units import read_quantity
@@ -20,7 +21,8 @@ def read_workers(text: str, memory_bytes: float = math.inf) -> tuple[WorkerKind,
     kinds: list[WorkerKind] = []
     for part in text.split(","):
         count, *rest = (word.strip() for word in part.split("@"))
-        if not count.isdecimal() or not 1 <= int(count) <= MOST_WORKERS or len(rest) > 2:
+        number = read_count(count, MOST_WORKERS)
+        if not number or len(rest) > 2:
             raise InputError(
                 f"workers are a number up to {MOST_WORKERS}, not {text[:60]!r}; write 16, hosts x "
                 "workers such as 2x8, or kinds with their speed such as '8,8@0.5'"
@@ -32,7 +34,7 @@ def read_workers(text: str, memory_bytes: float = math.inf) -> tuple[WorkerKind,
                 f"a worker's speed is a number, not {rest[0][:40]!r}; write for example 8@0.5"
             ) from None
         memory = read_quantity(rest[1], "bytes") if len(rest) == 2 else memory_bytes
-        kinds.append(WorkerKind(count=int(count), speed=speed, memory_bytes=memory))
+        kinds.append(WorkerKind(count=number, speed=speed, memory_bytes=memory))
     if sum(kind.count for kind in kinds) > MOST_WORKERS:
         raise InputError(f"{text[:60]!r} are more than {MOST_WORKERS} workers; plan for fewer")
     return tuple(kinds)

@@ -12,13 +12,13 @@ import re
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.lifeline import die_with_parent
+from shardwright.runtime.stopped import stopped_neighbours
 
 # gloo's words, where it waits and where another message's wait closed the connection; NCCL's; the
 # store's.
@@ -106,7 +106,7 @@ def lateness(error: Exception, rank: int, where: str) -> str:
     """
     if not any(word in str(error) for word in _LATE):
         return ""
-    _ENDING.stopped = _stopped_neighbours()
+    _ENDING.stopped = stopped_neighbours()
     listed = ", ".join(map(str, _ENDING.stopped))
     who = f"process {listed} on this host is stopped" if listed else "one is stopped, stuck or gone"
     reason = re.sub(r"^\[\S*\] ", "", str(error).strip().splitlines()[0])
@@ -115,15 +115,3 @@ def lateness(error: Exception, rank: int, where: str) -> str:
         f"{who}: mend that, or allow more time (join_world, RunOptions), and resume from the last "
         "checkpoint"
     )
-
-
-def _stopped_neighbours() -> tuple[int, ...]:
-    """Return the processes of this one's parent that are stopped."""
-    parent = os.getppid()
-    found: list[int] = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            state, above = path.read_text().rpartition(") ")[2].split()[:2]
-            if state == "T" and int(above) == parent:
-                found.append(int(path.parent.name))
-    return tuple(found)

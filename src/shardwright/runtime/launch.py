@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -43,11 +44,14 @@ from shardwright.runtime.lifeline import die_with_launcher
 from shardwright.runtime.place import device_of, this_host
 from shardwright.runtime.scratch import claim_multiprocessing, scratch
 from shardwright.runtime.status import INTERRUPTION, STATUS_DIRECTORY, read_status
+from shardwright.runtime.stopped import Patience, end
 
 STORE_FILE = "SHARDWRIGHT_RENDEZVOUS"  # not the measurements' SHARDWRIGHT_STORE
+MARGIN = 1.25  # of a message's time: ranks that wait for who is stopped say so first
 GRACE = 1.0  # seconds in which further failures are collected, to find the first cause
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 POLL = 0.2  # seconds between questions whether to stop
+LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
 STOPPING = 120.0  # seconds the ranks may take to stop by themselves after Ctrl-C or SIGTERM
 PRELOADED = (
     "shardwright.runtime.server", "torch", "torch.distributed", "shardwright.runtime.executor",
@@ -212,7 +216,8 @@ def _launch(
     context.set_forkserver_preload([*PRELOADED, *(CAPTURING if setting.backend == "cpu" else ())])
     claim_multiprocessing()
     processes: list[BaseProcess] = []
-    with scratch() as directory:
+    patience = Patience(MARGIN * setting.collective_timeout)
+    with scratch() as directory, patience:
         try:
             for rank in range(nprocs):
                 process = context.Process(
@@ -220,22 +225,30 @@ def _launch(
                     args=(target, tuple(args), rank, nprocs, directory, setting),
                     daemon=False,
                 )
-                _start(process)
+                _start(process, rank, patience)
                 processes.append(process)
-            _watch(processes, directory, bounds)
+            _watch(processes, directory, bounds, patience)
             return [_result(directory, rank) for rank in range(nprocs)]
         finally:
-            _end(processes)
+            _end(processes, patience)
 
 
-def _start(process: BaseProcess) -> None:
+def _start(process: BaseProcess, rank: int, patience: Patience) -> None:
+    forkserver.ensure_running()
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    patience.watch(server, os.getpid(), "the process that ranks are started from")
     try:
         process.start()
     except (EOFError, ConnectionError):
-        raise RunError(
+        raise patience.error() or RunError(
             "ranks are started by a process that has imported torch, but it was ended meanwhile; run the "
             "command again, with more free memory if the system ended it"
         ) from None
+    except BaseException:  # interrupted: what is forked later would find nobody
+        end(server)
+        raise
+    assert process.pid is not None
+    patience.watch(process.pid, server, f"rank {rank}")
 
 
 def _result(directory: Path, rank: int) -> Any:
@@ -331,7 +344,9 @@ def _terminable() -> Iterator[None]:
             signal.signal(one, signal.SIG_DFL)
 
 
-def _watch(processes: Sequence[BaseProcess], directory: Path, bounds: _Bounds) -> None:
+def _watch(
+    processes: Sequence[BaseProcess], directory: Path, bounds: _Bounds, patience: Patience
+) -> None:
     """Wait for all ranks; raise on the first that fails, or when time is up."""
     deadline = None if bounds.timeout is None else time.monotonic() + bounds.timeout
     wish: BaseException | None = None
@@ -339,7 +354,8 @@ def _watch(processes: Sequence[BaseProcess], directory: Path, bounds: _Bounds) -
         try:
             running = [process.sentinel for process in processes if process.exitcode is None]
             if any(process.exitcode for process in processes):
-                raise wish or _explain(_collect(processes, directory), directory)
+                failures = _collect(processes, directory)
+                raise wish or patience.error() or _explain(failures, directory)
             if not running:
                 return
             left = None if deadline is None else deadline - time.monotonic()
@@ -395,6 +411,8 @@ def _explain(failures: list[Failure], directory: Path) -> Exception:
         cause = f"was killed by {signal.Signals(-first.exitcode).name}"
         if -first.exitcode == signal.SIGKILL:
             cause += " (as the system does when memory runs out)"
+    elif first.exitcode == LOST and not first.kind:
+        cause = "ended with the process that ranks are started from, which somebody or the system killed"
     else:
         cause = f"raised {first.kind or 'exit code ' + str(first.exitcode)}: {first.message}"
     text = f"all ranks must stay alive, but {where} {cause}; all ranks were ended. " + (
@@ -413,12 +431,14 @@ def _too_long(processes: Sequence[BaseProcess], directory: Path) -> RunError:
     return RunError(f"the run took longer than its time limit ({'; '.join(seen)}); raise the limit")
 
 
-def _end(processes: Sequence[BaseProcess]) -> None:
+def _end(processes: Sequence[BaseProcess], patience: Patience) -> None:
     """End what still runs, and reap everything. Nothing gentler ends a rank that is stopped, or that
-    takes SIGTERM for the wish to save."""
+    takes SIGTERM for the wish to save. How they ended is told by what they were started from, or by
+    its end."""
     for process in processes:
         if process.exitcode is None:
             process.kill()
+    patience.give_up()
     for process in processes:
         process.join()
         process.close()

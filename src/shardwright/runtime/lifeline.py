@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from multiprocessing import forkserver
 
+from shardwright.runtime.stopped import end_stopped_parent
+
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl.h
 POLL_SECONDS = 0.5
 
@@ -31,8 +33,12 @@ def die_with_launcher() -> None:
         forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
     parent = multiprocessing.parent_process()
     if parent is not None:
-        sentinel = parent.sentinel
-        die_when(lambda: multiprocessing.connection.wait([sentinel]))
+
+        def wait() -> None:
+            multiprocessing.connection.wait([parent.sentinel])
+            end_stopped_parent()  # the fork server, where it cannot see that end
+
+        die_when(wait)
 
 
 def die_with_parent() -> None:

@@ -24,16 +24,24 @@ def _stay(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), number)
 
 
+# Ctrl-C is for its clients. Once it serves, a fork server ignores it by itself; while it imports, it would
+# tell of it with a traceback.
+def _ignore(*_: object) -> None:
+    if os.getpid() != _SERVER:  # what was forked is interrupted as ever
+        raise KeyboardInterrupt
+
+
 for one in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(one) is signal.SIG_DFL:
         signal.signal(one, _stay)
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _ignore)
 
 
 # The fork server ends when nobody holds a pipe that its children hold, too, until they know better. One
-# that is stopped before keeps it alive, and itself by that: so the server also looks for its client, and
-# what it forks dies with it from the first moment on.
-def _look(number: int, frame: FrameType | None) -> None:
-    del number, frame
+# that is stopped before keeps it alive, and itself by that; and while it imports, it looks at no pipe. So
+# the server also looks for its client, and what it forks dies with it from the first moment on.
+def _look(*_: object) -> None:
     if os.getpid() == _SERVER and os.getppid() != _CLIENT:
         os._exit(0)
 
@@ -44,9 +52,6 @@ def _forked() -> None:
         die_with_thread()
 
 
-def _begin_to_look() -> None:
-    signal.signal(signal.SIGALRM, _look)
-    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)  # no child inherits it
-
-
-os.register_at_fork(after_in_parent=_begin_to_look, after_in_child=_forked)
+signal.signal(signal.SIGALRM, _look)
+signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)  # no child inherits it
+os.register_at_fork(before=_look, after_in_child=_forked)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from shardwright.core.counts import read_count
 from shardwright.core.decoder import Decoder
-from shardwright.files.runs import PublishedRun
+from shardwright.files.runs import MOST_WIDTH, PublishedRun
 
 # Parameters that differ from the printed ones by more would be another model.
 SAME_SIZE = 0.1
@@ -153,6 +154,17 @@ def decoder_of(run: PublishedRun, assumed: list[str]) -> Decoder:
     return shape
 
 
+def _written(pattern: str, text: str) -> int:
+    """Return the size that words of a row say, 0 where they say none. Raises Inexpressible for one that no model
+    has."""
+    found = re.search(pattern, text)
+    if not found:
+        return 0
+    if size := read_count(found[1], MOST_WIDTH):
+        return size
+    raise Inexpressible("dimensions not published", found[0][:40])
+
+
 def _experts(run: PublishedRun) -> tuple[int, int]:
     """Return the number of experts and how many each token goes to; 0 for a dense model."""
     if (run.experts or 1) == 1:
@@ -169,9 +181,8 @@ def _shared(run: PublishedRun, shape: Decoder, assumed: list[str]) -> int:
     text = f"{run.arch} {run.ffn_type} {run.notes}".lower()
     if not shape.experts or "shared" not in text:
         return 0
-    written = re.search(r"shared experts? (?:of )?(\d{3,})", text)
-    if written:
-        return int(written[1])
+    if written := _written(r"shared experts? (?:of )?(\d{3,})", text):
+        return written
     if run.active_params_b is None:
         width = shape.ffn
     else:
@@ -185,17 +196,16 @@ def _rank(run: PublishedRun, assumed: list[str]) -> int:
     """Return the rank of what is trained beside frozen weights, 0 where all is trained."""
     if "lora" not in run.task.lower():
         return 0
-    written = re.search(r"(?:rank|dim) ?=? ?(\d+)", run.notes.lower())
-    if written:
-        return int(written[1])
+    if written := _written(r"(?:rank|dim) ?=? ?(\d+)", run.notes.lower()):
+        return written
     assumed.append(f"adapters of rank {USUAL_RANK} beside queries, keys and values")
     return USUAL_RANK
 
 
 def _head_size(run: PublishedRun) -> int:
-    written = re.search(r"head[_ ](?:dim|size)[ =:]*(\d+)", f"{run.arch} {run.notes}".lower())
-    if written:
-        return int(written[1])
+    text = f"{run.arch} {run.notes}".lower()
+    if written := _written(r"head[_ ](?:dim|size)[ =:]*(\d+)", text):
+        return written
     if run.hidden % run.heads:
         raise Inexpressible("dimensions not published", f"{run.heads} heads of {run.hidden}")
     return run.hidden // run.heads

@@ -219,18 +219,20 @@ def _share(text: str, per_stage: int) -> float | None:
         return 1.0
     if not re.search(r"\d|partial|every|half", text):
         return 1.0 if any(word in text for word in WHOLE) else None
-    part = re.search(r"\bhalf\b|(\d+) ?(?:of|/) ?(\d+)|(\d+) ?%", text)
+    part = re.search(r"\bhalf\b|(\d{1,9}) ?(?:of|/) ?(\d{1,9})|(\d{1,9}) ?%", text)
     if part:
         of = int(part[1] or part[3] or 1) / max(int(part[2] or (100 if part[3] else 2)), 1)
         return min(of, 1.0)
-    every = re.search(r"every (\d+)|every (?:second|other)", text)
+    every = re.search(r"every (\d{1,9})|every (?:second|other)", text)
     if every:
         return 1 / max(int(every[1] or 2), 1)
     return _counted(text, per_stage)
 
 
 def _counted(text: str, per_stage: int) -> float | None:
-    count = re.search(r"(\d+) ?(?:transformer )?(?:layers?|blocks?)|layers?[ =:]+(\d+)", text)
+    count = re.search(
+        r"(\d{1,9}) ?(?:transformer )?(?:layers?|blocks?)|layers?[ =:]+(\d{1,9})", text
+    )
     return min(int(count[1] or count[2]) / per_stage, 1.0) if count else None
 
 
@@ -283,6 +285,10 @@ def _seeds(run: PublishedRun, assumed: list[str]) -> tuple[tuple[Seed, ...], int
     if len(counts) > 1:
         assumed.append("microbatch")
     chunks = {count: _chunks(run, count, assumed) for count in counts}
+    if stages * max(chunks.values()) > run.layers:
+        raise Inexpressible(
+            "stages beyond layers", f"pp {stages} x vpp {max(chunks.values())}, {run.layers} layers"
+        )
     return tuple(
         Seed(
             data=data // group // expert,
@@ -372,7 +378,9 @@ def _sharding(run: PublishedRun, data: int) -> tuple[int, int]:
 
 def _group(run: PublishedRun, text: str) -> int:
     """Return over how many devices states are sharded as words of sharding say it, 0 where not."""
-    grouped = re.search(r"group(?: of| size)? (\d+)|(?:\b|_)shard(?:ed|ing)?[ =:]+(\d+)", text)
+    grouped = re.search(
+        r"group(?: of| size)? (\d{1,9})|(?:\b|_)shard(?:ed|ing)?[ =:]+(\d{1,9})", text
+    )
     if grouped:
         return int(grouped[1] or grouped[2])
     return (run.gpus_per_node or 8) if "hybrid" in text or "hsdp" in text else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.core.counts import read_count
 from shardwright.errors import InputError
 from shardwright.verbs.options import check_options, option
 
@@ -51,10 +52,10 @@ class TraceRequest:
     @property
     def counts(self) -> tuple[int, ...]:
         """The numbers of workers, ascending."""
-        found = [part.strip() for part in self.workers.split(",")]
-        if not all(part.isdecimal() and 1 <= int(part[:9]) <= MOST_TRACED for part in found):
+        found = {read_count(part, MOST_TRACED) for part in self.workers.split(",")}
+        if 0 in found:
             raise InputError(
                 f"workers are numbers from 1 to {MOST_TRACED:,}, not {self.workers[:60]!r}; write 16, or "
                 "several: 2,4,8,16"
             )
-        return tuple(sorted({int(part) for part in found}))
+        return tuple(sorted(found))

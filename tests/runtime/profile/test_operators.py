@@ -142,6 +142,19 @@ def test_a_worker_that_takes_too_long_is_stopped():
         run_workers("shardwright.runtime.profile.machine:work", [None], timeout_seconds=0.1)
 
 
+def stopped(rank: int, job: object, directory: Path, report: object) -> None:
+    """Be stopped alone."""
+    del rank, job, directory, report
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_worker_that_somebody_stopped_is_named():
+    with pytest.raises(
+        RunError, match=r"measuring process 0 \(process \d+\) was stopped, as SIGSTOP"
+    ):
+        run_workers(f"{__name__}:stopped", [None], timeout_seconds=8)
+
+
 def interrupted(rank: int, job: object, directory: Path, report: object) -> str:
     """Be told by Ctrl-C, as every process of a terminal is."""
     del rank, job, directory, report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwright.core.counts import read_count
 from shardwright.core.schedules import NAMED, SCHEDULES
 from shardwright.core.staleness import ASYNCHRONOUS
 from shardwright.errors import InputError
@@ -35,11 +36,10 @@ def read_sizes(name: str, text: str) -> tuple[int, ...]:
     written otherwise."""
     parts, form = text.split("x"), SEED_PLANS[name]
     most = form.count("x") + 1
-    if not most - form.count("[") <= len(parts) <= most or not all(
-        p.isdigit() and 0 < int(p) < 10**6 for p in parts
-    ):
+    sizes = tuple(read_count(part, 10**6) for part in parts)
+    if not most - form.count("[") <= len(parts) <= most or 0 in sizes:
         shown = "x".join("2" * most)
         raise InputError(
             f"the sizes of {name} are written {form}, such as {shown}, not {text[:40]!r}; write so"
         )
-    return tuple(map(int, parts))
+    return sizes

@@ -20,6 +20,7 @@ from typing import Any
 from shardwright.errors import RunError
 from shardwright.runtime.allocator import keep_freed_memory
 from shardwright.runtime.scratch import scratch
+from shardwright.runtime.stopped import is_stopped
 
 Progress = Callable[[int, int], None]
 Stop = Callable[[], bool]
@@ -125,8 +126,8 @@ def _wait(
             return False
         if time.monotonic() > deadline:
             raise RunError(
-                f"measuring took longer than {timeout_seconds:.0f} s and was stopped; end other "
-                "programs on this machine or raise the budget"
+                f"measuring took longer than {timeout_seconds:.0f} s and was ended; "
+                + _remedy_for(processes)
             )
         now = _read(directory / "progress-0")
         if progress is not None and now and now != seen:
@@ -134,6 +135,16 @@ def _wait(
             done, total = map(int, now.split())
             progress(done, total)
         time.sleep(_POLL_SECONDS)
+
+
+def _remedy_for(processes: Sequence[subprocess.Popen[bytes]]) -> str:
+    for rank, process in enumerate(processes):
+        if is_stopped(process.pid, os.getpid()):
+            return (
+                f"measuring process {rank} (process {process.pid}) was stopped, as SIGSTOP does: run the command "
+                "again, and let it go on"
+            )
+    return "end other programs on this machine or raise the budget"
 
 
 def _check(codes: Sequence[int | None], directory: Path) -> None:

@@ -15,6 +15,7 @@ from shardwright.verbs.request import OPTIMIZER_STATES
 
 PAPER = "Zou et al., Distributed Training Large-Scale Deep Architectures (arXiv 1709.06622)"
 LARGEST_BATCH = 2**31
+LEAST_RATE = 1e-9  # samples/s: what is less becomes nothing where jobs share it
 
 
 def _read(text: str, name: str, quantity: Quantity, *, zero: bool = False) -> float:
@@ -190,6 +191,12 @@ class CacheRequest:
             raise InputError(
                 "caches of several hosts are read over a network; give --network, such as '10 Gbit/s'"
             )
+        for name, rate in (("compute", self.compute), ("prepare", self.prepare)):
+            if 0 < rate < LEAST_RATE:
+                raise InputError(
+                    f"a host's samples/s are 0 where they are no limit, else at least {LEAST_RATE:g}, but "
+                    f"--{name} is {rate:g}; take it from `shardwright stalls`"
+                )
         self.input()
 
     def input(self) -> CachedInput:
