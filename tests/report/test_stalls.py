@@ -12,9 +12,7 @@ from shardwright.report.stalls import page_text, sentences
 
 def found(*, ahead: bool, compute: float = 100.0, storage: float = 200.0) -> Stalls:
     """One sample a batch: 10 ms of computation, 1 ms of preparation, 5 ms of waiting for storage."""
-    rates = InputRates(
-        compute=compute, prepare=1000.0, storage=storage, pipelined=False, is_ahead=ahead
-    )
+    rates = InputRates(compute=compute, prepare=1000.0, storage=storage, crowd=1.0, is_ahead=ahead)
     cold = 1 / rates.speed(0.0)
     return Stalls(
         ranks=1, workers=int(ahead), cores=2, batch_samples=1, steps=8, rates=rates,

@@ -51,7 +51,10 @@ def knob_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
 
 def sentences(found: Stalls) -> list[str]:
     """Say what binds, and what was measured."""
-    workers = f"{found.workers} workers" if found.workers else "no workers (in turns with the step)"
+    turns = (
+        "works ahead by itself" if found.rates.is_ahead else "no workers (in turns with the step)"
+    )
+    workers = f"{found.workers} workers" if found.workers else turns
     said = [
         _verdict(found),
         f"Measured: {found.steps} batches of {found.batch_samples} samples in each phase, {workers}, "

@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import queue
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.errors import InputError
 from shardwright.stalls import analyse
@@ -81,6 +83,71 @@ def test_files_are_seen_and_put_out_of_memory(tmp_path):
 
 def test_a_loader_without_files_says_so():
     assert "no file was seen" in looked_at(Items(), 0.001).notes[0]
+
+
+class Stream(IterableDataset):
+    """Samples that sleep; each worker has its own."""
+
+    def __init__(self, fetch: float, samples: int) -> None:
+        self.fetch, self.samples = fetch, samples
+
+    def __iter__(self):
+        for index in range(self.samples):
+            time.sleep(self.fetch)
+            yield torch.tensor([float(index)])
+
+
+def test_what_a_worker_of_a_stream_waits_counts_once_for_each_worker():
+    loader = DataLoader(Stream(0.01, 16), batch_size=2, num_workers=2)
+    found = analyse(loader, lambda batch: None, batches=8)
+    assert found.rates.storage == pytest.approx(2 / 0.01, rel=0.2)
+    assert found.rates.binding(0.0) == "fetching"
+
+
+def by_thread(seconds):
+    """Batches of a thread that makes them ahead."""
+    ready = queue.Queue(2)
+
+    def work():
+        for _ in range(40):
+            time.sleep(seconds)
+            ready.put(torch.zeros(2))
+        ready.put(None)
+
+    threading.Thread(target=work, daemon=True).start()
+    return iter(ready.get, None)
+
+
+def one_by_one(seconds):
+    for _ in range(40):
+        time.sleep(seconds)
+        yield torch.zeros(2)
+
+
+@pytest.mark.parametrize(("make", "is_ahead"), [(by_thread, True), (one_by_one, False)])
+def test_a_loader_with_threads_of_its_own_is_seen_to_work_ahead(make, is_ahead):
+    found = analyse(lambda: make(0.008), lambda batch: time.sleep(0.01), batches=8)
+    assert (found.rates.is_ahead, found.workers) == (is_ahead, 0)
+    # Who cannot count its threads recommends no number of them.
+    assert ("workers" in [knob.name for knob in found.knobs()]) is not is_ahead
+
+
+class HandedOver:
+    """A loader with a worker, whose batches take the step's own time to be taken."""
+
+    num_workers = 1
+
+    def __iter__(self):
+        for _ in range(40):
+            time.sleep(0.005)
+            yield torch.zeros(2)
+
+
+def test_taking_a_batch_that_lies_ready_is_no_waiting_for_storage():
+    found = analyse(HandedOver(), lambda batch: time.sleep(0.02), batches=8)
+    assert found.rates.binding(0.0) == "computation"
+    assert found.fetch_stall < found.prep_stall / 4
+    assert found.prep_stall > 0.004
 
 
 def on_a_rank(rank, store, seconds, found):
