@@ -15,7 +15,9 @@ import torch
 from shardwright.runtime.capture import load_model
 from shardwright.runtime.settings import possible_settings
 from shardwright.runtime.train import build_seeded
+from shardwright.verbs.advice.batch import advise_batch
 from shardwright.verbs.advice.microbatch import MOST_TRIED, Size, largest
+from shardwright.verbs.advice.requests import BatchRequest
 from tests.command import MODEL, shardwright
 from tests.docs.pages import ROOT
 
@@ -159,6 +161,25 @@ def test_the_learning_rate_follows_the_rule_of_the_optimizer(optimizer, rate, tm
         "--tuned-at", "16", "--optimizer", optimizer,
     )  # fmt: skip
     assert found["options"][0]["learning_rate"] == pytest.approx(rate)
+
+
+def test_a_better_batch_between_measured_ones_is_to_be_measured():
+    """Steps of 1 + B / 4 ms, noise of 16: brute force over whole batches."""
+
+    def asked(measured):
+        return advise_batch(BatchRequest(noise_scale=16.0, measured=measured))
+
+    found = asked("4:2ms,16:5ms,64:17ms")
+    times = {batch: (1 + 16 / batch) * (1 + batch / 4) for batch in range(4, 65)}
+    best = min(times, key=lambda batch: times[batch])
+    assert found.values["between"]["batch"] == best == 8
+    assert found.values["between"]["seconds"] == pytest.approx(times[best] * 1e-3)
+    (said,) = [answer for answer in found.answers if answer.startswith("Measure")]
+    assert "a batch of 8 on 1 device(s) too" in said
+    assert f"{1 - times[8] / min(times[4], times[16]):.0%} less" in said
+    # Nothing to gain: it was measured, or lies between unlike numbers of devices.
+    for measured in ("4:2ms,8:3ms,16:5ms,64:17ms", "4@1:2ms,16@2:5ms", "4:2ms", "16:2ms,64:1ms"):
+        assert asked(measured).values["between"] is None
 
 
 def test_a_batch_is_chosen_with_its_algorithms(tmp_path):
