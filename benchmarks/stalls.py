@@ -2,7 +2,7 @@
 
     python benchmarks/stalls.py [--seconds 8] [--workers 0,1,2,4] [--ranks 1] [--unseen]
 
-Items sleep to fetch and keep a core busy to prepare; the step sleeps.
+Items sleep to fetch and keep a core busy to prepare (with and, one of the unseen, without Python's lock free); the step sleeps.
 What a sleep, an item's work and a step take by themselves is measured beside it, and stalls are what plain loops lose: over a
 resident batch, over a loader that fetches nothing, over the whole one. Rates should be within 5 %, stalls within 10 % (of
 themselves, or of a step where they are less than half of one), and what binds right in every case, on an idle machine.
@@ -14,6 +14,7 @@ The last line is what measuring adds to a step, which should be 2 % at most.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import multiprocessing
 import os
@@ -38,12 +39,13 @@ from shardwright.stalls import analyse
 BATCH = 4
 # Seconds of an item to fetch and prepare, and of a step.
 COSTS = {
-    "fetching": (0.004, 0.001, 0.005),
-    "preparation": (0.001, 0.004, 0.005),
-    "computation": (0.001, 0.001, 0.030),
+    "fetching": (0.008, 0.002, 0.006),
+    "preparation": (0.002, 0.006, 0.006),
+    "computation": (0.002, 0.002, 0.040),
 }
+CHUNK = bytes(20_000)  # some 20 us of work without the lock
 TURNS = 7  # of what measuring costs
-LOOP_SECONDS = 1.5
+LOOP_SECONDS = 1.0
 
 
 def even(index: int) -> float:
@@ -63,12 +65,16 @@ Spread = Callable[[int], float]
 
 
 class Items(Dataset):
-    """Items of known costs."""
+    """Items of known costs. They work as decoders do, without Python's lock, or else holding it all the time."""
 
     def __init__(
-        self, fetch: float, prepare: float, spreads: tuple[Spread, Spread] = (even, even)
+        self,
+        fetch: float,
+        prepare: float,
+        spreads: tuple[Spread, Spread] = (even, even),
+        is_python: bool = False,
     ) -> None:
-        self.fetch, self.prepare, self.spreads = fetch, prepare, spreads
+        self.fetch, self.prepare, self.spreads, self.is_python = fetch, prepare, spreads, is_python
 
     def __len__(self) -> int:
         return 4000
@@ -78,7 +84,8 @@ class Items(Dataset):
             time.sleep(self.fetch * self.spreads[0](index))
         end = time.thread_time() + self.prepare * self.spreads[1](index)
         while time.thread_time() < end:
-            pass
+            if not self.is_python:
+                hashlib.sha256(CHUNK)
         return torch.tensor([float(index)])
 
 
@@ -137,21 +144,23 @@ class Case:
     batch: int = BATCH
     is_ahead: bool = False
     spreads: tuple[Spread, Spread] = (even, even)
+    is_python: bool = False
 
     def items(self, *, fetches: bool = True) -> Items:
-        return Items(self.costs[0] if fetches else 0.0, self.costs[1], self.spreads)
+        fetch = self.costs[0] if fetches else 0.0
+        return Items(fetch, self.costs[1], self.spreads, self.is_python)
 
 
 def torch_case(
     name: str, costs: tuple[float, float, float], workers: int, batch: int = BATCH, **options: Any
 ) -> Case:
     spreads = options.pop("spreads", (even, even))
-    wrap = options.pop("wrap", lambda items: items)
+    wrap, is_python = options.pop("wrap", lambda items: items), options.pop("is_python", False)
 
     def make(items: Items) -> DataLoader:
         return DataLoader(wrap(items), batch_size=batch, num_workers=workers, **options)
 
-    return Case(name, costs, make, workers, batch, workers > 0, spreads)
+    return Case(name, costs, make, workers, batch, workers > 0, spreads, is_python)
 
 
 def unseen() -> list[Case]:
@@ -165,6 +174,7 @@ def unseen() -> list[Case]:
         torch_case("persistent", preparing, 2, persistent_workers=True, prefetch_factor=1),
         torch_case("stream", fetching, 2, wrap=Stream),
         torch_case("three", (0.002, 0.003, 0.004), 3),
+        torch_case("python", preparing, 2, is_python=True),
         Case("generator", (0.003, 0.001, 0.010), lambda items: lambda: in_turns(items)),
         Case("thread", fetching, lambda items: lambda: by_thread(items), is_ahead=True),
         Case("thread idle", computing, lambda items: lambda: by_thread(items), is_ahead=True),

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from shardwright.runtime.capture import load_model
+from shardwright.runtime.capture.source import ModelSource
+from shardwright.runtime.fit import step_bytes
 from shardwright.runtime.settings import possible_settings
 from shardwright.runtime.train import build_seeded
 from shardwright.verbs.advice.batch import advise_batch
@@ -240,16 +243,39 @@ def test_the_largest_batch_is_found_on_any_rising_curve(power, bound):
 def test_a_device_takes_as_many_samples_as_its_memory_lets(tmp_path):
     (tmp_path / "net.py").write_text(MODEL)
     words = ("microbatch", "net.py:build", "-c", "1xH100", "--precision", "float32")
-    found = advised(tmp_path, *words, "--memory", "1 MiB")
+    found = advised(tmp_path, *words, "--memory", "1 MiB", "--search")
     tried = {batch: size for batch, size, _ in found["tried"]}
     assert tried[found["batch"]] <= 2**20 < tried[found["batch"] + 1]
     # What autograd keeps of a sample: x, both sides of relu at most, and the logits, in float32.
     least, most = 4 * (16 + 32 + 8), 4 * (2 * 16 + 3 * 32 + 3 * 8)
     parameters = 4 * 4 * (16 * 32 + 32 + 32 * 8 + 8)
     assert (2**20 - 2 * parameters) / most < found["batch"] < 2**20 / least
+    ran = dict(found["searched"])
+    assert ran[found["searched_batch"]] <= 2**20 < ran[found["searched_batch"] + 1]
+    assert (2**20 - 4 * parameters) / most < found["searched_batch"] < 2**20 / least
     refused = shardwright("advise", *words, "--memory", "1 kB", folder=tmp_path)
     assert refused.returncode == 2
     assert "not even one sample" in refused.stderr
+
+
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Linear(700, 700, bias=False)
+
+    def forward(self, x):
+        return self.maps(x).sum()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("optimizer", "kept"), [("sgd", 2), ("momentum", 3)])
+def test_a_step_that_ran_took_what_its_tensors_take(optimizer, kept):
+    """A weight, its gradient and its momentum; of each sample an input and an output."""
+    source = ModelSource("square", Square, lambda batch, seq: {"x": torch.ones(batch, 700)})
+    one, more = (step_bytes(source, batch, optimizer=optimizer) for batch in (1, 401))
+    assert one == pytest.approx(kept * 4 * 700**2, rel=0.01)
+    # Backward makes the output's gradient while the output is gone: the sum is all that is left of it.
+    assert 400 * 4 * 700 <= more - one <= 400 * 3 * 4 * 700
 
 
 ATTENTION = """

@@ -54,6 +54,8 @@ class _Phases:
     cached: float = 0.0
     cold: float = 0.0
     taken: float = 0.0  # to take one that lies ready, the step's own time
+    own: float = 0.0  # of a core, by the thread that steps
+    moved: float = 0.0  # of a core, by nobody else: batches are moved between processes
 
 
 class Analysis:
@@ -80,9 +82,9 @@ class Analysis:
         self.tell("the loader alone", 0.4)
         self._alone(times)
         self.tell("training with data in memory", 0.6)
-        times.cached = self._with_step(cold=False)
+        times.cached = self._with_step(times, cold=False)
         self.tell("training with data out of memory", 0.8)
-        times.cold = self._with_step(cold=True)
+        times.cold = self._with_step(times, cold=True)
         is_ahead = self.source.workers > 0 or (not self.source.tells_workers and _overlaps(times))
         times.taken = self._taken(times.cold_alone) if is_ahead else 0.0
         self.tell("done", 1.0)
@@ -159,19 +161,21 @@ class Analysis:
         if not self.source.workers or not self.files:
             return
         self._evict()
-        cold, cached = self._rest(), self._rest()
+        (cold, *_), (cached, *_) = self._rest(), self._rest()
         workers = self.source.workers
         times.cold_alone = max(cold, cached) * workers
         times.cached_alone = cached * workers
 
-    def _with_step(self, *, cold: bool) -> float:
+    def _with_step(self, times: _Phases, *, cold: bool) -> float:
         if cold:
             self._evict()
         elif self.files:
             for _ in islice(self.source.some(), self.count):
                 pass
         _together()
-        return self._rest(self.step)
+        seconds, work, own = self._rest(self.step)
+        times.own, times.moved = own, max(0.0, work - own - times.prepare)
+        return seconds
 
     def _taken(self, alone: float) -> float:
         """Return the seconds in which a batch that lies ready is taken. The loader makes one alone in ``alone``; it
@@ -187,8 +191,11 @@ class Analysis:
             waits.append(time.perf_counter() - begin)
         return statistics.median(waits)
 
-    def _rest(self, step: Callable[[Any], object] = lambda batch: None) -> float:
-        """Return the seconds of a batch, those left out that were ready before anybody asked.
+    def _rest(
+        self, step: Callable[[Any], object] = lambda batch: None
+    ) -> tuple[float, float, float]:
+        """Return the seconds of a batch, those of processors and of this thread's among them. Batches are left out
+        that were ready before anybody asked.
 
         Workers that are equally fast deliver together, so both parts are whole rounds of them.
         """
@@ -201,12 +208,16 @@ class Analysis:
         for batch in islice(drawn, skipped):
             step(batch)
         _wait_for_device()
-        begin, got = time.perf_counter(), 0
-        for batch in islice(drawn, timed):
-            step(batch)
-            got += 1
-        _wait_for_device()
-        return (time.perf_counter() - begin) / max(got, 1)
+        got, own = 0, time.thread_time()
+        with accounting() as account:
+            begin = time.perf_counter()
+            for batch in islice(drawn, timed):
+                step(batch)
+                got += 1
+            _wait_for_device()
+            seconds = time.perf_counter() - begin
+        got = max(got, 1)
+        return seconds / got, account.work / got, (time.thread_time() - own) / got
 
     def _evict(self) -> None:
         if self.files:
@@ -218,10 +229,11 @@ class Analysis:
     def _found(self, times: _Phases, is_ahead: bool) -> Stalls:
         samples, workers = samples_of(self.batch), self.source.workers
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        rates = _rates(times, samples, workers, max(1.0, _cores() / ranks), is_ahead)
+        cores = max(1.0, _cores() / ranks)
+        rates = _rates(times, samples, workers, cores, is_ahead)
         cached = times.cached
         if not self.files or times.blocked > MATERIAL * times.cached_alone:
-            cached = _modelled(times, rates, samples)
+            cached = _modelled(times, workers, cores, is_ahead)
         figures = zip(*_everybody((times.resident, cached, times.cold)), strict=True)
         resident, cached, cold = (max(each) for each in figures)
         everybody = _everybody((rates.compute, rates.prepare, rates.storage))
@@ -275,10 +287,7 @@ def _overlaps(times: _Phases) -> bool:
 
 def _rates(times: _Phases, samples: int, workers: int, cores: float, is_ahead: bool) -> InputRates:
     """Return the rates that one batch's seconds of each phase mean; preparing takes cores."""
-    workers = max(1, workers)
-    fetch = times.cold_alone - times.cached_alone + times.blocked
-    if fetch < MATERIAL / 5 * times.cold_alone:
-        fetch = 0.0
+    workers, fetch = max(1, workers), _fetched(times)
     return InputRates(
         compute=samples / times.resident,
         prepare=_each(samples * min(workers, cores), times.prepare),
@@ -288,14 +297,25 @@ def _rates(times: _Phases, samples: int, workers: int, cores: float, is_ahead: b
     )
 
 
-def _modelled(times: _Phases, rates: InputRates, samples: int) -> float:
-    """Return the seconds of a step that never waits for storage, where no phase could show it: the rates say which
-    share of the stall is whose. Taking a batch that lies ready takes the step's own time, wherever data are."""
-    least = times.resident + times.taken
-    stall, prep = (
-        max(least, samples / rates.speed(share)) - times.resident for share in (0.0, 1.0)
-    )
-    share = min(1.0, prep / stall) if stall > 0 else 0.0
+def _fetched(times: _Phases) -> float:
+    """Return the seconds that one worker waits for the data of a batch, 0 where they are too few to be told."""
+    fetch = times.cold_alone - times.cached_alone + times.blocked
+    return fetch if fetch >= MATERIAL / 5 * times.cold_alone else 0.0
+
+
+def _modelled(times: _Phases, workers: int, cores: float, is_ahead: bool) -> float:
+    """Return the seconds of a step that never waits for storage, where no phase could show it: costs say which
+    share of the stall is whose. The step's own work and moving batches take cores wherever data are."""
+
+    def stall(fetch: float) -> float:
+        if not is_ahead:
+            return fetch + times.prepare
+        work = times.prepare + times.moved
+        made = max((fetch + work) / max(1, workers), (work + times.own) / cores)
+        return max(times.taken, made - times.resident)
+
+    whole = stall(_fetched(times))
+    share = stall(0.0) / whole if whole > 0 else 0.0
     return times.resident + share * max(0.0, times.cold - times.resident)
 
 
