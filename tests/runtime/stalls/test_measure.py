@@ -5,6 +5,7 @@ import os
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.errors import InputError
+from shardwright.runtime.stalls.measure import _modelled, _Phases
 from shardwright.stalls import analyse
 from shardwright.verbs.request import Watch
 
@@ -148,6 +150,31 @@ def test_taking_a_batch_that_lies_ready_is_no_waiting_for_storage():
     assert found.rates.binding(0.0) == "computation"
     assert found.fetch_stall < found.prep_stall / 4
     assert found.prep_stall > 0.004
+
+
+@pytest.mark.parametrize(
+    ("workers", "fetch", "cold", "cached"),
+    [
+        # Two cores have 17.4 ms of workers' work and 2.2 of the step's a batch, 9.8 ms: 4.8 longer than a step, of 6.
+        (2, 4.6, 11.2, 5 + 4.8 / 6 * 6.2),
+        # One worker: 17.4 ms without waiting, 27.4 with it.
+        (1, 10.0, 28.0, 5 + 12.4 / 22.4 * 23),
+        # Eight share the cores as two do, and hide what they wait for.
+        (8, 10.0, 10.0, 10.0),
+        # In turns: 16 ms of preparing, 4 of waiting.
+        (0, 4.0, 25.0, 5 + 16.0),
+    ],
+)
+def test_a_stall_is_shared_out_by_what_each_part_costs(workers, fetch, cold, cached):
+    times = _Phases(
+        resident=5.0, prepare=16.0, cached_alone=16.0 + fetch, cold_alone=16.0 + fetch,
+        blocked=fetch, cold=cold, taken=0.5, own=2.2, moved=1.4,
+    )  # fmt: skip
+    assert _modelled(times, workers, 2.0, workers > 0) == pytest.approx(cached)
+    # A step that hides it all loses what taking a batch takes, wherever data are.
+    slow = replace(times, resident=100.0, cold=101.0)
+    if workers:
+        assert _modelled(slow, workers, 2.0, True) == pytest.approx(101.0)
 
 
 def on_a_rank(rank, store, seconds, found):
