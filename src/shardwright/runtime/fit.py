@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from shardwright.runtime.capture.source import ModelSource
@@ -32,25 +31,14 @@ def step_bytes(
     """Return the most bytes that tensors of a training step take on this machine's device, model and optimizer
     included; inf where there is no memory for it. Other than float32, ``precision`` is autocast's."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, precision)
-    cast = functools.partial(torch.autocast, device.type, dtype)
-    inside = contextlib.nullcontext if dtype == torch.float32 else cast
 
     def train() -> None:
         module = build_seeded(source).to(device).train()
-        if recompute:
-            module = recomputed(module)
-        update = OPTIMIZERS[optimizer](module.parameters(), lr=0.0)
         batch = {
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in source.example(batch_size, seq).items()
         }
-        for _ in range(STEPS):
-            with inside():
-                loss = loss_of(module(**batch))
-            loss.backward()
-            update.step()
-            update.zero_grad(set_to_none=True)
+        _train(recomputed(module) if recompute else module, batch, optimizer, precision)
 
     try:
         return _gpu_peak(train, device) if device.type == "cuda" else _cpu_peak(train)
@@ -62,6 +50,18 @@ def step_bytes(
         gc.collect()  # what a failed step left in cycles
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _train(module: nn.Module, batch: Mapping[str, Any], optimizer: str, precision: str) -> None:
+    update = OPTIMIZERS[optimizer](module.parameters(), lr=0.0)
+    dtype = getattr(torch, precision)
+    kind = next(module.parameters()).device.type
+    for _ in range(STEPS):
+        with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
+            loss = loss_of(module(**batch))
+        loss.backward()
+        update.step()
+        update.zero_grad(set_to_none=True)
 
 
 def _gpu_peak(train: Any, device: torch.device) -> float:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.core.advice import Advice, Curve
 from shardwright.core.cluster import Cluster
@@ -88,18 +89,22 @@ def advise_microbatch(
         ),
         sources=("simulated: the Program of the model on one device (docs/concepts/simulate.md)",
                  "seconds: modelled from the device's rates",
-                 *(["by search: measured here, steps of plain PyTorch"] if found else [])),
+                 *["by search: measured here, steps of plain PyTorch"][: len(found)]),
         columns=("samples", "peak", "step", "samples/s"),
         rows=_rows(tried, best),
         curves=(_curve(tried, found, bound, best),),
-        values={
-            "batch": best.batch, "bytes": best.bytes, "bound_bytes": bound,
-            "tried": [(one.batch, one.bytes, one.seconds) for one in tried],
-            "searched": [(one.batch, one.bytes) for one in found],
-            "searched_batch": max((one.batch for one in found if one.bytes <= bound), default=0)
-            if found else None,
-        },
+        values={"batch": best.batch, "bytes": best.bytes, "bound_bytes": bound, **_looked_at(tried, found, bound)},
     )  # fmt: skip
+
+
+def _looked_at(tried: list[Size], found: list[Size], bound: float) -> dict[str, Any]:
+    """Return the sizes that were predicted and those that ran, as values."""
+    fits = max((one.batch for one in found if one.bytes <= bound), default=0)
+    return {
+        "tried": [(one.batch, one.bytes, one.seconds) for one in tried],
+        "searched": [(one.batch, one.bytes) for one in found],
+        "searched_batch": fits if found else None,
+    }
 
 
 def _around(tried: list[Size], bound: float) -> tuple[Size, Size | None]:
