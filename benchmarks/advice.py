@@ -3,7 +3,7 @@
     python benchmarks/advice.py [--turns 8]
 
 Of a small GPT and a convolution net: the settings that `advise settings` takes, beside all others measured anew; and the
-batch that `advise batch` takes of three measured ones, beside half and twice as many samples, by the seconds to the target
+batch that `advise batch` takes of three measured ones and those that it says to measure too, beside half and twice as many samples, by the seconds to the target
 that a noise scale of 16 samples means. Advised points should take at most 5 % longer than the best.
 """
 
@@ -117,10 +117,16 @@ def steps(folder: Path, batches: list[int], turns: int) -> dict[int, float]:
 
 
 def batch(folder: Path, turns: int) -> str:
-    measured = steps(folder, [4, 16, 64], turns)
-    points = ",".join(f"{size}:{seconds:.6f}s" for size, seconds in measured.items())
-    answer = asked(folder, "batch", "--noise-scale", str(NOISE), "--measured", points)["answers"][1]
-    taken = int(answer.partition("batch of ")[2].split()[0].replace(",", ""))
+    sizes = [4, 16, 64]
+    for _ in range(3):  # what is worth measuring too is measured, and asked about again
+        measured = steps(folder, sizes, turns)
+        points = ",".join(f"{size}:{seconds:.6f}s" for size, seconds in measured.items())
+        answer = asked(folder, "batch", "--noise-scale", str(NOISE), "--measured", points)
+        if not answer["between"] or answer["between"]["batch"] in sizes:
+            break
+        sizes = sorted({*sizes, answer["between"]["batch"]})
+    soonest = min(answer["options"], key=lambda one: one["seconds"])
+    taken = soonest["batch"]
     around = sorted({*measured, taken // 2, taken * 2})
     whole = {
         size: (1 + NOISE / size) * seconds for size, seconds in steps(folder, around, turns).items()

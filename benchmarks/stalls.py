@@ -1,89 +1,259 @@
 """How exact the stall analyser is: loaders whose costs are known, found beside given.
 
-    python benchmarks/stalls.py [--seconds 8] [--workers 0,1,2,4] [--ranks 1]
+    python benchmarks/stalls.py [--seconds 8] [--workers 0,1,2,4] [--ranks 1] [--unseen]
 
-Items sleep to fetch and keep a core busy to prepare; the step sleeps.
-What each takes by itself is measured beside it. Rates should be within 5 %, stalls within 10 % (of
+Items sleep to fetch and keep a core busy to prepare (with and, one of the unseen, without Python's lock free); the step sleeps.
+What a sleep, an item's work and a step take by themselves is measured beside it, and stalls are what plain loops lose: over a
+resident batch, over a loader that fetches nothing, over the whole one. Rates should be within 5 %, stalls within 10 % (of
 themselves, or of a step where they are less than half of one), and what binds right in every case, on an idle machine.
 With two ranks every figure is that of the slower, whose step takes a tenth longer.
+``--unseen``: loaders of other makes instead, which no estimate was fitted to.
 The last line is what measuring adds to a step, which should be 2 % at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
 import multiprocessing
 import os
+import queue
+import random
+import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from shardwright.core.stalls import InputRates, Stalls
+from shardwright.core.stalls import InputRates
 from shardwright.stalls import analyse
 
 BATCH = 4
 # Seconds of an item to fetch and prepare, and of a step.
 COSTS = {
-    "fetching": (0.004, 0.001, 0.005),
-    "preparation": (0.001, 0.004, 0.005),
-    "computation": (0.001, 0.001, 0.030),
+    "fetching": (0.008, 0.002, 0.006),
+    "preparation": (0.002, 0.006, 0.006),
+    "computation": (0.002, 0.002, 0.040),
 }
-TURNS = 5  # of what measuring costs
+CHUNK = bytes(20_000)  # some 20 us of work without the lock
+TURNS = 7  # of what measuring costs
+LOOP_SECONDS = 1.0
+
+
+def even(index: int) -> float:
+    return 1.0
+
+
+def jittered(index: int) -> float:
+    return random.Random(index).uniform(0.2, 1.8)
+
+
+def tailed(index: int) -> float:
+    """Return a factor with a mean of 1, and one in twenty of 10."""
+    return 10.0 if random.Random(index).random() < 0.05 else 0.526
+
+
+Spread = Callable[[int], float]
 
 
 class Items(Dataset):
-    """Items of known costs."""
+    """Items of known costs. They work as decoders do, without Python's lock, or else holding it all the time."""
 
-    def __init__(self, fetch: float, prepare: float) -> None:
-        self.fetch, self.prepare = fetch, prepare
+    def __init__(
+        self,
+        fetch: float,
+        prepare: float,
+        spreads: tuple[Spread, Spread] = (even, even),
+        is_python: bool = False,
+    ) -> None:
+        self.fetch, self.prepare, self.spreads, self.is_python = fetch, prepare, spreads, is_python
 
     def __len__(self) -> int:
         return 4000
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.fetch)
-        end = time.thread_time() + self.prepare
+        if self.fetch:
+            time.sleep(self.fetch * self.spreads[0](index))
+        end = time.thread_time() + self.prepare * self.spreads[1](index)
         while time.thread_time() < end:
-            pass
+            if not self.is_python:
+                hashlib.sha256(CHUNK)
         return torch.tensor([float(index)])
 
 
-def apart(fetch: float, prepare: float) -> tuple[float, float]:
-    """Return what an item's sleep and its work take by themselves, sleeping late and collating included."""
-    begin = time.perf_counter()
-    for _ in range(50):
-        time.sleep(fetch)
-    slept = (time.perf_counter() - begin) / 50
-    drawn = iter(DataLoader(Items(0.0, prepare), batch_size=BATCH))
+class Stream(IterableDataset):
+    """The same without indices; workers share them out."""
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return map(self.items.__getitem__, range(first, len(self.items), step))
+
+
+def in_turns(items: Items) -> Iterator[torch.Tensor]:
+    """Yield batches as a plain generator does."""
+    for place in range(0, len(items), BATCH):
+        yield torch.stack([items[place + one] for one in range(BATCH)])
+
+
+def by_thread(items: Items) -> Iterator[torch.Tensor]:
+    """Yield batches that a thread makes ahead."""
+    ready: queue.Queue[torch.Tensor] = queue.Queue(2)
+    ended = threading.Event()
+
+    def work() -> None:
+        for batch in in_turns(items):
+            while not ended.is_set():
+                try:
+                    ready.put(batch, timeout=0.1)
+                    break
+                except queue.Full:
+                    pass
+            if ended.is_set():
+                return
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            yield ready.get()
+    finally:
+        ended.set()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loader made of items, with so many workers; ``costs`` as in COSTS."""
+
+    name: str
+    costs: tuple[float, float, float]
+    make: Callable[[Items], Any]
+    workers: int = 0
+    batch: int = BATCH
+    is_ahead: bool = False
+    spreads: tuple[Spread, Spread] = (even, even)
+    is_python: bool = False
+
+    def items(self, *, fetches: bool = True) -> Items:
+        fetch = self.costs[0] if fetches else 0.0
+        return Items(fetch, self.costs[1], self.spreads, self.is_python)
+
+
+def torch_case(
+    name: str, costs: tuple[float, float, float], workers: int, batch: int = BATCH, **options: Any
+) -> Case:
+    spreads = options.pop("spreads", (even, even))
+    wrap, is_python = options.pop("wrap", lambda items: items), options.pop("is_python", False)
+
+    def make(items: Items) -> DataLoader:
+        return DataLoader(wrap(items), batch_size=batch, num_workers=workers, **options)
+
+    return Case(name, costs, make, workers, batch, workers > 0, spreads, is_python)
+
+
+def unseen() -> list[Case]:
+    """Return loaders of many makes."""
+    fetching, preparing, computing = COSTS.values()
+    return [
+        torch_case("jitter", (0.004, 0.001, 0.006), 2, spreads=(jittered, jittered)),
+        torch_case("tail", (0.001, 0.003, 0.004), 2, spreads=(even, tailed)),
+        torch_case("tail ahead", (0.001, 0.001, 0.020), 1, spreads=(tailed, even)),
+        torch_case("batch 32", (0.0005, 0.0005, 0.010), 1, 32, shuffle=True),
+        torch_case("persistent", preparing, 2, persistent_workers=True, prefetch_factor=1),
+        torch_case("stream", fetching, 2, wrap=Stream),
+        torch_case("three", (0.002, 0.003, 0.004), 3),
+        torch_case("python", preparing, 2, is_python=True),
+        Case("generator", (0.003, 0.001, 0.010), lambda items: lambda: in_turns(items)),
+        Case("thread", fetching, lambda items: lambda: by_thread(items), is_ahead=True),
+        Case("thread idle", computing, lambda items: lambda: by_thread(items), is_ahead=True),
+    ]
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+def apart(case: Case, step: Callable[[Any], object]) -> tuple[float, float, float]:
+    """Return what an item's sleep and its work take by themselves, sleeping late and collating included, and a step."""
+    items, late = case.items(), 0.0
+    for index in range(40):
+        begin, work = time.perf_counter(), time.thread_time()
+        time.sleep(items.fetch * case.spreads[0](index))
+        late += time.perf_counter() - begin - (time.thread_time() - work)
+        late -= items.fetch * case.spreads[0](index)
+    factors = [case.spreads[0](index) for index in range(400)]
+    drawn = iter(DataLoader(items, batch_size=case.batch))
     next(drawn)
     begin = time.thread_time()
-    for _ in islice(drawn, 10):
-        pass
-    return slept, (time.thread_time() - begin) / 10 / BATCH
-
-
-def given(fetch: float, prepare: float, compute: float, workers: int, cores: float) -> InputRates:
-    """Return the rates that follow from the costs."""
-    return InputRates(
-        compute=BATCH / compute,
-        prepare=min(max(1, workers), cores) / prepare,
-        storage=max(1, workers) / fetch,
-        pipelined=False,
-        is_ahead=workers > 0,
+    got = sum(1 for _ in islice(drawn, max(3, 80 // case.batch)))
+    worked = (time.thread_time() - begin) / got / case.batch
+    drawn_factors = [case.spreads[1](index) for index in range(case.batch, case.batch * (got + 1))]
+    worked += items.prepare * (
+        statistics.mean(map(case.spreads[1], range(400))) - statistics.mean(drawn_factors)
     )
+    return items.fetch * statistics.mean(factors) + late / 40, worked, looped([None], step)
 
 
-def row(workers: int, name: str, found: Stalls, ranks: int) -> str:
+def looped(
+    loader: Iterable[Any] | Callable[[], Iterable[Any]],
+    step: Callable[[Any], object],
+    skip: int = 0,
+) -> float:
+    """Return the seconds of a batch of a plain loop; a single batch is used again and again."""
+    if dist.is_initialized():
+        dist.barrier()
+    if isinstance(loader, list):
+        drawn: Iterator[Any] = itertools.cycle(loader)
+    else:
+        drawn = iter(loader() if callable(loader) else loader)
+    for batch in islice(drawn, skip):
+        step(batch)
+    begin, got = time.perf_counter(), 0
+    for batch in drawn:
+        step(batch)
+        got += 1
+        if got >= 12 and got % 4 == 0 and time.perf_counter() - begin > LOOP_SECONDS:
+            break
+    return (time.perf_counter() - begin) / got
+
+
+def slowest(*own: float) -> list[float]:
+    """Return each of the ranks' greatest."""
+    found = torch.tensor(own, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.tolist()
+
+
+def row(case: Case, seconds: float, step: Callable[[Any], object], ranks: int) -> str:
     """Return errors of rates and stalls."""
-    fetch, prepare, compute = *apart(*COSTS[name][:2]), COSTS[name][2]
-    slowest = compute * (1.1 if ranks > 1 else 1.0)
-    known = given(fetch, prepare, slowest, workers, found.cores / ranks)
-    whole, cached = BATCH / known.speed(0.0), BATCH / known.speed(1.0)
-    stalls = cached - slowest, whole - cached
+    fetch, prepare, compute = slowest(*apart(case, step))
+    skip = 3 * max(1, case.workers) + 4
+    loops = [
+        looped(case.make(case.items(fetches=fetches)), step, skip) for fetches in (False, True)
+    ]
+    cached, whole = slowest(*loops)
+    found = analyse(case.make(case.items()), step, seconds=seconds)
+    workers, cores = max(1, case.workers), found.cores / ranks
+    known = InputRates(
+        compute=case.batch / compute,
+        prepare=min(workers, cores) / prepare,
+        storage=workers / fetch,
+        crowd=max(1.0, workers / cores),
+        is_ahead=case.is_ahead,
+    )
+    stalls = max(0.0, cached - compute), max(0.0, whole - max(cached, compute))
     errors = [
         found.rates.compute / known.compute - 1,
         found.rates.prepare / known.prepare - 1,
@@ -95,32 +265,78 @@ def row(workers: int, name: str, found: Stalls, ranks: int) -> str:
     ]
     right = "right" if found.rates.binding(0.0) == known.binding(0.0) else "WRONG"
     columns = " ".join(f"{error * 100:+6.1f}%" for error in errors)
-    return f"{ranks:5d} {workers:7d} {name:>12} {columns}  {found.rates.binding(0.0)}, {right}"
+    given = f"{compute * 1e3:5.1f} {cached * 1e3:5.1f} {whole * 1e3:5.1f}"
+    return (
+        f"{ranks:5d} {case.workers:7d} {case.name:>12} {columns}  {given}  "
+        f"{found.rates.binding(0.0)}, {right}"
+    )
 
 
-def look(rank: int, ranks: int, store: str, workers: list[int], seconds: float) -> None:
+def look(
+    rank: int, ranks: int, store: str, workers: list[int], seconds: float, others: bool
+) -> None:
     """Analyse every loader on one rank of several; the first one tells."""
     if ranks > 1:
         dist.init_process_group("gloo", f"file://{store}", world_size=ranks, rank=rank)
-    for count, (name, (fetch, prepare, compute)) in product(workers, COSTS.items()):
-        loader = DataLoader(Items(fetch, prepare), batch_size=BATCH, num_workers=count)
-        wait = compute * (1.1 if rank else 1.0)
-        found = analyse(loader, lambda batch, wait=wait: time.sleep(wait), seconds=seconds)
+    known = [torch_case(name, costs, n) for n, (name, costs) in product(workers, COSTS.items())]
+    for case in unseen() if others else known:
+        wait = case.costs[2] * (1.1 if rank else 1.0)
+        told = row(case, seconds, lambda batch, wait=wait: time.sleep(wait), ranks)
         if not rank:
-            print(row(count, name, found, ranks), flush=True)
+            print(told, flush=True)
+
+
+# -- what measuring costs --------------------------------------------------------------------------
+
+
+def files(folder: str) -> Callable[[], Iterator[torch.Tensor]]:
+    """Return a loader of small files: each that is opened is heard of while the analyser listens."""
+    for number in range(800):
+        with open(f"{folder}/{number}", "wb") as file:
+            file.write(bytes(4096))
+
+    def loader() -> Iterator[torch.Tensor]:
+        for first in range(0, 800, BATCH):
+            data = bytearray()
+            for number in range(first, first + BATCH):
+                with open(f"{folder}/{number}", "rb") as file:
+                    data += file.read()
+            yield torch.frombuffer(data, dtype=torch.float32)
+
+    return loader
 
 
 def overhead() -> str:
-    """Return what the analyser adds to a step: what is left of one that does nothing."""
-    data = [torch.zeros(BATCH)] * 500
-    found = [analyse(data, lambda batch: None, batches=200) for _ in range(TURNS)]
-    with_loader, resident = (
-        min(getattr(one, name) for one in found) * 1e6
-        for name in ("cold_seconds", "resident_seconds")
-    )
+    """Return what steps of an analysis take beside the same without one, in turns: processor time, so that other
+    programs do not count, of a step of some 0.2 ms that reads files."""
+    shares: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        loader, weights = files(folder), torch.randn(128, 128)
+
+        def step(batch: torch.Tensor) -> None:
+            for _ in range(4):
+                weights.mm(weights)
+
+        for _ in range(TURNS):
+            begin = time.process_time()
+            for batch in islice(loader(), 200):
+                step(batch)
+            plain = time.process_time() - begin
+            spent: list[float] = []
+
+            def stepped(batch: torch.Tensor, spent: list[float] = spent) -> None:
+                step(batch)
+                spent.append(time.process_time())
+
+            found = analyse(loader, stepped, batches=150)
+            # The last are those of the cold phase, in front of them as many with data in memory, as in the plain loop.
+            both = spent[3 + found.steps :]
+            last = both[len(both) // 2 - 100 : len(both) // 2]
+            shares.append((last[-1] - last[0]) / (len(last) - 1) / (plain / 200) - 1)
+    middle = statistics.median(shares)
     return (
-        f"the analyser adds {with_loader:.2f} us to a step with a loader, {resident:.2f} us to one of a resident batch "
-        f"(least of {TURNS}): 2 % of steps of {max(with_loader, resident) * 50:.0f} us"
+        f"a step takes {middle:+.2%} of its processor time while it is analysed (median of {TURNS} turns, "
+        f"{min(shares):+.2%} to {max(shares):+.2%}; a step of {plain / 200 * 1e6:.0f} us that opens {BATCH} files)"
     )
 
 
@@ -131,13 +347,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of one analysis")
     parser.add_argument("--workers", default="0,1,2,4")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--unseen", action="store_true", help="loaders of other makes")
     chosen = parser.parse_args()
-    print(
-        f"{'ranks':>5} {'workers':>7} {'case':>12} {'G':>7} {'P':>7} {'S':>7} {'prep':>7} {'fetch':>7}  binds"
-    )
-    workers = [int(one) for one in chosen.workers.split(",")]
+    if chosen.workers:
+        print(
+            f"{'ranks':>5} {'workers':>7} {'case':>12} {'G':>7} {'P':>7} {'S':>7} {'prep':>7} {'fetch':>7}  "
+            f"{'T1':>5} {'T2':>5} {'T3':>5}  binds"
+        )
+    workers = [int(one) for one in chosen.workers.split(",") if one]
     with tempfile.TemporaryDirectory() as folder:
-        words = chosen.ranks, os.path.join(folder, "store"), workers, chosen.seconds
+        store = os.path.join(folder, "store")
+        words = chosen.ranks, store, workers, chosen.seconds, chosen.unseen
         context = multiprocessing.get_context("spawn")
         # None is another's child, whose work would count as its parent's.
         ranks = [context.Process(target=look, args=(rank, *words)) for rank in range(chosen.ranks)]

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from shardwright.runtime.capture import load_model
+from shardwright.runtime.capture.source import ModelSource
+from shardwright.runtime.fit import step_bytes
 from shardwright.runtime.settings import possible_settings
 from shardwright.runtime.train import build_seeded
+from shardwright.verbs.advice.batch import advise_batch
 from shardwright.verbs.advice.microbatch import MOST_TRIED, Size, largest
+from shardwright.verbs.advice.requests import BatchRequest
 from tests.command import MODEL, shardwright
 from tests.docs.pages import ROOT
 
@@ -161,6 +166,25 @@ def test_the_learning_rate_follows_the_rule_of_the_optimizer(optimizer, rate, tm
     assert found["options"][0]["learning_rate"] == pytest.approx(rate)
 
 
+def test_a_better_batch_between_measured_ones_is_to_be_measured():
+    """Steps of 1 + B / 4 ms, noise of 16: brute force over whole batches."""
+
+    def asked(measured):
+        return advise_batch(BatchRequest(noise_scale=16.0, measured=measured))
+
+    found = asked("4:2ms,16:5ms,64:17ms")
+    times = {batch: (1 + 16 / batch) * (1 + batch / 4) for batch in range(4, 65)}
+    best = min(times, key=lambda batch: times[batch])
+    assert found.values["between"]["batch"] == best == 8
+    assert found.values["between"]["seconds"] == pytest.approx(times[best] * 1e-3)
+    (said,) = [answer for answer in found.answers if answer.startswith("Measure")]
+    assert "a batch of 8 on 1 device(s) too" in said
+    assert f"{1 - times[8] / min(times[4], times[16]):.0%} less" in said
+    # Nothing to gain: it was measured, or lies between unlike numbers of devices.
+    for measured in ("4:2ms,8:3ms,16:5ms,64:17ms", "4@1:2ms,16@2:5ms", "4:2ms", "16:2ms,64:1ms"):
+        assert asked(measured).values["between"] is None
+
+
 def test_a_batch_is_chosen_with_its_algorithms(tmp_path):
     found = advised(tmp_path, *ALGORITHMS)
     assert (found["batch"], found["algorithms"]) == (64, {"conv": "fft", "fc": "gemm"})
@@ -220,16 +244,39 @@ def test_the_largest_batch_is_found_on_any_rising_curve(power, bound):
 def test_a_device_takes_as_many_samples_as_its_memory_lets(tmp_path):
     (tmp_path / "net.py").write_text(MODEL)
     words = ("microbatch", "net.py:build", "-c", "1xH100", "--precision", "float32")
-    found = advised(tmp_path, *words, "--memory", "1 MiB")
+    found = advised(tmp_path, *words, "--memory", "1 MiB", "--search")
     tried = {batch: size for batch, size, _ in found["tried"]}
     assert tried[found["batch"]] <= 2**20 < tried[found["batch"] + 1]
     # What autograd keeps of a sample: x, both sides of relu at most, and the logits, in float32.
     least, most = 4 * (16 + 32 + 8), 4 * (2 * 16 + 3 * 32 + 3 * 8)
     parameters = 4 * 4 * (16 * 32 + 32 + 32 * 8 + 8)
     assert (2**20 - 2 * parameters) / most < found["batch"] < 2**20 / least
+    ran = dict(found["searched"])
+    assert ran[found["searched_batch"]] <= 2**20 < ran[found["searched_batch"] + 1]
+    assert (2**20 - 4 * parameters) / most < found["searched_batch"] < 2**20 / least
     refused = shardwright("advise", *words, "--memory", "1 kB", folder=tmp_path)
     assert refused.returncode == 2
     assert "not even one sample" in refused.stderr
+
+
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Linear(700, 700, bias=False)
+
+    def forward(self, x):
+        return self.maps(x).sum()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("optimizer", "kept"), [("sgd", 2), ("momentum", 3)])
+def test_a_step_that_ran_took_what_its_tensors_take(optimizer, kept):
+    """A weight, its gradient and its momentum; of each sample an input and an output."""
+    source = ModelSource("square", Square, lambda batch, seq: {"x": torch.ones(batch, 700)})
+    one, more = (step_bytes(source, batch, optimizer=optimizer) for batch in (1, 401))
+    assert one == pytest.approx(kept * 4 * 700**2, rel=0.01)
+    # Backward makes the output's gradient while the output is gone: the sum is all that is left of it.
+    assert 400 * 4 * 700 <= more - one <= 400 * 3 * 4 * 700
 
 
 ATTENTION = """

@@ -1,5 +1,6 @@
 """The model of an input: closed forms, and laws over drawn rates."""
 
+import heapq
 import itertools
 import math
 from dataclasses import replace
@@ -25,24 +26,22 @@ def test_speed_is_that_of_the_slowest_part():
 
 
 def test_a_worker_does_one_after_the_other_and_without_workers_the_step_waits():
-    rates = InputRates(compute=100.0, prepare=200.0, storage=200.0, pipelined=False)
+    rates = InputRates(compute=100.0, prepare=200.0, storage=200.0, crowd=1.0)
     assert rates.load(0.0) == pytest.approx(100.0)
-    inline = InputRates(
-        compute=100.0, prepare=200.0, storage=200.0, pipelined=False, is_ahead=False
-    )
+    inline = InputRates(compute=100.0, prepare=200.0, storage=200.0, crowd=1.0, is_ahead=False)
     assert inline.speed(0.0) == pytest.approx(50.0)
 
 
-@given(RATE, RATE, RATE, RATE, st.booleans(), st.booleans())
+@given(RATE, RATE, RATE, RATE, st.sampled_from([1.0, 1.5, 4.0, math.inf]), st.booleans())
 def test_least_cache_is_where_the_curve_becomes_flat(
-    compute, prepare, storage, cache, pipelined, ahead
+    compute, prepare, storage, cache, crowd, ahead
 ):
     rates = InputRates(
         compute=compute,
         prepare=prepare,
         storage=storage,
         cache=max(cache, storage),
-        pipelined=pipelined,
+        crowd=crowd,
         is_ahead=ahead,
     )
     least = rates.least_cache()
@@ -54,10 +53,44 @@ def test_least_cache_is_where_the_curve_becomes_flat(
             assert rates.speed(least * 0.9) < curve[-1]
 
 
+def simulated(fetch, prepare, workers, cores, samples=2000):
+    """Return samples per second of workers that wait to fetch, then queue for a core to prepare."""
+    fetched, free = [fetch * (1 + worker / workers) for worker in range(workers)], [0.0] * cores
+    heapq.heapify(fetched)
+    for _ in range(samples):
+        done = max(heapq.heappop(fetched), heapq.heappop(free)) + prepare
+        heapq.heappush(free, done)
+        heapq.heappush(fetched, done + fetch)
+    return samples / max(free)
+
+
+@pytest.mark.parametrize(("fetch", "prepare"), [(4e-3, 1e-3), (1e-3, 4e-3), (2e-3, 2e-3)])
+@pytest.mark.parametrize(("workers", "cores"), [(1, 2), (2, 2), (4, 2), (7, 2), (3, 1)])
+def test_more_workers_than_cores_fetch_while_others_prepare(fetch, prepare, workers, cores):
+    expected = simulated(fetch, prepare, workers, cores)
+    rates = InputRates(
+        compute=math.inf,
+        prepare=min(workers, cores) / prepare,
+        storage=workers / fetch,
+        crowd=max(1.0, workers / cores),
+    )
+    assert rates.load(0.0) == pytest.approx(expected, rel=0.01)
+    # What binds is what made cheaper gains most.
+    gains = {
+        "fetching": simulated(fetch * 0.9, prepare, workers, cores),
+        "preparation": simulated(fetch, prepare * 0.9, workers, cores),
+    }
+    if max(gains.values()) > min(gains.values()) * 1.01:
+        assert rates.binding(0.0) == max(gains, key=lambda name: gains[name])
+    one = InputRates(compute=math.inf, prepare=1 / prepare, storage=1 / fetch, crowd=1.0)
+    assert one.with_workers(1, workers, cores) == rates
+    assert rates.core_seconds(workers) == pytest.approx(prepare)
+
+
 @given(st.floats(1.0, 1e4), st.floats(1.0, 1e4), st.integers(0, 4), st.integers(1, 8))
 def test_workers_wait_beside_each_other_but_share_the_cores(prepare, storage, now, cores):
     rates = InputRates(
-        compute=math.inf, prepare=prepare, storage=storage, pipelined=False, is_ahead=now > 0
+        compute=math.inf, prepare=prepare, storage=storage, crowd=1.0, is_ahead=now > 0
     )
     seconds = max(1, now) / prepare  # of a core, a sample
     for count in (1, 2, 8, 64):
@@ -75,7 +108,7 @@ def found(**rates: float) -> Stalls:
         resident_seconds=0.01,
         cached_seconds=0.02,
         cold_seconds=0.05,
-        rates=InputRates(pipelined=False, **rates),
+        rates=InputRates(crowd=1.0, **rates),
         dataset_samples=1000,
         dataset_bytes=10**6,
     )

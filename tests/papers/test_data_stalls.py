@@ -80,9 +80,30 @@ def test_hosts_that_hold_the_data_set_together_leave_the_disk() -> None:
     assert one.read_bytes(one.partitioned()) == 0
 
 
-def test_jobs_that_read_for_themselves_read_less_than_as_many_data_sets() -> None:
-    """Section 4.3: eight jobs at 35 % read seven times what one reads, 884 and 125 GiB. The closed form for jobs at
-    one pace is 16 % below the former: those measured were not."""
+EIGHT_JOBS = [
+    (0.35, 884 * 2**30),  # section 4.3: files
+    (0.50, 860e9),  # figure 10b: records
+    (0.35, 1010e9),
+    (0.25, 1019e9),
+]
+
+
+@pytest.mark.parametrize(("cached", "read"), EIGHT_JOBS)
+def test_what_eight_jobs_read_lies_between_all_and_nothing_found_of_each_others(
+    cached: float, read: float
+) -> None:
+    """At one pace a job finds most of what others read; the closed form for that is 11 to 26 % below what was
+    measured. Apart each hits as if it were alone, which is 8 to 15 % above."""
+    eight = CachedInput(
+        dataset_bytes=146e9, samples=1.3e6, memory=cached * 146e9, storage=530e6, jobs=8
+    )
+    together, apart = map(eight.read_bytes, (eight.page_cache(), eight.page_cache_apart()))
+    assert together < read < apart
+    assert read == pytest.approx((together + apart) / 2, rel=0.08)
+
+
+def test_jobs_that_share_read_an_eighth_and_less() -> None:
+    """Section 4.3: one job reads 125 GiB an epoch; a cache that all share, once for all, less than an eighth of 884."""
     alone, eight = (
         CachedInput(
             dataset_bytes=146e9, samples=1.3e6, memory=0.35 * 146e9, storage=530e6, jobs=jobs
@@ -90,5 +111,4 @@ def test_jobs_that_read_for_themselves_read_less_than_as_many_data_sets() -> Non
         for jobs in (1, 8)
     )
     assert alone.read_bytes(alone.page_cache()) / 2**30 == pytest.approx(125, rel=0.02)
-    assert eight.read_bytes(eight.page_cache()) / 2**30 == pytest.approx(884, rel=0.17)
-    assert eight.read_bytes(eight.kept(), shared=True) / 2**30 < 0.12 * 884
+    assert eight.read_bytes(eight.kept(), shared=True) / 2**30 < 884 / 8

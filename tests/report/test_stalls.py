@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 
 import pytest
@@ -10,11 +12,16 @@ from shardwright.core.stalls import InputRates, Stalls
 from shardwright.report.stalls import page_text, sentences
 
 
+def drawn(page: str) -> dict[str, dict[str, list[float]]]:
+    """Return the lines of a page's charts by name."""
+    figures = re.findall(r'Plotly\.newPlot\(\s*"[^"]+",\s*(\[.*?\]),\s*\{"', page, re.DOTALL)
+    assert len(figures) == 3
+    return {line["name"]: line for figure in figures for line in json.loads(figure)}
+
+
 def found(*, ahead: bool, compute: float = 100.0, storage: float = 200.0) -> Stalls:
     """One sample a batch: 10 ms of computation, 1 ms of preparation, 5 ms of waiting for storage."""
-    rates = InputRates(
-        compute=compute, prepare=1000.0, storage=storage, pipelined=False, is_ahead=ahead
-    )
+    rates = InputRates(compute=compute, prepare=1000.0, storage=storage, crowd=1.0, is_ahead=ahead)
     cold = 1 / rates.speed(0.0)
     return Stalls(
         ranks=1, workers=int(ahead), cores=2, batch_samples=1, steps=8, rates=rates,
@@ -42,4 +49,20 @@ def test_the_page_has_what_ifs_as_tables_and_curves() -> None:
         assert text in cells
     assert page.count("<h2>What if") == 2
     assert page.count("plotly-graph-div") >= 3
+    lines = drawn(page)
+    shares = lines["a cache that never evicts"]["x"]
+    # In turns: 10 ms of computation, 1 of preparation, 5 of every sample that is not in memory.
+    for name, hits in (
+        ("a cache that never evicts", lambda share: share),
+        (
+            "page cache (LRU)",
+            lambda share: share + (1 - share) * math.log1p(-min(share, 1 - 1e-16)),
+        ),
+    ):
+        speeds = [1 / (0.011 + 0.005 * (1 - hits(share))) for share in shares]
+        assert lines[name]["y"] == pytest.approx(speeds, rel=1e-9)
+    # A worker beside the step: 6 ms a sample, two cores prepare two samples at once.
+    counts = lines["speed"]["x"]
+    speeds = [min(100, 2 / 0.001, count / 0.006) for count in counts]
+    assert lines["speed"]["y"] == pytest.approx(speeds)
     assert "http" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

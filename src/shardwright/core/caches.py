@@ -91,6 +91,11 @@ class CachedInput:
         """Return where samples come from with the page cache, by the closed form of least recently used."""
         return Sources(memory=page_cache_hits(self.cached, hosts=self.hosts, jobs=self.jobs))
 
+    def page_cache_apart(self) -> Sources:
+        """Return the same of jobs that find nothing of each other's: the least that they may hit, where
+        ``page_cache``, at one pace, is the most."""
+        return Sources(memory=page_cache_hits(self.cached, hosts=self.hosts))
+
     def kept(self) -> Sources:
         """Return the same of a cache on each host that never evicts (MinIO, section 6.1)."""
         return Sources(memory=self.cached)

@@ -18,16 +18,17 @@ class InputRates:
     """Rates in samples per second of one rank, inf where something takes no time.
 
     ``compute`` (G) with the batch at hand; ``prepare`` (P) of a loader whose data are in memory; ``storage`` (S) and
-    ``cache`` (C) of fetching alone, from storage and from memory. ``pipelined``: the loader fetches one sample while it
-    prepares another; else each worker does one after the other, as torch's DataLoader does. ``is_ahead``: the
-    loader works while the step computes; else they take turns, as without workers.
+    ``cache`` (C) of fetching alone, from storage and from memory. ``crowd``: how many workers share a core. Each does one after
+    the other, as torch's DataLoader has it, so with 1 to a core the core is idle while it waits; with more the
+    others prepare meanwhile, and with inf one sample is fetched while another is prepared, always. ``is_ahead``:
+    the loader works while the step computes; else they take turns, as without workers.
     """
 
     compute: float
     prepare: float
     storage: float = math.inf
     cache: float = math.inf
-    pipelined: bool = True
+    crowd: float = math.inf
     is_ahead: bool = True
 
     def fetch(self, cached: float) -> float:
@@ -36,9 +37,7 @@ class InputRates:
 
     def load(self, cached: float) -> float:
         """Return the rate of the loader alone."""
-        if self.pipelined:
-            return min(self.fetch(cached), self.prepare)
-        return _rate(1 / self.fetch(cached) + 1 / self.prepare)
+        return min(self.prepare, _rate(1 / self.fetch(cached) + 1 / self._uncrowded))
 
     def speed(self, cached: float) -> float:
         """Return the rate of training."""
@@ -46,11 +45,22 @@ class InputRates:
             return min(self.load(cached), self.compute)
         return _rate(1 / self.load(cached) + 1 / self.compute)
 
+    @property
+    def _uncrowded(self) -> float:
+        """The rate of preparing if every worker had a core of its own."""
+        return self.prepare * self.crowd if math.isfinite(self.crowd) else math.inf
+
+    def core_seconds(self, workers: int) -> float:
+        """Return the seconds of a core that preparing a sample takes, where these are the rates of so many workers."""
+        return max(1, workers) / (self._uncrowded if math.isfinite(self.crowd) else self.prepare)
+
     def binding(self, cached: float) -> str:
         """Return what training waits for: ``computation``, ``preparation`` or ``fetching``."""
-        rates = {"fetching": self.fetch(cached), "preparation": self.prepare}
         if self.is_ahead and self.load(cached) >= self.compute:
             return "computation"
+        if self.load(cached) >= self.prepare * (1 - 1e-12):
+            return "preparation" if self.is_ahead or self.prepare < self.compute else "computation"
+        rates = {"fetching": self.fetch(cached), "preparation": self._uncrowded}
         if not self.is_ahead:
             rates["computation"] = self.compute
         return min(rates, key=lambda name: rates[name])
@@ -58,11 +68,8 @@ class InputRates:
     def least_cache(self) -> float | None:
         """Return the least share to cache beyond which training is no faster (x* of section 5), None where
         even a cache of everything leaves fetching in front."""
-        compute = self.compute if self.is_ahead else math.inf
-        if self.pipelined:
-            enough = min(self.prepare, compute)
-        else:
-            enough = _rate(1 / compute - 1 / self.prepare)
+        most = min(self.prepare, self.compute if self.is_ahead else math.inf)
+        enough = _rate(1 / most - 1 / self._uncrowded)
         if self.storage >= enough:
             return 0.0
         if math.isinf(enough):
@@ -74,21 +81,16 @@ class InputRates:
     def with_workers(self, now: int, count: int, cores: float) -> InputRates:
         """Return the rates with ``count`` workers instead of ``now``, which work ahead of the step. Preparing takes
         cores and has so many; waiting for storage takes none."""
-        before = max(1, now)
-        scale = count / before
-        capped = replace(
+        scale, cores = count / max(1, now), max(cores, 1.0)
+        busy = max(self.core_seconds(now), sys.float_info.min)
+        return replace(
             self,
-            prepare=self.prepare * scale,
+            prepare=min(count, cores) / busy,
             storage=self.storage * scale,
             cache=self.cache * scale,
+            crowd=max(1.0, count / cores),
             is_ahead=True,
         )
-        most = max(self.prepare / before, sys.float_info.min) * max(
-            cores, 1.0
-        )  # of all cores together
-        if capped.load(0.0) <= most:
-            return capped
-        return replace(capped, prepare=most, pipelined=True)
 
 
 def _rate(seconds: float) -> float:
@@ -209,10 +211,11 @@ class Stalls:
         best = max(speed for _, speed in curve)
         count, speed = next((k, v) for k, v in curve if v >= best * 0.99)
         found: list[Knob] = []
-        if count > self.workers:
+        has_own = self.rates.is_ahead and not self.workers  # threads that nobody can count
+        if count > self.workers and not has_own:
             found.append(Knob(name="workers", change=f"num_workers={count}", speed=speed))
         # Seconds of a core that the samples of a second at the speed of computation take.
-        needed = math.ceil(self.rates.compute * max(1, self.workers) / self.rates.prepare - 1e-9)
+        needed = math.ceil(self.rates.compute * self.rates.core_seconds(self.workers) - 1e-9)
         if needed > self.cores / self.ranks and math.isfinite(self.rates.compute):
             more = self.rates.with_workers(self.workers, max(count, needed), needed).speed(0.0)
             found.append(Knob(name="cores", change=f"{needed} cores for each rank", speed=more))

@@ -51,7 +51,10 @@ def knob_rows(found: Stalls) -> Iterator[tuple[str, ...]]:
 
 def sentences(found: Stalls) -> list[str]:
     """Say what binds, and what was measured."""
-    workers = f"{found.workers} workers" if found.workers else "no workers (in turns with the step)"
+    turns = (
+        "works ahead by itself" if found.rates.is_ahead else "no workers (in turns with the step)"
+    )
+    workers = f"{found.workers} workers" if found.workers else turns
     said = [
         _verdict(found),
         f"Measured: {found.steps} batches of {found.batch_samples} samples in each phase, {workers}, "
@@ -145,13 +148,20 @@ def _charts(found: Stalls) -> str:
     shares, kept, page = zip(*found.cache_curve(), strict=True)
     cache.add_scatter(x=shares, y=kept, name="a cache that never evicts")
     cache.add_scatter(x=shares, y=page, name="page cache (LRU)")
+    if least := found.rates.least_cache():
+        at = {"x": [least], "y": [found.rates.speed(least)]}
+        cache.add_scatter(**at, name="more gains nothing", mode="markers", marker_size=11)
     counts, speeds = zip(*found.worker_curve(), strict=True)
     workers.add_scatter(x=counts, y=speeds, name="speed")
+    if found.workers:
+        at = {"x": [found.workers], "y": [found.rates.speed(0.0)]}
+        workers.add_scatter(**at, name="now", mode="markers", marker_size=11)
     for figure, title, axis in (
         (cache, "What if this share of the data were cached (modelled)", "share cached"),
         (workers, "What if there were so many workers (modelled)", "workers"),
     ):
-        figure.update_layout(title=title, xaxis_title=axis, yaxis_title="samples/s of a rank")
+        figure.update_layout(title=title, xaxis_title=axis, yaxis_title="samples/s of a rank",
+                             yaxis_rangemode="tozero")  # fmt: skip
     return "".join(
         figure.to_html(full_html=False, include_plotlyjs="inline" if figure is bars else False)
         for figure in (bars, cache, workers)

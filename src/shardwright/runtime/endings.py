@@ -78,7 +78,7 @@ def prepare_ending() -> None:
 
 def cause(error: Exception, rank: int, where: str) -> str:
     """Say what ended a step of a rank, where that was, and what to do."""
-    if _is_exhaustion(error):
+    if is_exhaustion(error):
         return (
             f"rank {rank} is out of memory {where}; plan for less (--memory-limit, a "
             "smaller global batch, more devices) and resume from the last checkpoint, which "
@@ -90,7 +90,7 @@ def cause(error: Exception, rank: int, where: str) -> str:
     )
 
 
-def _is_exhaustion(error: Exception) -> bool:
+def is_exhaustion(error: Exception) -> bool:
     """Whether an error means that memory ran out: of Python, of a GPU, or of torch's CPU
     allocator, which has no class of its own for it."""
     words = ("can't allocate memory", "not enough memory")

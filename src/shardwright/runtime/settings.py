@@ -77,15 +77,25 @@ def possible_settings(module: nn.Module, batch: Batch, *, compiles: bool) -> Ite
     if any(isinstance(one, nn.Conv2d) for one in module.modules()):
         turned: nn.Module = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         yield Setting("channels-last", functools.partial(_channels_last, turned))
-    if blocks := _repeated(module):
-        again = copy.deepcopy(module)
-        for name in blocks:
-            block = again.get_submodule(name)
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    if _repeated(module):
+        again = recomputed(copy.deepcopy(module))
         yield Setting("recomputation", functools.partial(_step, again, contextlib.nullcontext))
     if compiles:
         made: Any = torch.compile(copy.deepcopy(module))
         yield Setting("torch.compile", functools.partial(_step, made, contextlib.nullcontext))
+
+
+def recomputed(module: nn.Module) -> nn.Module:
+    """Return the module, changed so that every repeated block is made again in backward."""
+    for name in _repeated(module):
+        block = module.get_submodule(name)
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    return module
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return the loss of what a model returned: itself, or what it has under that name."""
+    return output if isinstance(output, Tensor) else output.loss
 
 
 def _step(
@@ -93,8 +103,7 @@ def _step(
 ) -> Tensor:
     """Run forward and backward; weights stay as they are."""
     with inside():
-        out = module(**batch)
-        loss = out if isinstance(out, Tensor) else out.loss
+        loss = loss_of(module(**batch))
         loss.backward()
     module.zero_grad(set_to_none=True)
     return loss.detach()

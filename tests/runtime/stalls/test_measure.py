@@ -2,14 +2,18 @@
 
 import multiprocessing
 import os
+import queue
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.errors import InputError
+from shardwright.runtime.stalls.measure import _modelled, _Phases
 from shardwright.stalls import analyse
 from shardwright.verbs.request import Watch
 
@@ -81,6 +85,96 @@ def test_files_are_seen_and_put_out_of_memory(tmp_path):
 
 def test_a_loader_without_files_says_so():
     assert "no file was seen" in looked_at(Items(), 0.001).notes[0]
+
+
+class Stream(IterableDataset):
+    """Samples that sleep; each worker has its own."""
+
+    def __init__(self, fetch: float, samples: int) -> None:
+        self.fetch, self.samples = fetch, samples
+
+    def __iter__(self):
+        for index in range(self.samples):
+            time.sleep(self.fetch)
+            yield torch.tensor([float(index)])
+
+
+def test_what_a_worker_of_a_stream_waits_counts_once_for_each_worker():
+    loader = DataLoader(Stream(0.01, 16), batch_size=2, num_workers=2)
+    found = analyse(loader, lambda batch: None, batches=8)
+    assert found.rates.storage == pytest.approx(2 / 0.01, rel=0.2)
+    assert found.rates.binding(0.0) == "fetching"
+
+
+def by_thread(seconds):
+    """Batches of a thread that makes them ahead."""
+    ready = queue.Queue(2)
+
+    def work():
+        for _ in range(40):
+            time.sleep(seconds)
+            ready.put(torch.zeros(2))
+        ready.put(None)
+
+    threading.Thread(target=work, daemon=True).start()
+    return iter(ready.get, None)
+
+
+def one_by_one(seconds):
+    for _ in range(40):
+        time.sleep(seconds)
+        yield torch.zeros(2)
+
+
+@pytest.mark.parametrize(("make", "is_ahead"), [(by_thread, True), (one_by_one, False)])
+def test_a_loader_with_threads_of_its_own_is_seen_to_work_ahead(make, is_ahead):
+    found = analyse(lambda: make(0.008), lambda batch: time.sleep(0.01), batches=8)
+    assert (found.rates.is_ahead, found.workers) == (is_ahead, 0)
+    # Who cannot count its threads recommends no number of them.
+    assert ("workers" in [knob.name for knob in found.knobs()]) is not is_ahead
+
+
+class HandedOver:
+    """A loader with a worker, whose batches take the step's own time to be taken."""
+
+    num_workers = 1
+
+    def __iter__(self):
+        for _ in range(40):
+            time.sleep(0.005)
+            yield torch.zeros(2)
+
+
+def test_taking_a_batch_that_lies_ready_is_no_waiting_for_storage():
+    found = analyse(HandedOver(), lambda batch: time.sleep(0.02), batches=8)
+    assert found.rates.binding(0.0) == "computation"
+    assert found.fetch_stall < found.prep_stall / 4
+    assert found.prep_stall > 0.004
+
+
+@pytest.mark.parametrize(
+    ("workers", "fetch", "cold", "cached"),
+    [
+        # Two cores have 17.4 ms of workers' work and 2.2 of the step's a batch, 9.8 ms: 4.8 longer than a step, of 6.
+        (2, 4.6, 11.2, 5 + 4.8 / 6 * 6.2),
+        # One worker: 17.4 ms without waiting, 27.4 with it.
+        (1, 10.0, 28.0, 5 + 12.4 / 22.4 * 23),
+        # Eight share the cores as two do, and hide what they wait for.
+        (8, 10.0, 10.0, 10.0),
+        # In turns: 16 ms of preparing, 4 of waiting.
+        (0, 4.0, 25.0, 5 + 16.0),
+    ],
+)
+def test_a_stall_is_shared_out_by_what_each_part_costs(workers, fetch, cold, cached):
+    times = _Phases(
+        resident=5.0, prepare=16.0, cached_alone=16.0 + fetch, cold_alone=16.0 + fetch,
+        blocked=fetch, cold=cold, taken=0.5, own=2.2, moved=1.4,
+    )  # fmt: skip
+    assert _modelled(times, workers, 2.0, workers > 0) == pytest.approx(cached)
+    # A step that hides it all loses what taking a batch takes, wherever data are.
+    slow = replace(times, resident=100.0, cold=101.0)
+    if workers:
+        assert _modelled(slow, workers, 2.0, True) == pytest.approx(101.0)
 
 
 def on_a_rank(rank, store, seconds, found):

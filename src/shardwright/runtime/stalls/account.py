@@ -12,21 +12,25 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Account:
-    """Seconds of a stretch of work, without those in which other processes had the core."""
+    """Seconds of a stretch of work, without those in which other processes had the core, and those of processors."""
 
     own: float = 0.0
-    blocked: float = 0.0
+    work: float = 0.0
+
+    @property
+    def blocked(self) -> float:
+        """Seconds in which nobody worked: storage, the network or a clock was waited for."""
+        return max(0.0, self.own - self.work)
 
 
 @contextlib.contextmanager
 def accounting() -> Iterator[Account]:
-    """Measure what is done inside. Time in which neither this process nor one that it started works counts as
-    blocked: it waits for storage, for the network, or sleeps."""
+    """Measure what is done inside, by this process and those that it started."""
     account = Account()
     wall, work, delay = time.perf_counter(), _work(), _delay()
     yield account
     account.own = time.perf_counter() - wall - (_delay() - delay)
-    account.blocked = max(0.0, account.own - (_work() - work))
+    account.work = _work() - work
 
 
 def _work() -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ WARM = 3
 MOST = 200  # batches of a phase
 # The passes over the picked batches: three in this process, two of the loader alone, two with the step.
 PASSES = 7
+# So often a queue is left to fill, and after so many seconds it is taken to be full.
+PAUSES, MOST_PAUSE = 3, 0.5
 # Blocked for a larger share of the time in which it prepares, a loader waits for something that is not in our pages.
 MATERIAL = 0.05
 NO_FILES = (
@@ -50,6 +53,9 @@ class _Phases:
     blocked: float = 0.0
     cached: float = 0.0
     cold: float = 0.0
+    taken: float = 0.0  # to take one that lies ready, the step's own time
+    own: float = 0.0  # of a core, by the thread that steps
+    moved: float = 0.0  # of a core, by nobody else: batches are moved between processes
 
 
 class Analysis:
@@ -76,25 +82,29 @@ class Analysis:
         self.tell("the loader alone", 0.4)
         self._alone(times)
         self.tell("training with data in memory", 0.6)
-        times.cached = self._with_step(cold=False)
+        times.cached = self._with_step(times, cold=False)
         self.tell("training with data out of memory", 0.8)
-        times.cold = self._with_step(cold=True)
+        times.cold = self._with_step(times, cold=True)
+        is_ahead = self.source.workers > 0 or (not self.source.tells_workers and _overlaps(times))
+        times.taken = self._taken(times.cold_alone) if is_ahead else 0.0
         self.tell("done", 1.0)
-        return self._found(times)
+        return self._found(times, is_ahead)
 
     # -- phases --------------------------------------------------------------------------------------
 
     def _begin(self, seconds: float, batches: int | None) -> None:
         """Draw the resident batch and choose how many batches a phase takes."""
         begin = time.perf_counter()
-        first = next(iter(self.source.whole()), None)
+        self.source.pick(1)
+        first = next(iter(self.source.some(workers=0)), None)
         if first is None:
             raise InputError("the loader gives no batch; pass one that has data")
         self.batch = kept(first)
+        drawn = time.perf_counter()
         for _ in range(WARM):
             self.step(self.batch)
         _wait_for_device()
-        each = (time.perf_counter() - begin) / (1 + WARM)
+        each = drawn - begin + (time.perf_counter() - drawn) / WARM
         if batches is None:
             batches = int(min(MOST, max(LEAST_BATCHES, seconds / PASSES / each)))
         wanted = batches + self.source.ahead + WARM
@@ -128,7 +138,7 @@ class Analysis:
         else:
             self.notes.append(NO_FILES)
         second = self._drawn_here(self._few)
-        times.prepare = max(0.0, second.own - second.blocked)
+        times.prepare = min(second.own, second.work)
         # Without files there is only what the first pass waited for; the second may find it in the loader's memory.
         times.blocked = second.blocked if self.files else first.blocked
         times.cached_alone = second.own
@@ -139,8 +149,8 @@ class Analysis:
         drawn = iter(self.source.some(workers=0))
         next(drawn, None)
         with accounting() as account:
-            got = sum(1 for _ in islice(drawn, batches - 1))
-        return Account(own=account.own / max(got, 1), blocked=account.blocked / max(got, 1))
+            got = max(1, sum(1 for _ in islice(drawn, batches - 1)))
+        return Account(own=account.own * self.source.lanes / got, work=account.work / got)
 
     @property
     def _few(self) -> int:
@@ -151,22 +161,41 @@ class Analysis:
         if not self.source.workers or not self.files:
             return
         self._evict()
-        cold, cached = self._rest(), self._rest()
+        (cold, *_), (cached, *_) = self._rest(), self._rest()
         workers = self.source.workers
         times.cold_alone = max(cold, cached) * workers
         times.cached_alone = cached * workers
 
-    def _with_step(self, *, cold: bool) -> float:
+    def _with_step(self, times: _Phases, *, cold: bool) -> float:
         if cold:
             self._evict()
         elif self.files:
             for _ in islice(self.source.some(), self.count):
                 pass
         _together()
-        return self._rest(self.step)
+        seconds, work, own = self._rest(self.step)
+        times.own, times.moved = own, max(0.0, work - own - times.prepare)
+        return seconds
 
-    def _rest(self, step: Callable[[Any], object] = lambda batch: None) -> float:
-        """Return the seconds of a batch, those left out that were ready before anybody asked.
+    def _taken(self, alone: float) -> float:
+        """Return the seconds in which a batch that lies ready is taken. The loader makes one alone in ``alone``; it
+        is left to itself until its queue is full, then emptied while its workers go on."""
+        drawn, queued = iter(self.source.some()), max(1, self.source.ahead)
+        next(drawn, None)
+        waits: list[float] = []
+        for place in range(min(PAUSES * queued, self.count - 1)):
+            if not place % queued:
+                time.sleep(min(MOST_PAUSE, 2 * alone * max(1, self.source.prefetch)))
+            begin = time.perf_counter()
+            next(drawn, None)
+            waits.append(time.perf_counter() - begin)
+        return statistics.median(waits)
+
+    def _rest(
+        self, step: Callable[[Any], object] = lambda batch: None
+    ) -> tuple[float, float, float]:
+        """Return the seconds of a batch, those of processors and of this thread's among them. Batches are left out
+        that were ready before anybody asked.
 
         Workers that are equally fast deliver together, so both parts are whole rounds of them.
         """
@@ -179,12 +208,16 @@ class Analysis:
         for batch in islice(drawn, skipped):
             step(batch)
         _wait_for_device()
-        begin, got = time.perf_counter(), 0
-        for batch in islice(drawn, timed):
-            step(batch)
-            got += 1
-        _wait_for_device()
-        return (time.perf_counter() - begin) / max(got, 1)
+        got, own = 0, time.thread_time()
+        with accounting() as account:
+            begin = time.perf_counter()
+            for batch in islice(drawn, timed):
+                step(batch)
+                got += 1
+            _wait_for_device()
+            seconds = time.perf_counter() - begin
+        got = max(got, 1)
+        return seconds / got, account.work / got, (time.thread_time() - own) / got
 
     def _evict(self) -> None:
         if self.files:
@@ -193,13 +226,14 @@ class Analysis:
 
     # -- what it means -------------------------------------------------------------------------------
 
-    def _found(self, times: _Phases) -> Stalls:
+    def _found(self, times: _Phases, is_ahead: bool) -> Stalls:
         samples, workers = samples_of(self.batch), self.source.workers
         ranks = dist.get_world_size() if dist.is_initialized() else 1
-        rates = _rates(times, samples, workers, max(1.0, _cores() / ranks))
+        cores = max(1.0, _cores() / ranks)
+        rates = _rates(times, samples, workers, cores, is_ahead)
         cached = times.cached
         if not self.files or times.blocked > MATERIAL * times.cached_alone:
-            cached = _modelled(times, rates)
+            cached = _modelled(times, workers, cores, is_ahead)
         figures = zip(*_everybody((times.resident, cached, times.cold)), strict=True)
         resident, cached, cold = (max(each) for each in figures)
         everybody = _everybody((rates.compute, rates.prepare, rates.storage))
@@ -223,7 +257,7 @@ class Analysis:
                 compute=compute,
                 prepare=prepare,
                 storage=storage,
-                pipelined=False,
+                crowd=rates.crowd,
                 is_ahead=rates.is_ahead,
             ),
             files=DataFiles(count=len(self.files), bytes=size, evicted=self.evicted)
@@ -244,27 +278,44 @@ class Analysis:
         return round(seen / files * self.source.dataset_samples)
 
 
-def _rates(times: _Phases, samples: int, workers: int, cores: float) -> InputRates:
+def _overlaps(times: _Phases) -> bool:
+    """Return whether loader and step together take less than both in turns: it has threads of its own."""
+    both = times.resident + times.cold_alone
+    overlap = both - times.cold
+    return overlap > max(MATERIAL * both, min(times.resident, times.cold_alone) / 2)
+
+
+def _rates(times: _Phases, samples: int, workers: int, cores: float, is_ahead: bool) -> InputRates:
     """Return the rates that one batch's seconds of each phase mean; preparing takes cores."""
-    is_ahead, workers = workers > 0, max(1, workers)
-    fetch = times.cold_alone - times.cached_alone + times.blocked
-    if fetch < MATERIAL / 5 * times.cold_alone:
-        fetch = 0.0
+    workers, fetch = max(1, workers), _fetched(times)
     return InputRates(
         compute=samples / times.resident,
         prepare=_each(samples * min(workers, cores), times.prepare),
         storage=_each(samples * workers, fetch),
-        pipelined=False,
+        crowd=max(1.0, workers / cores),
         is_ahead=is_ahead,
     )
 
 
-def _modelled(times: _Phases, rates: InputRates) -> float:
-    """Return the seconds of a step that never waits for storage, where no phase could show it: the rates say which
-    share of the stall is whose."""
-    stall = 1 / rates.speed(0.0) - 1 / rates.compute
-    prep = 1 / rates.speed(1.0) - 1 / rates.compute
-    share = prep / stall if stall > 0 else 0.0
+def _fetched(times: _Phases) -> float:
+    """Return the seconds that one worker waits for the data of a batch, 0 where they are too few to be told."""
+    fetch = times.cold_alone - times.cached_alone + times.blocked
+    return fetch if fetch >= MATERIAL / 5 * times.cold_alone else 0.0
+
+
+def _modelled(times: _Phases, workers: int, cores: float, is_ahead: bool) -> float:
+    """Return the seconds of a step that never waits for storage, where no phase could show it: costs say which
+    share of the stall is whose. The step's own work and moving batches take cores wherever data are."""
+
+    def stall(fetch: float) -> float:
+        if not is_ahead:
+            return fetch + times.prepare
+        work = times.prepare + times.moved
+        made = max((fetch + work) / max(1, workers), (work + times.own) / cores)
+        return max(times.taken, made - times.resident)
+
+    whole = stall(_fetched(times))
+    share = stall(0.0) / whole if whole > 0 else 0.0
     return times.resident + share * max(0.0, times.cold - times.resident)
 
 

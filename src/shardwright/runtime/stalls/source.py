@@ -60,6 +60,16 @@ class Source:
         return found if isinstance(found, int) and found > 0 else 0
 
     @property
+    def tells_workers(self) -> bool:
+        """Whether how many work ahead is known: a loader that is not torch's may have threads of its own."""
+        return self._torch is not None or self.workers > 0
+
+    @property
+    def lanes(self) -> int:
+        """How many work at once where batches are drawn "without workers": those of a loader that is not torch's stay."""
+        return 1 if self._torch is not None else max(1, self.workers)
+
+    @property
     def can_pick(self) -> bool:
         """Whether items are drawn by index."""
         return self._torch is not None and not isinstance(self._torch.dataset, IterableDataset)
@@ -92,10 +102,11 @@ class Source:
             self.picked = list(itertools.islice(iter(drawn), batches))
 
     def some(self, *, workers: int | None = None) -> Iterable[Any]:
-        """Return the picked batches as a loader with this many workers, its own number by default."""
-        if not self.picked or self._torch is None:
-            return self.whole()
+        """Return the picked batches as a loader with this many workers, its own number by default; of what has no
+        indices, all of them."""
         given = self._torch
+        if given is None or (not self.picked and (workers is None or self.can_pick)):
+            return self.whole()
         count = given.num_workers if workers is None else workers
         options: dict[str, Any] = {
             "num_workers": count,
@@ -107,6 +118,9 @@ class Source:
         if count:
             options["multiprocessing_context"] = given.multiprocessing_context
             options["prefetch_factor"] = given.prefetch_factor
+        if not self.can_pick:
+            options |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
+            return DataLoader(given.dataset, **options)
         if given.batch_sampler is None:
             return DataLoader(given.dataset, batch_size=None, sampler=self.picked, **options)
         return DataLoader(given.dataset, batch_sampler=self.picked, **options)

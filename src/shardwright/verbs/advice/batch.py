@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from shardwright.report.units import count_text, dollars_text, seconds_text
 from shardwright.verbs.advice.requests import BatchRequest
 
 SOURCE = "McCandlish et al., An Empirical Model of Large-Batch Training (arXiv 1812.06162)"
+
+
+# A batch between measured ones is worth measuring from this share of the time on.
+LEAST = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,7 @@ def advise_batch(request: BatchRequest) -> Advice:
     """Say which batch reaches a loss soonest, and which for the least money, from a noise scale and measured steps."""
     trade = Tradeoff(noise_scale=request.noise, least_steps=request.least_steps)
     options = _options(request, trade)
+    between = _between(options, trade)
     is_absolute = request.least_steps > 1
     batches = sorted({one.batch for one in options}) or _around(request.noise)
     return Advice(
@@ -44,6 +50,7 @@ def advise_batch(request: BatchRequest) -> Advice:
             f"The critical batch is {count_text(trade.noise_scale)} samples: with it training takes twice the "
             "least steps and twice the least samples.",
             *_best(options, is_absolute),
+            *_worth_measuring(between, options),
             _learning_rate(request, options),
         ),
         inputs=(
@@ -57,7 +64,8 @@ def advise_batch(request: BatchRequest) -> Advice:
             "Steps to a loss are S_min (1 + noise / B), with the learning rate tuned for each batch.",
             "The noise scale grows while the loss falls: measure it late in training, or again.",
             "It is that of the optimizer's plain gradient; Adam's own step sees another metric.",
-            "Only the measured pairs of batch and devices are compared.",
+            "Only measured pairs of batch and devices are compared; between two batches of as many devices a step "
+            "is taken to lie on a line.",
         ),
         sources=(f"{SOURCE}: steps against samples",
                  "linear rule with warm-up: Goyal et al., 2017; square root for Adam: Malladi et al., 2022"),
@@ -66,6 +74,10 @@ def advise_batch(request: BatchRequest) -> Advice:
         curves=_curves(trade, options),
         values={
             "critical_batch": trade.noise_scale,
+            "between": between and {
+                "batch": between.batch, "devices": between.devices, "step_seconds": between.step_seconds,
+                "seconds": between.seconds,
+            },
             "options": [
                 {
                     "batch": one.batch, "devices": one.devices, "step_seconds": one.step_seconds,
@@ -90,6 +102,47 @@ def _options(request: BatchRequest, trade: Tradeoff) -> list[BatchOption]:
             )
         )
     return [_judged(one, found) for one in found]
+
+
+def _between(options: Sequence[BatchOption], trade: Tradeoff) -> BatchOption | None:
+    """Return what would reach the target soonest between measured batches of as many devices, where a step is a line
+    a + b B: S_min (1 + N / B) (a + b B) is least at B = sqrt(a N / b). None where no measured one is slower by LEAST."""
+    found: list[BatchOption] = []
+    ordered = sorted(options, key=lambda one: (one.devices, one.batch))
+    for low, high in itertools.pairwise(ordered):
+        if low.devices != high.devices or low.batch == high.batch:
+            continue
+        slope = (high.step_seconds - low.step_seconds) / (high.batch - low.batch)
+        fixed = low.step_seconds - slope * low.batch
+        if slope <= 0 or fixed <= 0:
+            continue
+        batch = round(math.sqrt(fixed * trade.noise_scale / slope))
+        if low.batch < batch < high.batch:
+            step = fixed + slope * batch
+            seconds = trade.steps(batch) * step
+            found.append(
+                BatchOption(
+                    batch=batch,
+                    devices=low.devices,
+                    step_seconds=step,
+                    seconds=seconds,
+                    dollars=0.0,
+                )
+            )
+    best = min(found, key=lambda one: one.seconds, default=None)
+    if best is None or best.seconds > (1 - LEAST) * min(one.seconds for one in options):
+        return None
+    return best
+
+
+def _worth_measuring(between: BatchOption | None, options: Sequence[BatchOption]) -> list[str]:
+    if between is None:
+        return []
+    saved = 1 - between.seconds / min(one.seconds for one in options)
+    return [
+        f"Measure a batch of {between.batch:,} on {between.devices} device(s) too: between its neighbours' steps it "
+        f"would take {saved:.0%} less time than the soonest."
+    ]
 
 
 def _judged(one: BatchOption, every: Sequence[BatchOption]) -> BatchOption:

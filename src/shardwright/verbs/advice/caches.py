@@ -58,6 +58,7 @@ def advise_caches(request: CacheRequest) -> Advice:
             "Fetching, preparing and computing work beside each other: a step takes the longest of them.",
             "Cached bytes of the own memory cost nothing; samples are of one size.",
             "The page cache is least recently used; Linux keeps somewhat more (--page-cache-hits takes a measured share).",
+            *_paces(one, request.page_cache_hits),
         ),
         sources=(
             "Mohan et al., Analyzing and Mitigating Data Stalls in DNN Training (PVLDB 14(5), 2021), sections 5 and 6",
@@ -130,6 +131,18 @@ def _memory(best: Way, one: CachedInput, least: float) -> tuple[str, ...]:
             )
         return ("More memory does not help; faster storage or network does.",)
     return (f"{bytes_text(least)} of each host are enough." if least else "It needs no memory.",)
+
+
+def _paces(one: CachedInput, hits: float | None) -> tuple[str, ...]:
+    """Say how much jobs that go at unlike paces may read."""
+    if one.jobs == 1 or hits is not None:
+        return ()
+    together, apart = map(one.read_bytes, (one.page_cache(), one.page_cache_apart()))
+    return (
+        f"Jobs that read for themselves go at one pace and find in the page cache what others read, which is the most "
+        f"that they can: {bytes_text(together)} an epoch. Where they find nothing of each other's it is "
+        f"{bytes_text(apart)}; measured ones lay about half-way (section 4.3).",
+    )
 
 
 def _cold(one: CachedInput) -> str:

@@ -1,9 +1,12 @@
-"""Advice on the largest microbatch: what the planner's memory model lets on one device."""
+"""Advice on the largest microbatch: what the planner's memory model lets on one device, and what runs here."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.core.advice import Advice, Curve
 from shardwright.core.cluster import Cluster
@@ -19,9 +22,13 @@ from shardwright.verbs.request import Request, Watch
 MOST_TRIED = 24
 
 
+# Precisions that plain PyTorch trains in without more ado.
+SEARCHED = ("float32", "bfloat16")
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A batch on one device as predicted."""
+    """A batch on one device, as predicted or as it ran (then without seconds)."""
 
     batch: int
     bytes: float
@@ -31,14 +38,16 @@ class Size:
 def advise_microbatch(
     model: str, cluster: str, request: MicrobatchRequest, watch: Watch | None = None
 ) -> Advice:
-    """Say how many samples one device takes at once, by the planner's memory model.
+    """Say how many samples one device takes at once, by the planner's memory model and, if asked for, by search.
 
-    Raises InputError where not even one fits, naming what it needs.
+    Raises InputError where not even one is predicted to fit, naming what it needs.
     """
     from shardwright.verbs.study import possible_precision
     from shardwright.verbs.subject import find_cluster
 
     watch = watch or Watch()
+    if request.search:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error
     machine, is_local = find_cluster(cluster, watch)
     asked = Request(
         optimizer=request.optimizer,
@@ -54,6 +63,7 @@ def advise_microbatch(
     bound = room(machine, limits)
     tried = largest(size, bound, request.most)
     best, beyond = _around(tried, bound)
+    found = _searched(model, asked, request, bound, watch) if request.search else []
     where = "this machine" if is_local else machine.name
     return Advice(
         title="Largest microbatch",
@@ -61,6 +71,7 @@ def advise_microbatch(
             f"A device takes {best.batch:,} samples at once: {bytes_text(best.bytes)} of "
             f"{bytes_text(bound)} at the peak, as predicted.",
             _next_text(beyond, request),
+            *_searched_text(found, bound, best, asked.precision),
         ),
         inputs=(
             ("model", model),
@@ -77,15 +88,23 @@ def advise_microbatch(
             "A bigger batch never needs less memory.",
         ),
         sources=("simulated: the Program of the model on one device (docs/concepts/simulate.md)",
-                 "seconds: modelled from the device's rates"),
+                 "seconds: modelled from the device's rates",
+                 *["by search: measured here, steps of plain PyTorch"][: len(found)]),
         columns=("samples", "peak", "step", "samples/s"),
         rows=_rows(tried, best),
-        curves=(_curve(tried, bound, best),),
-        values={
-            "batch": best.batch, "bytes": best.bytes, "bound_bytes": bound,
-            "tried": [(one.batch, one.bytes, one.seconds) for one in tried],
-        },
+        curves=(_curve(tried, found, bound, best),),
+        values={"batch": best.batch, "bytes": best.bytes, "bound_bytes": bound, **_looked_at(tried, found, bound)},
     )  # fmt: skip
+
+
+def _looked_at(tried: list[Size], found: list[Size], bound: float) -> dict[str, Any]:
+    """Return the sizes that were predicted and those that ran, as values."""
+    fits = max((one.batch for one in found if one.bytes <= bound), default=0)
+    return {
+        "tried": [(one.batch, one.bytes, one.seconds) for one in tried],
+        "searched": [(one.batch, one.bytes) for one in found],
+        "searched_batch": fits if found else None,
+    }
 
 
 def _around(tried: list[Size], bound: float) -> tuple[Size, Size | None]:
@@ -99,6 +118,55 @@ def _around(tried: list[Size], bound: float) -> tuple[Size, Size | None]:
             "several devices"
         )
     return fits[-1], next((one for one in ordered if one.bytes > bound), None)
+
+
+def _searched(
+    model: str, asked: Request, request: MicrobatchRequest, bound: float, watch: Watch
+) -> list[Size]:
+    """Run steps of one size after another on this machine until one sample more does not fit."""
+    from shardwright.runtime.capture import load_model
+    from shardwright.runtime.fit import step_bytes
+
+    if asked.precision not in SEARCHED:
+        raise InputError(
+            f"a search runs plain PyTorch in {' or '.join(SEARCHED)}, not in {asked.precision}; choose --precision "
+            f"{SEARCHED[0]}, or leave out --search"
+        )
+    source = load_model(model)
+
+    def size(batch: int) -> Size:
+        watch.tell(f"running a batch of {batch}", 0.8)
+        taken = step_bytes(
+            source, batch, request.seq, optimizer=request.optimizer, precision=asked.precision,
+            recompute=request.recompute,
+        )  # fmt: skip
+        return Size(batch, taken, 0.0)
+
+    return largest(size, bound, request.most)
+
+
+def _searched_text(found: list[Size], bound: float, best: Size, precision: str) -> list[str]:
+    """Say what runs here; nothing where nothing ran."""
+    if not found:
+        return []
+    fits = max((one for one in found if one.bytes <= bound), key=_batch, default=None)
+    beyond = min((one for one in found if one.bytes > bound), key=_batch, default=None)
+    how = f"plain PyTorch in {precision}"
+    if fits is None:
+        return [f"By search not even one sample fits here: it takes {_taken(found[0])} ({how})."]
+    more = f"; {beyond.batch:,} would take {_taken(beyond)}" if beyond else ""
+    return [
+        f"By search {fits.batch:,} samples fit here, {fits.batch / best.batch - 1:+.1%} of what was predicted: "
+        f"{bytes_text(fits.bytes)} at the peak{more} ({how})."
+    ]
+
+
+def _batch(one: Size) -> int:
+    return one.batch
+
+
+def _taken(one: Size) -> str:
+    return bytes_text(one.bytes) if math.isfinite(one.bytes) else "more than this machine has"
 
 
 def _rows(tried: list[Size], best: Size) -> tuple[tuple[str, ...], ...]:
@@ -152,7 +220,10 @@ def _beyond(low: Size, high: Size, bound: float) -> int:
 
 
 def _between(low: Size, high: Size, bound: float) -> int:
-    """Return where the line through two sizes meets the bound, or the nearest size between them."""
+    """Return where the line through two sizes meets the bound, or the nearest size between them; the middle where
+    the higher could not be measured."""
+    if math.isinf(high.bytes):
+        return (low.batch + high.batch) // 2
     share = (bound - low.bytes) / (high.bytes - low.bytes)
     guess = low.batch + int(share * (high.batch - low.batch))
     return min(max(guess, low.batch + 1), high.batch - 1)
@@ -164,15 +235,21 @@ def _next_text(beyond: Size | None, request: MicrobatchRequest) -> str:
     return f"{beyond.batch:,} would need {bytes_text(beyond.bytes)}."
 
 
-def _curve(tried: list[Size], bound: float, best: Size) -> Curve:
+def _curve(tried: list[Size], found: list[Size], bound: float, best: Size) -> Curve:
+    ran = sorted((one for one in found if math.isfinite(one.bytes)), key=_batch)
     points = sorted(tried, key=lambda one: one.batch)
     ends = float(points[0].batch), float(points[-1].batch)
     return Curve(
-        title="Peak memory by microbatch (simulated)",
+        title="Peak memory by microbatch",
         across="samples",
         up="GiB",
         lines=(
             ("predicted", tuple((float(one.batch), one.bytes / 2**30) for one in points)),
+            *(
+                [("measured", tuple((float(one.batch), one.bytes / 2**30) for one in ran))]
+                if ran
+                else []
+            ),
             ("memory", tuple((end, bound / 2**30) for end in ends)),
         ),
         marked=((float(best.batch), best.bytes / 2**30),),

@@ -228,6 +228,7 @@ class MicrobatchRequest:
     precision: str = option("auto", "As `plan` takes it: auto, float32, bfloat16 ...")
     recompute: bool = option(False, "Make every repeated block again in backward.")
     most: int = option(2**20, "Samples to look at at most.", least=1, most=2**31)
+    search: bool = option(False, "Also run steps on this machine, until one no longer fits.")
 
     def __post_init__(self) -> None:
         check_options(self)
